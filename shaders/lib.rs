@@ -17,13 +17,13 @@ pub const FILES: &[(&str, &str)] = texts! { "":
     "gather" "group_norm" "hash" "join_cross_entropy" "layer_norm" "layer_norm_group"
     "layer_norm_rows" "matmul" "matmul_shared" "matmul_split_k" "matmul_vector" "norm" "peak" "pool"
     "recurrent_gru" "recurrent_lstm" "rotary" "row_blocks" "row_sums" "sgd" "sgd_bf16" "softmax"
-    "spin" "squared_error" "sum" "unary"
+    "spin" "squared_error" "sum" "unary" "update" "update_bf16"
 };
 
 /// All shared snippets as (name, text), in the order in which a shader that uses several has them;
 /// a shader includes one by a line `// uses lib/NAME` in its head.
 pub const LIBRARY: &[(&str, &str)] = texts! { "lib/":
-    "attention" "bf16_pair" "classes" "column_sum" "loss" "grid" "elementwise" "joined" "nan"
+    "attention" "bf16_pair" "classes" "column_sum" "decay" "decay4" "loss" "grid" "elementwise" "joined" "nan"
     "operand_f32" "operand_integer" "product_coop" "product_tile" "tile_blocks" "index" "run" "span"
     "recurrent" "rng" "value" "value4" "store"
 };

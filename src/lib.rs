@@ -185,7 +185,7 @@ pub mod nn {
 pub mod optim {
     pub use potluck_graph::UpdateRates;
     pub use potluck_graph::optim::{
-        Decay, GroupRule, Optimizer, ParameterGroup, ParameterGroupError, Schedule,
+        Decay, GroupRule, OneCycle, Optimizer, ParameterGroup, ParameterGroupError, Schedule,
     };
 }
 

@@ -65,6 +65,30 @@ pub enum Update {
         /// `1 - beta2^t`
         correction2: f32,
     },
+    /// Stochastic gradient descent with Nesterov momentum, as PyTorch's `SGD(nesterov=True)`:
+    /// `g += weight_decay p;  m = momentum m + g;  p -= lr (g + momentum m)`.
+    Nesterov { lr: f32, momentum: f32, weight_decay: f32 },
+    /// Adam (Kingma and Ba 2015) with the weight decay in the gradient, as PyTorch's `Adam`:
+    /// `g += weight_decay p`, and then as [`Update::AdamW`] without its decay.
+    Adam {
+        lr: f32,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        weight_decay: f32,
+        /// `1 - beta1^t`, with `t` the optimizer's own step, from 1.
+        correction1: f32,
+        /// `1 - beta2^t`
+        correction2: f32,
+    },
+    /// RMSprop (Tieleman and Hinton 2012), as PyTorch's `RMSprop` that is not centered:
+    /// `g += weight_decay p;  v = alpha v + (1 - alpha) g^2;  d = g / (sqrt(v) + eps);
+    /// p -= lr d`, or with momentum `m = momentum m + d;  p -= lr m`. The first moment is `v`.
+    RmsProp { lr: f32, alpha: f32, eps: f32, momentum: f32, weight_decay: f32 },
+    /// Lion (Chen et al. 2023, algorithm 2), with decoupled weight decay:
+    /// `p -= lr weight_decay p;  p -= lr sign(beta1 m + (1 - beta1) g);
+    /// m = beta2 m + (1 - beta2) g`.
+    Lion { lr: f32, beta1: f32, beta2: f32, weight_decay: f32 },
 }
 
 impl Update {
@@ -73,7 +97,12 @@ impl Update {
         let UpdateRates { lr_scale, weight_decay: own } = rates;
         let mut update = self;
         match &mut update {
-            Self::Sgd { lr, weight_decay, .. } | Self::AdamW { lr, weight_decay, .. } => {
+            Self::Sgd { lr, weight_decay, .. }
+            | Self::AdamW { lr, weight_decay, .. }
+            | Self::Nesterov { lr, weight_decay, .. }
+            | Self::Adam { lr, weight_decay, .. }
+            | Self::RmsProp { lr, weight_decay, .. }
+            | Self::Lion { lr, weight_decay, .. } => {
                 *lr *= lr_scale;
                 *weight_decay = own.unwrap_or(*weight_decay);
             }
@@ -85,7 +114,18 @@ impl Update {
     pub fn moments(&self) -> usize {
         match self {
             Self::Sgd { momentum, .. } => usize::from(*momentum != 0.0),
-            Self::AdamW { .. } => 2,
+            Self::AdamW { .. } | Self::Adam { .. } => 2,
+            Self::Nesterov { .. } | Self::Lion { .. } => 1,
+            Self::RmsProp { momentum, .. } => 1 + usize::from(*momentum != 0.0),
+        }
+    }
+
+    /// Returns the number of the moment that averages squares, which is never negative.
+    pub fn moment_of_squares(&self) -> Option<usize> {
+        match self {
+            Self::Sgd { .. } | Self::Nesterov { .. } | Self::Lion { .. } => None,
+            Self::AdamW { .. } | Self::Adam { .. } => Some(1),
+            Self::RmsProp { .. } => Some(0),
         }
     }
 }

@@ -59,7 +59,7 @@ impl BucketProbe {
         let same = |range: &UpdateRange| (twin.dispatch)(update, range).shader == shader;
         let range = RANGES.into_iter().find(same).unwrap_or(RANGES[0]);
         let update = (twin.probe)(update);
-        let (gradients, starts) = (normals(ELEMENTS, 50), update_state(ELEMENTS, update.moments()));
+        let (gradients, starts) = (normals(ELEMENTS, 50), update_state(ELEMENTS, &update));
         let mut expected: Vec<Vec<f64>> = starts.iter().map(|values| widen(values)).collect();
         if let Some((parameters, moments)) = expected.split_first_mut() {
             let mut moments: Vec<&mut [f64]> = moments.iter_mut().map(Vec::as_mut_slice).collect();
@@ -85,7 +85,7 @@ impl BucketProbe {
         // From the second half of a word on.
         let range = UpdateRange { start: 65, rounding: Some(ROUNDING), ..RANGES[0] };
         let update = (twin.probe)(update);
-        let (gradients, state) = (normals(ELEMENTS, 50), update_state(ELEMENTS, update.moments()));
+        let (gradients, state) = (normals(ELEMENTS, 50), update_state(ELEMENTS, &update));
         let (parameters, moments) = state.split_first().expect("parameters come first");
         let before: Vec<Vec<u32>> =
             moments.iter().map(|values| bf16_moments::to_nearest(values)).collect();
@@ -167,12 +167,13 @@ pub(crate) fn probe_count(like: usize, shader: impl Fn(usize) -> Shader) -> usiz
 }
 
 /// Returns normally distributed parameters and moments; moments of squares are positive.
-pub(crate) fn update_state(elements: usize, moments: usize) -> Vec<Vec<f32>> {
+pub(crate) fn update_state(elements: usize, update: &Update) -> Vec<Vec<f32>> {
     let mut state = vec![normals(elements, 40)];
-    for moment in 0..moments {
+    for moment in 0..update.moments() {
+        let is_of_squares = update.moment_of_squares() == Some(moment);
         let mut values = normals(elements, 41 + moment as u32);
         for v in &mut values {
-            *v = if moment == 1 { 0.1 + *v * *v } else { *v };
+            *v = if is_of_squares { 0.1 + *v * *v } else { *v };
         }
         state.push(values);
     }

@@ -62,7 +62,7 @@ impl Twin {
 pub struct UpdateTwin {
     pub name: &'static str,
     pub(crate) reference_f32: UpdateKernel<f32>,
-    pub(crate) reference_f64: UpdateKernel<f64>,
+    pub reference_f64: UpdateKernel<f64>,
     pub fast: UpdateKernel<f32>,
     pub dispatch: fn(&Update, &UpdateRange) -> Dispatch,
     /// Returns the FLOPs per element, those of the formulas in [`Update`], with a square root and

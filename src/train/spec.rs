@@ -17,8 +17,8 @@ use super::trainer::{FitLength, FitOptions, SavedRun, TrainerOptions};
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read_complete};
 use crate::config::schema::{
-    Balance, DataKind, LossKind, MicroBatchSize, OptimKind, Parallel, TokenizerSource, TypedKeys,
-    is_of_placement,
+    Balance, DataKind, DecayKind, LossKind, MicroBatchSize, OptimKind, Parallel,
+    Schedule as ScheduleSection, TokenizerSource, TypedKeys, is_of_placement,
 };
 use crate::families::{DataShape, ModelFamily};
 use crate::runtime::memory;
@@ -29,7 +29,7 @@ use potluck_core::DType;
 use potluck_core::faults::Faults;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler};
-use potluck_graph::optim::{Optimizer, ParameterGroup, Schedule};
+use potluck_graph::optim::{Decay, OneCycle, Optimizer, ParameterGroup, Schedule};
 use potluck_graph::{
     CrossEntropyOptions, Graph, ModelGraph, MomentFormat, Precision, Recompute, ValueLoss,
 };
@@ -698,7 +698,29 @@ fn optimizer(config: &RunConfig) -> Optimizer {
             eps: optim.eps as f32,
             weight_decay,
         },
-        OptimKind::Sgd => Optimizer::Sgd { momentum: optim.momentum as f32, weight_decay },
+        OptimKind::Adam => Optimizer::Adam {
+            beta1: optim.beta1 as f32,
+            beta2: optim.beta2 as f32,
+            eps: optim.eps as f32,
+            weight_decay,
+        },
+        OptimKind::Sgd => {
+            let momentum = optim.momentum as f32;
+            if optim.nesterov {
+                Optimizer::Nesterov { momentum, weight_decay }
+            } else {
+                Optimizer::Sgd { momentum, weight_decay }
+            }
+        }
+        OptimKind::RmsProp => Optimizer::RmsProp {
+            alpha: optim.alpha as f32,
+            eps: optim.eps as f32,
+            momentum: optim.momentum as f32,
+            weight_decay,
+        },
+        OptimKind::Lion => {
+            Optimizer::Lion { beta1: optim.beta1 as f32, beta2: optim.beta2 as f32, weight_decay }
+        }
     }
 }
 
@@ -804,10 +826,27 @@ pub fn section_on(placement: &Placement, overlap: bool, devices: usize) -> Paral
     own
 }
 
+fn decay(schedule: &ScheduleSection) -> Decay {
+    let gamma = schedule.gamma;
+    match schedule.kind {
+        DecayKind::Constant => Decay::Constant,
+        DecayKind::Cosine => Decay::Cosine,
+        DecayKind::Linear => Decay::Linear,
+        DecayKind::Wsd => Decay::Wsd,
+        DecayKind::Step => Decay::Step { step_size: schedule.step_size, gamma },
+        DecayKind::Exponential => Decay::Exponential { gamma },
+        DecayKind::OneCycle => Decay::OneCycle(OneCycle {
+            pct_start: schedule.pct_start,
+            div_factor: schedule.div_factor,
+            final_div_factor: schedule.final_div_factor,
+        }),
+    }
+}
+
 fn schedule(config: &RunConfig) -> Schedule {
     let schedule = &config.schedule;
     Schedule {
-        decay: schedule.kind,
+        decay: decay(schedule),
         lr: config.optim.lr,
         min_lr: schedule.min_lr,
         warmup: schedule.warmup,

@@ -11,14 +11,16 @@ use potluck_graph::{
     Accumulation, AttentionOptions, Binary, BinarySide, Conv2dOptions, EpilogueOp, Op, Precision,
     Unary,
 };
-use potluck_kernels::autotune::catalog::catalog_calls;
+use potluck_kernels::autotune::catalog::{self, catalog_calls};
 use potluck_kernels::device::CooperativeSquare;
 use potluck_kernels::ops::attention::tiles;
 use potluck_kernels::ops::matmul::split_k::SPLIT_TILES;
 use potluck_kernels::ops::matmul::{shared, tile};
 use potluck_kernels::ops::{embedding_rows, layer_norm_rows};
 use potluck_kernels::source::{FILES, snippet, text};
-use potluck_kernels::{Caps, Dispatch, OpCall, OwnedCall, RandomContext, Shader, twin};
+use potluck_kernels::{
+    Caps, Dispatch, OpCall, OwnedCall, RandomContext, Shader, twin, update_twin,
+};
 
 /// Bytes of workgroup memory that every device has.
 pub const WORKGROUP_BYTES: u32 = 16 * 1024;
@@ -46,6 +48,18 @@ fn emitted() -> Vec<(String, String)> {
             let prepended = [snippet("operand_f32"), snippet("store")].concat();
             let emitted = tile::text(tile, a, b, &prepended);
             texts.push((name, text(&Shader::emitted("tile", "tile", emitted))));
+        }
+    }
+    texts
+}
+
+/// Formulas of update rules on their skeletons.
+fn updates() -> Vec<(String, String)> {
+    let mut texts = Vec::new();
+    for (index, (rule, range)) in catalog::updates().iter().enumerate() {
+        let shader = (update_twin(rule).dispatch)(rule, range).shader;
+        if shader.file.starts_with("update") {
+            texts.push((format!("{} {index}", shader.file), text(&shader)));
         }
     }
     texts
@@ -574,6 +588,7 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(conv());
     modules.extend(pool());
     modules.extend(values_and_vectors());
+    modules.extend(updates());
     modules.extend(of_catalog(&["batch_norm", "cross_entropy_grad", "lstm", "gru", "linear_"]));
     let completed = [
         "attention",
@@ -608,6 +623,8 @@ pub fn modules() -> Vec<(String, String)> {
         "row_sums",
         "softmax",
         "unary",
+        "update",
+        "update_bf16",
     ];
     let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));

@@ -21,6 +21,7 @@ mod losses;
 mod net;
 mod parts;
 mod pytorch;
+mod pytorch_optimizers;
 mod refused_values;
 #[path = "../common/shader_modules.rs"]
 mod shader_modules;

@@ -77,7 +77,7 @@ fn configurations_that_cannot_be_run() {
     refuses_config("[train]\n\nsteps = \"x\"\n", &[place, "train.steps expects a whole number"]);
     refuses_config("[train]\n\nbatch = 0\n", &[place, "train.batch expects", "from 1", "got 0"]);
     refuses_config("[model]\n\nheads = 3\n", &[place, "model.heads expects", "model.width"]);
-    refuses_config("[optim]\n\nkind = \"adam\"\n", &[place, "optim.kind expects", "adamw"]);
+    refuses_config("[optim]\n\nkind = \"adamax\"\n", &[place, "optim.kind expects", "adamw"]);
     refuses_config("[train]\n\nsteps = \n", &[place]);
     refuses(&[], "train missing.toml --devices cpu", &["missing.toml: cannot be read"]);
 

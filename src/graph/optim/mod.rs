@@ -5,7 +5,7 @@ mod groups;
 pub mod schedule;
 
 pub use groups::{GroupRule, ParameterGroup, ParameterGroupError, assign_groups};
-pub use schedule::{Decay, Schedule};
+pub use schedule::{Decay, OneCycle, Schedule};
 
 use crate::Update;
 
@@ -16,6 +16,14 @@ pub enum Optimizer {
     Sgd { momentum: f32, weight_decay: f32 },
     /// See [`Update::AdamW`].
     AdamW { beta1: f32, beta2: f32, eps: f32, weight_decay: f32 },
+    /// See [`Update::Nesterov`].
+    Nesterov { momentum: f32, weight_decay: f32 },
+    /// See [`Update::Adam`].
+    Adam { beta1: f32, beta2: f32, eps: f32, weight_decay: f32 },
+    /// See [`Update::RmsProp`].
+    RmsProp { alpha: f32, eps: f32, momentum: f32, weight_decay: f32 },
+    /// See [`Update::Lion`].
+    Lion { beta1: f32, beta2: f32, weight_decay: f32 },
 }
 
 impl Optimizer {
@@ -35,6 +43,24 @@ impl Optimizer {
                 correction1: correction(beta1),
                 correction2: correction(beta2),
             },
+            Self::Nesterov { momentum, weight_decay } => {
+                Update::Nesterov { lr, momentum, weight_decay }
+            }
+            Self::Adam { beta1, beta2, eps, weight_decay } => Update::Adam {
+                lr,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                correction1: correction(beta1),
+                correction2: correction(beta2),
+            },
+            Self::RmsProp { alpha, eps, momentum, weight_decay } => {
+                Update::RmsProp { lr, alpha, eps, momentum, weight_decay }
+            }
+            Self::Lion { beta1, beta2, weight_decay } => {
+                Update::Lion { lr, beta1, beta2, weight_decay }
+            }
         }
     }
 
@@ -66,11 +92,15 @@ mod tests {
         let adam = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
         let at = |t| match adam.update(1e-3, t) {
             Update::AdamW { correction1, correction2, .. } => (correction1, correction2),
-            Update::Sgd { .. } => unreachable!(),
+            other => unreachable!("{other:?}"),
         };
         assert!((at(1).0 - 0.1).abs() < 1e-6 && (at(1).1 - 0.01).abs() < 1e-6);
         assert_eq!(at(100_000), (1.0, 1.0));
         assert_eq!(adam.moments(), 2);
         assert_eq!(Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 }.moments(), 0);
+        let rms_prop = |momentum| {
+            Optimizer::RmsProp { alpha: 0.99, eps: 1e-8, momentum, weight_decay: 0.0 }.moments()
+        };
+        assert_eq!((rms_prop(0.0), rms_prop(0.9)), (1, 2));
     }
 }

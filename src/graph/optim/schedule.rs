@@ -1,7 +1,7 @@
 //! Learning-rate schedules: a pure function of the step.
 
 /// Decay of the learning rate after the warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decay {
     Constant,
     /// A straight line from `lr` to `min_lr`.
@@ -12,6 +12,56 @@ pub enum Decay {
     /// `min_lr`: warm-up, stable, decay (Hu et al. 2024), so that a run can go on from the end of
     /// its constant part.
     Wsd,
+    /// PyTorch's `StepLR` per step of the optimizer: every `step_size` steps (at least 1) the rate
+    /// is multiplied by `gamma`, without an end.
+    Step {
+        step_size: u64,
+        gamma: f64,
+    },
+    /// PyTorch's `ExponentialLR` per step of the optimizer: every step the rate is multiplied by
+    /// `gamma`, without an end.
+    Exponential {
+        gamma: f64,
+    },
+    /// One cycle (Smith and Topin 2018), as PyTorch's `OneCycleLR` of two phases with cosines and
+    /// `decay_steps` as its `total_steps`, without a cycle of momentum. It has no other warm-up,
+    /// and ends at its own rate.
+    OneCycle(OneCycle),
+}
+
+/// Shape of [`Decay::OneCycle`], with PyTorch's names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OneCycle {
+    /// Part of the steps in which the rate rises, from 0 to 1.
+    pub pct_start: f64,
+    /// The first rate is `lr / div_factor`.
+    pub div_factor: f64,
+    /// The last rate is `lr / div_factor / final_div_factor`.
+    pub final_div_factor: f64,
+}
+
+impl OneCycle {
+    /// Returns the rate after `done` of `total` steps, with the largest rate `lr`; from the last
+    /// step on it stays.
+    fn lr(&self, lr: f64, done: u64, total: u64) -> f64 {
+        let first = lr / self.div_factor;
+        let last = first / self.final_div_factor;
+        let end = total.saturating_sub(1) as f64;
+        let top = self.pct_start * total as f64 - 1.0;
+        let done = (done as f64).min(end);
+        if done >= end {
+            return last;
+        }
+        if done < top {
+            return first + (1.0 - remaining_of_cosine(done / top)) * (lr - first);
+        }
+        last + remaining_of_cosine((done - top) / (end - top)) * (lr - last)
+    }
+}
+
+/// Returns the rest of half a cosine from 1 to 0, after a part of its way.
+fn remaining_of_cosine(progress: f64) -> f64 {
+    0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))
 }
 
 /// Linear warm-up to `lr`, then a decay that ends at `decay_steps` and stays at `min_lr`.
@@ -31,11 +81,19 @@ impl Schedule {
     /// Returns the learning rate of a step, counted from 1.
     pub fn lr(&self, step: u64) -> f64 {
         let done = step.saturating_sub(1);
+        if let Decay::OneCycle(cycle) = &self.decay {
+            return cycle.lr(self.lr, done, self.decay_steps);
+        }
         if done < self.warmup {
             return self.lr * (done + 1) as f64 / (self.warmup + 1) as f64;
         }
-        if self.decay == Decay::Constant {
-            return self.lr;
+        let decayed = |gamma: f64, times: u64| self.lr * libm::pow(gamma, times as f64);
+        let after = done - self.warmup;
+        match self.decay {
+            Decay::Constant => return self.lr,
+            Decay::Step { step_size, gamma } => return decayed(gamma, after / step_size.max(1)),
+            Decay::Exponential { gamma } => return decayed(gamma, after),
+            Decay::Linear | Decay::Cosine | Decay::Wsd | Decay::OneCycle(_) => {}
         }
         if done >= self.decay_steps {
             return self.min_lr;
@@ -49,10 +107,21 @@ impl Schedule {
         }
         let progress = (done - start) as f64 / (self.decay_steps - start) as f64;
         let remaining = match self.decay {
-            Decay::Cosine => 0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress)),
-            Decay::Linear | Decay::Wsd | Decay::Constant => 1.0 - progress,
+            Decay::Cosine => remaining_of_cosine(progress),
+            _ => 1.0 - progress,
         };
         self.min_lr + remaining * (self.lr - self.min_lr)
+    }
+
+    /// Returns the rate that stays from `decay_steps` on; `None` if none does, or if it always was
+    /// the same.
+    pub fn last_lr(&self) -> Option<f64> {
+        match self.decay {
+            Decay::Constant | Decay::Step { .. } | Decay::Exponential { .. } => None,
+            Decay::Linear | Decay::Cosine | Decay::Wsd | Decay::OneCycle(_) => {
+                Some(self.lr(self.decay_steps.saturating_add(1)))
+            }
+        }
     }
 }
 
@@ -94,6 +163,69 @@ mod tests {
     #[test]
     fn a_constant_schedule_stays() {
         assert_eq!(schedule(Decay::Constant).lr(5000), 1e-3);
+    }
+
+    /// Compares the rates from the first step on, without a warm-up, with those of PyTorch in f64.
+    fn check_rates(decay: Decay, decay_steps: u64, expected: &[f64]) {
+        let schedule = Schedule { warmup: 0, decay_steps, ..schedule(decay) };
+        for (step, expected) in (1..).zip(expected) {
+            let lr = schedule.lr(step);
+            assert!((lr / expected - 1.0).abs() < 1e-12, "{decay:?} {step}: {lr}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn factors_per_step_give_the_rates_of_pytorch() {
+        let steps = [1e-3, 1e-3, 1e-3, 0.00025, 0.00025, 0.00025, 6.25e-05, 6.25e-05];
+        check_rates(Decay::Step { step_size: 3, gamma: 0.25 }, 0, &steps);
+        let every = [0.001, 0.000875, 0.000765625, 0.000669921875, 0.000586181640625];
+        check_rates(Decay::Exponential { gamma: 0.875 }, 3, &every);
+        // They begin after the warm-up, and have no end.
+        let step = schedule(Decay::Step { step_size: 10, gamma: 0.5 });
+        assert!(step.lr(100) < 1e-3 && step.lr(110) == 1e-3 && step.lr(111) == 5e-4);
+        assert!(step.lr(2_101) < 1e-60 && step.last_lr().is_none());
+    }
+
+    #[test]
+    fn one_cycle_gives_the_rates_of_pytorch_and_stays_at_the_last() {
+        let cycle = |pct_start, div_factor, final_div_factor| {
+            Decay::OneCycle(OneCycle { pct_start, div_factor, final_div_factor })
+        };
+        let of_defaults = [
+            3.9999999999999996e-05,
+            0.00042234111373473584,
+            0.0009602614247226174,
+            0.0009797465678213016,
+            0.0008844757247686302,
+            0.0007260870492975282,
+            0.0005305827080875997,
+            0.00033005802898729487,
+            0.00015743251279950787,
+            4.104554320629086e-05,
+            4e-09,
+            4e-09,
+        ];
+        check_rates(cycle(0.3, 25.0, 1e4), 11, &of_defaults);
+        let of_halves = [
+            0.00025,
+            0.0003911913243029749,
+            0.000708445350233618,
+            0.0009628633254634072,
+            0.0009706001526331304,
+            0.00075625,
+            0.0004278465133873715,
+            0.00013905333397949828,
+            2.5e-05,
+        ];
+        check_rates(cycle(0.5, 4.0, 10.0), 9, &of_halves);
+        // The rise is its warm-up.
+        assert_eq!(schedule(cycle(0.3, 25.0, 1e4)).lr(1), 4e-5);
+        for (pct_start, total) in [(0.0, 5), (0.2, 5), (0.9, 1), (0.5, 0), (0.99, 2)] {
+            let decay = cycle(pct_start, 25.0, 1e4);
+            let schedule = Schedule { decay_steps: total, ..schedule(decay) };
+            let is_fine = |lr: f64| lr.is_finite() && lr > 0.0 && lr <= 1e-3;
+            assert!((1..9).all(|step| is_fine(schedule.lr(step))), "{schedule:?}");
+        }
     }
 
     #[test]

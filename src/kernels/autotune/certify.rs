@@ -39,7 +39,7 @@ struct StrictLimits {
 /// drivers whose `exp`, `tanh` and division are off by as much as Vulkan allows. Operands that are
 /// rounded to half precision give 1.6e-7.
 const STRICT: StrictLimits = StrictLimits { nmse: 1e-10, element: 1e-3 };
-const STRICT_OF: [(&str, StrictLimits, &str); 2] = [
+const STRICT_OF: [(&str, StrictLimits, &str); 3] = [
     (
         "sum",
         StrictLimits { nmse: 1e-8, ..STRICT },
@@ -49,6 +49,11 @@ const STRICT_OF: [(&str, StrictLimits, &str); 2] = [
         "adamw",
         StrictLimits { nmse: 1e-9, ..STRICT },
         "a step is the quotient of two moments, one under a root",
+    ),
+    (
+        "update",
+        StrictLimits { nmse: 1e-9, ..STRICT },
+        "a step of Adam and RMSprop is such a quotient too",
     ),
 ];
 

@@ -48,7 +48,10 @@ pub(crate) mod softmax;
 pub(crate) mod squared_error;
 pub mod sum;
 pub(crate) mod unary;
+pub(crate) mod update;
+mod update_bf16;
 mod update_parts;
+mod update_rules;
 
 use crate::{OpCall, Twin, UpdateTwin};
 use potluck_graph::{Op, Update};
@@ -137,4 +140,8 @@ macro_rules! update_table {
 update_table! {
     Update::Sgd { .. } => sgd::TWIN,
     Update::AdamW { .. } => adamw::TWIN,
+    Update::Nesterov { .. }
+    | Update::Adam { .. }
+    | Update::RmsProp { .. }
+    | Update::Lion { .. } => update::TWIN,
 }

@@ -22,7 +22,7 @@ pub(crate) fn check_update(
     steps: &[Update],
     twin: &UpdateTwin,
 ) {
-    let start = update_state(elements, steps[0].moments());
+    let start = update_state(elements, &steps[0]);
     let gradients: Vec<Vec<f32>> =
         (0..steps.len()).map(|step| normals(elements, 50 + step as u32)).collect();
     let wide: UpdateState<f64> = start.iter().map(|v| widen(v)).collect();
@@ -65,7 +65,7 @@ pub(crate) fn check_rounded_updates(steps: &[Update], twin: &UpdateTwin) {
 /// elements in every implementation, each step from the state of the f64 reference. Compares the
 /// parameters as [`check_update`] does; moments must have the same bits, with few exceptions.
 fn check_rounded_update(elements: usize, range: &UpdateRange, steps: &[Update], twin: &UpdateTwin) {
-    let state = update_state(elements, steps[0].moments());
+    let state = update_state(elements, &steps[0]);
     let (parameters, moments) = state.split_first().expect("parameters come first");
     let mut moments: Vec<Vec<u32>> = moments.iter().map(|v| bf16_moments::to_nearest(v)).collect();
     let mut parameters = parameters.clone();

@@ -789,10 +789,9 @@ mod resumed;
 mod tests {
     use super::*;
     use crate::config::schema::TokenizerSource;
-    use crate::config::schema::{Balance, MicroBatchSize, OptimKind};
+    use crate::config::schema::{Balance, DecayKind, MicroBatchSize, OptimKind};
     use crate::families::TrainedOn;
     use potluck_data::TokenizerKind;
-    use potluck_graph::optim::Decay;
     use potluck_parallel::PipelineSchedule;
     use proptest::prelude::*;
 
@@ -1008,7 +1007,12 @@ mod tests {
         assert_eq!(typed.schedule.decay_steps, 9);
         assert_eq!(typed.schedule.warmup, 90);
         let constant = config("schedule.kind = 'constant'\nschedule.min_lr = 1", &[]);
-        assert_eq!(constant.schedule.kind, Decay::Constant);
+        assert_eq!(constant.schedule.kind, DecayKind::Constant);
+        let momentum = |set: &[&str]| config("", set).optim.momentum;
+        assert_eq!((momentum(&["optim.kind=rmsprop"]), momentum(&["optim.kind=lion"])), (0.0, 0.9));
+        assert_eq!(momentum(&["optim.kind=rmsprop", "momentum=0.5"]), 0.5);
+        let gamma = |kind: &str| config("", &[&format!("schedule.kind={kind}")]).schedule.gamma;
+        assert_eq!((gamma("step"), gamma("exponential")), (0.1, 0.999));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::keys::{
     section, words,
 };
 use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
-use potluck_graph::optim::{Decay, ParameterGroup, ParameterGroupError};
+use potluck_graph::optim::{ParameterGroup, ParameterGroupError};
 use potluck_graph::{MomentFormat, Precision, Recompute};
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
@@ -90,6 +90,22 @@ pub enum OptimKind {
     AdamW,
     /// Stochastic gradient descent with momentum.
     Sgd,
+    /// Adam with weight decay in the gradient.
+    Adam,
+    RmsProp,
+    Lion,
+}
+
+/// Decay of the learning rate; its numbers are keys of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecayKind {
+    Constant,
+    Cosine,
+    Linear,
+    Wsd,
+    Step,
+    Exponential,
+    OneCycle,
 }
 
 /// Split of the global batch over the devices.
@@ -189,12 +205,20 @@ words! {
         LossKind::L1 => "l1",
         LossKind::Huber => "huber",
     }
-    OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
+    OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", OptimKind::Adam => "adam",
+        OptimKind::RmsProp => "rmsprop", OptimKind::Lion => "lion", }
     MomentFormat { MomentFormat::F32 => "f32", MomentFormat::Bf16 => "bf16", }
     Precision { Precision::F32 => Precision::F32.name(),
         Precision::Mixed => Precision::Mixed.name(), }
-    Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear",
-        Decay::Wsd => "wsd", }
+    DecayKind {
+        DecayKind::Constant => "constant",
+        DecayKind::Cosine => "cosine",
+        DecayKind::Linear => "linear",
+        DecayKind::Wsd => "wsd",
+        DecayKind::Step => "step",
+        DecayKind::Exponential => "exponential",
+        DecayKind::OneCycle => "one-cycle",
+    }
     Balance { Balance::Measured => "measured", Balance::Fixed => "fixed", }
     Topology { Topology::Ring => Topology::Ring.name(), Topology::Star => Topology::Star.name(), }
     // `None`: the faster site, by measurement.
@@ -242,6 +266,8 @@ const HUBER: &[&str] = &["huber"];
 const TEXTS: &[&str] = &["text", "builtin", "tokens"];
 const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
 const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
+const OPTIM_KIND: &str = "optim.kind";
+const SCHEDULE_KIND: &str = "schedule.kind";
 
 /// Generates the sections besides `[model]` and [`RunConfig`], which has them all.
 macro_rules! sections {
@@ -428,14 +454,18 @@ sections! {
         /// Learning rate after the warm-up.
         lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX)),
             "as model.kind has it, which may follow model.width";
-        /// Decay of AdamW's first moment, the mean of gradients.
+        /// Decay of the first moment of Adam and Lion, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;
-        /// Decay of AdamW's second moment, the mean of squared gradients.
+        /// Decay of Adam's second moment, of squared gradients, and of what Lion keeps.
         beta2: f64 = 0.99, FRACTION;
-        /// AdamW's epsilon, which prevents a division by zero.
+        /// Epsilon of Adam and RMSprop, which prevents a division by zero.
         eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0));
-        /// SGD's momentum: decay of its running sum of gradients.
-        momentum: f64 = 0.9, FRACTION;
+        /// Decay of RMSprop's mean of squared gradients.
+        alpha: f64 = 0.99, FRACTION, if OPTIM_KIND = &["rmsprop"];
+        /// Momentum of SGD and RMSprop: decay of their running sum of gradients.
+        momentum: f64 = 0.9, FRACTION, "0 with optim.kind = \"rmsprop\"";
+        /// SGD with Nesterov momentum.
+        nesterov: bool = false, Constraint::Flag, if OPTIM_KIND = &["sgd"];
         /// Number format of the moments; bf16 takes half of the memory.
         moments: MomentFormat = MomentFormat::F32, Constraint::OneOf(MomentFormat::WORDS);
         /// Weight decay of parameters with 2 or more dimensions.
@@ -450,7 +480,7 @@ sections! {
     /// Learning-rate schedule.
     schedule: Schedule {
         /// Decay of the learning rate after the warm-up.
-        kind: Decay = Decay::Cosine, Constraint::OneOf(Decay::WORDS);
+        kind: DecayKind = DecayKind::Cosine, Constraint::OneOf(DecayKind::WORDS);
         /// Warm-up: steps in which the learning rate rises linearly from 0.
         warmup: u64 = 100, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
         /// Learning rate at the end of the decay.
@@ -460,6 +490,20 @@ sections! {
         cooldown_steps: u64 = 350, Constraint::Whole(0, STEPS), "schedule.decay_steps / 10";
         /// Step from which the learning rate stays at min_lr; 0 = train.steps.
         decay_steps: u64 = 3500, Constraint::Whole(0, STEPS), "as train.steps";
+        /// Steps from one factor gamma of the learning rate of "step" to the next.
+        step_size: u64 = 1000, Constraint::Whole(1, STEPS), if SCHEDULE_KIND = &["step"];
+        /// Factor of the learning rate; of "exponential" that of every step.
+        gamma: f64 = 0.1, Constraint::Real(Excluded(0.0), Included(1.0)),
+            "0.999 with schedule.kind = \"exponential\"",
+            if SCHEDULE_KIND = &["step", "exponential"];
+        /// Part of decay_steps in which "one-cycle" rises; it has no other warm-up.
+        pct_start: f64 = 0.3, FRACTION, if SCHEDULE_KIND = &["one-cycle"];
+        /// "one-cycle" begins at optim.lr / div_factor.
+        div_factor: f64 = 25.0, Constraint::Real(Included(1.0), Included(1e9)),
+            if SCHEDULE_KIND = &["one-cycle"];
+        /// "one-cycle" ends at optim.lr / div_factor / final_div_factor.
+        final_div_factor: f64 = 1e4, Constraint::Real(Included(1.0), Included(1e9)),
+            if SCHEDULE_KIND = &["one-cycle"];
     }
     /// Metrics of the run besides its record.
     metrics: Metrics {
@@ -470,15 +514,17 @@ sections! {
 
 /// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
 /// derived again; so does it those of a preset.
-const DERIVED: [&str; 8] = [
+const DERIVED: [&str; 10] = [
     "train.eval_samples",
     "optim.lr",
+    "optim.momentum",
     "train.micro_batch_size",
     "parallel.virtual_stages",
     "schedule.warmup",
     "schedule.min_lr",
     "schedule.cooldown_steps",
     "schedule.decay_steps",
+    "schedule.gamma",
 ];
 
 /// Keys whose result is the placement of a run. A checkpoint saves the placement instead of them,
@@ -648,6 +694,13 @@ impl RunConfig {
         {
             let samples = EVAL_TOKENS / context.max(1) as u64;
             self.train.eval_samples = samples.clamp(1, EVAL_SAMPLES);
+        }
+        if typed.follows("optim.momentum", OPTIM_KIND) {
+            self.optim.momentum = if self.optim.kind == OptimKind::RmsProp { 0.0 } else { 0.9 };
+        }
+        if typed.follows("schedule.gamma", SCHEDULE_KIND) {
+            let is_of_steps = self.schedule.kind == DecayKind::Exponential;
+            self.schedule.gamma = if is_of_steps { 0.999 } else { 0.1 };
         }
         if typed.follows("schedule.min_lr", "optim.lr") {
             self.schedule.min_lr = self.optim.lr / 10.0;

@@ -3,7 +3,6 @@
 use super::Run;
 use crate::error::TrainError;
 use potluck_core::format::{counted, gibibytes, thousands};
-use potluck_graph::optim::Decay;
 
 impl Run {
     /// Emits notes on the model, the data, the devices and the directory of the run.
@@ -91,7 +90,8 @@ impl Run {
     /// do, or that the learning rate falls no further.
     fn emit_end_notes(&mut self) -> Result<(), TrainError> {
         let steps = self.spec.steps;
-        let decay_steps = self.spec.schedule.decay_steps;
+        let schedule = self.spec.schedule;
+        let decay_steps = schedule.decay_steps;
         if self.step() > 0 && self.step() >= steps {
             let step = self.step();
             // A script, which is quiet, must not take this for training.
@@ -101,9 +101,8 @@ impl Run {
             ))?;
         } else if self.step() > 0
             && steps > decay_steps
-            && self.spec.schedule.decay != Decay::Constant
+            && let Some(lr) = schedule.last_lr()
         {
-            let lr = self.spec.schedule.min_lr;
             self.note(format!(
                 "the learning rate stays at {lr} from step {decay_steps} on, where its schedule \
                  ends; to stretch it, add --set schedule.decay_steps={steps}"

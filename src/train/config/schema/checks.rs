@@ -96,9 +96,15 @@ impl RunConfig {
         self.check_tensor()?;
         let lr = self.optim.lr;
         let min_lr = self.schedule.min_lr;
-        if self.schedule.kind != Decay::Constant && min_lr > lr {
+        let falls_to_min =
+            matches!(self.schedule.kind, DecayKind::Linear | DecayKind::Cosine | DecayKind::Wsd);
+        if falls_to_min && min_lr > lr {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
             return refused(&["schedule.min_lr", "optim.lr"], why);
+        }
+        if self.optim.nesterov && self.optim.momentum == 0.0 {
+            let why = "expects an optim.momentum above 0; set one, or leave it out";
+            return refused(&["optim.nesterov", "optim.momentum"], why.into());
         }
         if let Err(error) = self.optim.parameter_groups() {
             return refused(&["optim.groups"], format!("is wrong: {error}"));

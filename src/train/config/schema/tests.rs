@@ -100,9 +100,20 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     assert_eq!(check(|c| c.schedule.min_lr = 0.01), min_lr);
     let constant = |c: &mut RunConfig| {
         c.schedule.min_lr = 0.01;
-        c.schedule.kind = Decay::Constant;
+        c.schedule.kind = DecayKind::Constant;
     };
     assert_eq!(check(constant), "fine");
+    let nesterov = |momentum: f64| {
+        check(|c| {
+            (c.optim.kind, c.optim.nesterov, c.optim.momentum) = (OptimKind::Sgd, true, momentum);
+        })
+    };
+    assert_eq!(nesterov(0.9), "fine");
+    let without = "optim.nesterov expects an optim.momentum above 0; set one, or leave it out";
+    assert_eq!(nesterov(0.0), without);
+    let alpha = "optim.alpha has no effect with optim.kind = \"adamw\", only with \"rmsprop\"; \
+                 leave it out";
+    assert_eq!(check(|c| c.optim.alpha = 0.5), alpha);
     let csv = |c: &mut RunConfig| {
         (c.data.kind, c.data.path) = (DataKind::Csv, Some("x.csv".into()));
         c.set("model.kind", "mlp".into());
