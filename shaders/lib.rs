@@ -23,7 +23,8 @@ pub const FILES: &[(&str, &str)] = texts! { "":
 /// All shared snippets as (name, text), in the order in which a shader that uses several has them;
 /// a shader includes one by a line `// uses lib/NAME` in its head.
 pub const LIBRARY: &[(&str, &str)] = texts! { "lib/":
-    "attention" "bf16_pair" "classes" "column_sum" "decay" "decay4" "loss" "grid" "elementwise" "joined" "nan"
+    "attention" "bf16_pair" "classes" "column_sum" "decay" "decay4" "loss" "grid" "elementwise"
+    "joined" "nan"
     "operand_f32" "operand_integer" "product_coop" "product_tile" "tile_blocks" "index" "run" "span"
     "recurrent" "rng" "value" "value4" "store"
 };

@@ -230,8 +230,8 @@ impl Builder {
     }
 
     /// Computes `d^2 / 2` of the difference `d = x - target` where `|d| < delta`, else
-    /// `delta (|d| - delta / 2)`, elementwise (Huber 1964): PyTorch's `huber_loss`. Divided by `delta`, it is
-    /// PyTorch's `smooth_l1_loss(beta=delta)`.
+    /// `delta (|d| - delta / 2)`, elementwise (Huber 1964): PyTorch's `huber_loss`. Divided by
+    /// `delta`, it is PyTorch's `smooth_l1_loss(beta=delta)`.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes, or `delta` is not positive.
@@ -260,8 +260,8 @@ impl Builder {
     }
 
     /// Computes `p (ln p - x)`, elementwise, of logarithms of probabilities `x` and probabilities
-    /// `target` = p; 0 where p is 0 and `x` finite: PyTorch's `kl_div`, whose sum over an axis is the
-    /// divergence of Kullback and Leibler (1951).
+    /// `target` = p; 0 where p is 0 and `x` finite: PyTorch's `kl_div`, whose sum over an axis is
+    /// the divergence of Kullback and Leibler (1951).
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.

@@ -345,8 +345,8 @@ fn embedding_rows() -> Vec<(String, String)> {
     texts
 }
 
-/// The softmax, group normalization, caches of keys and rotary positions, of values and of vectors,
-/// the first two by workgroups of each size.
+/// The softmax, group normalization, caches of keys, gathers and rotary positions, of values and of
+/// vectors, the first two by workgroups of each size.
 fn values_and_vectors() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for file in ["softmax", "group_norm"] {
@@ -356,7 +356,7 @@ fn values_and_vectors() -> Vec<(String, String)> {
         }
     }
     for value in ["value", "value4"] {
-        for file in ["cache_update", "cached_attention_merge", "rotary"] {
+        for file in ["cache_update", "cached_attention_merge", "gather", "rotary"] {
             let shader = Shader::new(file, "").with_text(snippet(value));
             texts.push((format!("{file} {value}"), text(&shader)));
         }
@@ -597,6 +597,7 @@ pub fn modules() -> Vec<(String, String)> {
         "batch_norm",
         "binary",
         "cache_update",
+        "gather",
         "cached_attention",
         "cached_attention_merge",
         "conv",

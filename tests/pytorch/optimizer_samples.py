@@ -66,6 +66,20 @@ ARGUMENTS = ["step_size", "gamma", "T_max", "eta_min", "start_factor", "end_fact
              "total_iters"]
 
 
+def in_columns(text, width=99):
+    """Breaks JSON into lines behind commas that are in no string."""
+    lines, start, at, in_string = [], 0, 0, False
+    for place, character in enumerate(text):
+        if character == '"' and text[place - 1] != "\\":
+            in_string = not in_string
+        if place - start >= width and at > start:
+            lines.append(text[start:at])
+            start = at
+        if character == "," and not in_string:
+            at = place + 1
+    return "\n".join([*lines, text[start:]]) + "\n"
+
+
 def plain(value):
     """The value of an argument as JSON has it."""
     if isinstance(value, torch.Tensor):
@@ -153,8 +167,7 @@ def main():
     samples["optimizers"] = optimizers(start, gradients)
     samples["schedules"] = schedules()
     with open(out, "w") as file:
-        json.dump(samples, file, indent=None, separators=(",", ":"))
-        file.write("\n")
+        file.write(in_columns(json.dumps(samples, separators=(",", ":"))))
     print(f"{len(samples['optimizers'])} of optimizers, {len(samples['schedules'])} of schedules")
 
 
