@@ -1,4 +1,5 @@
 // Entries along an axis by their places, and sums of entries by their places.
+// uses lib/nan
 // uses lib/index
 //
 //   gather   y[o, j, i] = x[o, place(o, j, i), i], 0 if x has no such place
@@ -32,7 +33,8 @@ var<immediate> p: Params;
 
 // The place that a number names, p.n if it is none.
 fn place_of(number: f32) -> u32 {
-    let is_place = number >= 0.0 && number < f32(p.n);
+    let is_number = magnitude_of(number) <= NAN_ABOVE;
+    let is_place = is_number && number >= 0.0 && number < f32(p.n);
     return select(p.n, min(u32(max(number, 0.0)), p.n - 1u), is_place);
 }
 

@@ -129,8 +129,7 @@ impl Builder {
     ) -> BuildResult {
         let row = self.row_of_sequence("conv1d_same", x)?;
         let kernel = self.row_of_kernel("conv1d_same", "(o, c/groups, k)", weight)?;
-        let stride = [1, options.stride[1]];
-        let y = self.conv2d_same(row, kernel, bias, Conv2dOptions { stride, ..options })?;
+        let y = self.conv2d_same(row, kernel, bias, in_a_row(options))?;
         self.sequence_of_row(y)
     }
 
@@ -138,7 +137,8 @@ impl Builder {
     /// a constant. Padded with minus infinity, a window has its maximum inside.
     ///
     /// # Errors
-    /// Returns [`ShapeError`](crate::ShapeError) if there is no such axis, or it is the batch's.
+    /// Returns [`ShapeError`](crate::ShapeError) if there is no such axis, if it is the batch's, or
+    /// if the value is NaN.
     pub fn pad(
         &mut self,
         x: TensorId,
@@ -149,6 +149,13 @@ impl Builder {
         let [before, after] = padding;
         if padding == [0; 2] {
             return Ok(x);
+        }
+        if value.is_nan() {
+            return Err(self.refused(
+                "pad",
+                &[x],
+                "wants a number to pad with, and not NaN".into(),
+            ));
         }
         if value == 0.0 {
             return self.apply(Op::Pad { axis, before, after }, &[x]);

@@ -82,13 +82,11 @@ impl Graph {
     /// in several ways. A shard has some of the rows only.
     pub fn id_ranges(&self) -> Vec<IdRange> {
         let mut ranges = Vec::new();
+        let mut of_constants = Vec::new();
         for node in &self.nodes {
             let Some(numbered) = node.op.root_op().numbered() else { continue };
             let (ids, below) = match node.op.root_op().targets() {
                 Some(targets) => targets,
-                // A target that does not count has no row of a constant with the weights of the
-                // classes, and 0 in its place.
-                None if matches!(self.tensor(node.inputs[1]).role, Role::State(_)) => continue,
                 None => (0, self.tensor(node.inputs[1]).shape.dims()[0]),
             };
             let input = self.root(node.inputs[ids]);
@@ -96,7 +94,18 @@ impl Graph {
             let below = u32::try_from(below).unwrap_or(u32::MAX);
             let per_sample = self.tensor(input).shape.per_row();
             let range = IdRange { name: name.to_string(), numbered, below, per_sample };
-            if !ranges.contains(&range) {
+            let is_of_constant = numbered == Numbered::Rows
+                && matches!(self.tensor(node.inputs[1]).role, Role::State(_));
+            let known = if is_of_constant { &mut of_constants } else { &mut ranges };
+            if !known.contains(&range) {
+                known.push(range);
+            }
+        }
+        // A target that does not count has no row of a constant with the weights of the classes,
+        // and 0 in its place: the range of the classes is enough.
+        for range in of_constants {
+            let of_classes = IdRange { numbered: Numbered::Classes, ..range.clone() };
+            if !ranges.contains(&range) && !ranges.contains(&of_classes) {
                 ranges.push(range);
             }
         }
@@ -151,5 +160,29 @@ mod tests {
                      target less than 7, or 4294967295 (graph::IGNORE_INDEX) for one that does not \
                      count";
         assert_eq!(told(&classes, &[0, 6, 7]), Err(error.into()));
+    }
+
+    #[test]
+    fn a_target_without_a_weight_is_none_of_a_table_of_tokens() {
+        let range = |numbered| IdRange { name: "ids".into(), numbered, below: 5, per_sample: 1 };
+        let ranges_of = |has_table: bool, has_loss: bool| {
+            let mut b = Builder::new();
+            let ids = b.input_ids("ids", &[1]);
+            let weights = b.constant("weights", &[5, 1], vec![1.0; 5]).unwrap();
+            b.embedding(ids, weights).unwrap();
+            if has_table {
+                let table = b.parameter("table", &[5, 4], Init::Zeros);
+                b.embedding(ids, table).unwrap();
+            }
+            if has_loss {
+                let logits = b.input("logits", &[1, 5]);
+                b.cross_entropy_loss(logits, ids).unwrap();
+            }
+            b.finish().id_ranges()
+        };
+        let [rows, classes] = [Numbered::Rows, Numbered::Classes].map(range);
+        assert_eq!(ranges_of(false, true), [classes.clone()]);
+        assert_eq!(ranges_of(false, false), [rows.clone()]);
+        assert_eq!(ranges_of(true, true), [rows, classes]);
     }
 }

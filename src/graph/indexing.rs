@@ -35,7 +35,8 @@ impl Builder {
     /// and `index_add`. Entries with places that are not there are left out.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] as [`Builder::gather`], and if `y` is not of the shape of its result.
+    /// Returns [`ShapeError`] as [`Builder::gather`], if `y` is not of the shape of its result, and
+    /// for sums over the batch, which differ from one micro-batch to another.
     pub fn scatter_add(
         &mut self,
         x: TensorId,
@@ -44,6 +45,10 @@ impl Builder {
         y: TensorId,
     ) -> BuildResult {
         let places = self.places_along(x, axis, index)?;
+        if axis == 0 && [index, y].iter().any(|of| self.shape(*of).is_batched()) {
+            let why = "the batch has no fixed size".into();
+            return Err(self.refused("scatter_add", &[x, index, y], why));
+        }
         let length = self.shape(x).dims().get(axis).copied().unwrap_or(0);
         let sums = self.apply(Op::ScatterAdd { axis, length }, &[places, y])?;
         self.add(x, sums)
@@ -103,15 +108,18 @@ impl Builder {
         Ok(self.shared_constant(&format!("arange.{n}"), &[n], values))
     }
 
-    /// Returns integers below `count` as floats.
+    /// Returns integers below `count` as floats; -1 for others.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `ids` are no integers, or by [`Builder::arange`] of the count.
     pub fn floats_of(&mut self, ids: TensorId, count: usize) -> BuildResult {
         let dims = self.shape(ids).dims().to_vec();
         let numbers = self.arange(count)?;
-        let table = self.reshape(numbers, &[count, 1])?;
+        // What is no row of a table is 0.
+        let from_one = self.offset(numbers, 1.0)?;
+        let table = self.reshape(from_one, &[count, 1])?;
         let floats = self.embedding(ids, table)?;
+        let floats = self.offset(floats, -1.0)?;
         self.reshape(floats, &dims)
     }
 
@@ -210,6 +218,10 @@ mod tests {
         let wide = b.input("wide", &[1, 1000]);
         let error = b.top_k(wide, 129).unwrap_err().to_string();
         assert!(error.contains("of which at most 128 are found"), "{error}");
+        let (fixed, ids) = (b.arange(5).unwrap(), b.input_ids("ids", &[1]));
+        let y = b.input("y", &[1]);
+        let error = b.scatter_add(fixed, 0, ids, y).unwrap_err().to_string();
+        assert!(error.ends_with("the batch has no fixed size"), "{error}");
         let places = b.input("places", &[1, 3, 6]);
         let error = b.gather(x, 2, places).unwrap_err().to_string();
         assert!(error.contains("places along axis 2 are (m)"), "{error}");

@@ -90,7 +90,7 @@ impl Builder {
     /// Computes the negative log likelihood `-x[target]` of each row of logarithms of probabilities
     /// `x (.., v)`, by the weight of its class: PyTorch's `nll_loss(weight=, ignore_index=,
     /// reduction="none")`, in the shape of the targets, with classes last. The label smoothing of
-    /// the options has no effect.
+    /// the options has no effect, and targets that do not count are those of the ignored class.
     ///
     /// # Errors
     /// Returns the errors of [`Builder::cross_entropy`].

@@ -46,7 +46,7 @@ impl Builder {
         let dims = self.shape(mean).dims()[1..].to_vec();
         let counts = [0, 1].map(|axis| options.places(axis, size[axis], dims[axis], divisor));
         if let PoolDivisor::Number(divisor) = divisor {
-            if !divisor.is_normal() {
+            if !divisor.is_normal() || !(places / divisor).is_finite() {
                 let why = format!("nothing is divided by {divisor}");
                 return Err(self.refused("avg_pool2d", &[x], why));
             }

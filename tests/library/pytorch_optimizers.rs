@@ -111,7 +111,10 @@ impl SampleSteps {
                 error += (value - expected).powi(2);
                 scale += (expected - origin).powi(2);
             }
-            worst = worst.max(error / scale);
+            assert!(values.iter().all(|value| value.is_finite()), "step {t}: {values:?}");
+            if error > 0.0 {
+                worst = worst.max(error / scale);
+            }
         }
         worst
     }
@@ -206,6 +209,7 @@ fn check_schedule(_: &Value, sample: &Value) -> SampleOutcome {
     let mut worst = 0.0f64;
     for (step, expected) in (1..).zip(numbers(&sample["rates"])) {
         let difference = (schedule.lr(step) - expected).abs();
+        assert!(difference.is_finite(), "step {step}");
         worst = worst.max(if expected == 0.0 { difference } else { difference / expected });
     }
     Ok(worst)

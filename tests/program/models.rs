@@ -337,6 +337,28 @@ fn losses_of_samples_are_chosen_and_must_fit_the_targets() {
 }
 
 #[test]
+fn optimizers_and_schedules_go_on_to_the_same_bits() {
+    let desk = Desk::new();
+    for (name, more) in [
+        ("adam", "optim.kind=adam --set schedule.kind=one-cycle"),
+        ("rmsprop", "optim.kind=rmsprop --set optim.momentum=0.5 --set schedule.kind=step"),
+        ("lion", "optim.kind=lion --lr 1e-4 --set schedule.kind=exponential"),
+        ("nesterov", "optim.kind=sgd --set optim.nesterov=true --set optim.moments=bf16"),
+    ] {
+        let every = "--steps 6 --set train.checkpoint_every=3";
+        desk.train(&format!("--quiet --out {name} {every} --set {more}")).ok();
+        let losses = desk.losses(name);
+        assert!(losses.iter().all(|loss| loss.is_finite()), "{name}: {losses:?}");
+        let whole = parameters(&desk, name, 6);
+        fs::remove_dir_all(desk.path(&format!("{name}/checkpoints/step-00000006"))).unwrap();
+        desk.resume(name, "--quiet").ok();
+        assert!(parameters(&desk, name, 6) == whole, "{name} goes on to other bits");
+    }
+    let refused = desk.train("--set optim.kind=sgd --set optim.alpha=0.9").ended(78);
+    assert!(refused.line("error:").contains("optim.alpha has no effect"), "{}", refused.err);
+}
+
+#[test]
 fn parameter_groups_freeze_and_scale_and_are_kept_by_a_resume() {
     let desk = Desk::new();
     let run = |line: &str, groups: &str| {

@@ -119,7 +119,7 @@ impl Schedule {
         match self.decay {
             Decay::Constant | Decay::Step { .. } | Decay::Exponential { .. } => None,
             Decay::Linear | Decay::Cosine | Decay::Wsd | Decay::OneCycle(_) => {
-                Some(self.lr(self.decay_steps.saturating_add(1)))
+                Some(self.lr(self.decay_steps.max(self.warmup).saturating_add(1)))
             }
         }
     }

@@ -332,13 +332,14 @@ mod tests {
 
     #[test]
     fn numbers_that_are_no_place_mean_zeros_and_add_nothing() {
-        let numbers = vec![0.0, 2.0, 3.0, -1.0, -0.5, 2.75, 1e30, f64::INFINITY, -f64::INFINITY];
+        let odd = [f64::INFINITY, -f64::INFINITY, f64::NAN];
+        let numbers = [&[0.0, 2.0, 3.0, -1.0, -0.5, 2.75, 1e30][..], &odd].concat();
         let count = numbers.len();
         let places = (Shape::fixed(&[count]), HostTensor::Float(numbers));
         let x = (Shape::fixed(&[3]), HostTensor::Float(vec![5.0, 6.0, 7.0]));
         let op = Op::Gather { axis: 0 };
         let y = expected(&op, &[x.clone(), places.clone()], 1).remove(0);
-        assert_eq!(y, [5.0, 7.0, 0.0, 0.0, 0.0, 7.0, 0.0, 0.0, 0.0]);
+        assert_eq!(y, [5.0, 7.0, 0.0, 0.0, 0.0, 7.0, 0.0, 0.0, 0.0, 0.0]);
         check_with(op, &[x, places.clone()], 1);
         let ones = (Shape::fixed(&[count]), HostTensor::Float(vec![1.0; count]));
         let op = Op::ScatterAdd { axis: 0, length: 3 };

@@ -360,10 +360,12 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
         let side = |axis: usize| {
             let covered = (out[axis] - 1) * options.stride[axis] + options.span()[axis];
             let rest = if has_rest { options.stride[axis] - 1 } else { 0 };
-            covered.saturating_sub(2 * options.padding[axis]).max(1) + rest
+            // A window that is wider than the picture may have no place in it.
+            let least = if options.dilation[axis] > 1 { options.span()[axis] } else { 1 };
+            covered.saturating_sub(2 * options.padding[axis]).max(least) + rest
         };
         let size = [side(0), side(1)];
-        // With windows over the end, a rest is one more.
+        // There may be more windows over the end, and in the padding.
         let out = options.output_size(size).unwrap_or(out);
         (size, vec![2, size[0], size[1], c], vec![2, out[0], out[1], c])
     };

@@ -483,12 +483,12 @@ sections! {
         kind: DecayKind = DecayKind::Cosine, Constraint::OneOf(DecayKind::WORDS);
         /// Warm-up: steps in which the learning rate rises linearly from 0.
         warmup: u64 = 100, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
-        /// Learning rate at the end of the decay.
+        /// Learning rate at the end of "cosine", "linear" and "wsd".
         min_lr: f64 = 4e-4, Constraint::Real(Included(0.0), Included(LR_MAX)),
             "a tenth of optim.lr";
         /// Steps of the decay of "wsd", the last before decay_steps.
         cooldown_steps: u64 = 350, Constraint::Whole(0, STEPS), "schedule.decay_steps / 10";
-        /// Step from which the learning rate stays at min_lr; 0 = train.steps.
+        /// Step at which the decay ends, if it has an end; 0 = train.steps.
         decay_steps: u64 = 3500, Constraint::Whole(0, STEPS), "as train.steps";
         /// Steps from one factor gamma of the learning rate of "step" to the next.
         step_size: u64 = 1000, Constraint::Whole(1, STEPS), if SCHEDULE_KIND = &["step"];
