@@ -181,8 +181,8 @@ mod tests {
             b.finish().id_ranges()
         };
         let [rows, classes] = [Numbered::Rows, Numbered::Classes].map(range);
-        assert_eq!(ranges_of(false, true), [classes.clone()]);
-        assert_eq!(ranges_of(false, false), [rows.clone()]);
-        assert_eq!(ranges_of(true, true), [rows, classes]);
+        assert_eq!(ranges_of(true, true), [rows.clone(), classes.clone()]);
+        assert_eq!(ranges_of(false, true), vec![classes]);
+        assert_eq!(ranges_of(false, false), vec![rows]);
     }
 }
