@@ -208,8 +208,7 @@ impl Builder {
             let why = "wants the lengths of keys as (b) floats, one per sample".into();
             return Err(self.refused("scaled_dot_product_attention", &[lengths], why));
         }
-        let places = (0..keys).map(|key| key as f32).collect();
-        let places = self.shared_constant(&format!("attention.keys.{keys}"), &[keys], places);
+        let places = self.arange(keys)?;
         let lengths = self.reshape(lengths, &[1, 1])?;
         let is_padding = self.less_equal(lengths, places)?;
         self.reshape(is_padding, &[1, 1, 1, keys])

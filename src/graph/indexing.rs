@@ -6,14 +6,12 @@ use super::Builder;
 use super::builder::BuildResult;
 use super::elements::Unary;
 use super::op::Op;
+use super::pictures::PLACES_MAX;
 use super::shapes::ShapeError;
 use potluck_core::{DType, TensorId};
 
 /// The most values of [`Builder::top_k`], each of which is a maximum of its own.
 const TOP_MAX: usize = 128;
-
-/// The most entries of an axis that places number: those that an f32 holds exactly.
-const PLACES_MAX: usize = 1 << 24;
 
 impl Builder {
     /// Returns the entries of `x (.., n, ..)` along an axis that `index` names: `(.., m, ..)`. The

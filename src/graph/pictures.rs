@@ -6,8 +6,8 @@ use std::fmt;
 /// The most of a size, stride, padding or dilation: kernels count places in 32 bits.
 const MOST: usize = 1 << 16;
 
-/// The most places of a window: those that an f32 holds exactly.
-const PLACES_MAX: usize = 1 << 24;
+/// The most places of a window or of an axis that floats number: those that an f32 holds exactly.
+pub(crate) const PLACES_MAX: usize = 1 << 24;
 
 /// Options of a convolution, height first in each pair, with the meaning that they have in
 /// PyTorch's `Conv2d`; by default stride and dilation 1, no padding, one group.

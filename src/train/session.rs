@@ -268,12 +268,12 @@ impl Session {
         for (rank, input) in self.inputs(ranks, 0.0).into_iter().enumerate() {
             let program = Arc::new(self.programs[rank].without_updates());
             let faults = Faults::none();
-            inputs.push(StepInput { program, faults, ..Arc::unwrap_or_clone(input) });
+            let input = StepInput { program, faults, ..Arc::unwrap_or_clone(input) };
+            inputs.push(Arc::new(input));
         }
         loop {
             let scale = inputs[0].loss_scale;
-            let of_ranks: Vec<_> = inputs.iter().map(|input| Arc::new(input.clone())).collect();
-            let reports = self.group.step(&of_ranks)?;
+            let reports = self.group.step(&inputs)?;
             let totals = reports[0].verdict.totals();
             if totals.count == 0.0 {
                 let why = "no target of the batch is a class, and without one there is no gradient";
@@ -292,7 +292,9 @@ impl Session {
             }
             let round = self.group.round().next(self.taken.steps + 1);
             for input in &mut inputs {
-                (input.loss_scale, input.round) = (scale / 2.0, round);
+                let input = Arc::make_mut(input);
+                input.loss_scale = scale / 2.0;
+                input.round = round;
             }
         }
     }

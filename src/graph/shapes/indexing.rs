@@ -2,10 +2,8 @@
 
 use super::checks::require;
 use super::layout::can_be_cut;
+use crate::pictures::PLACES_MAX;
 use potluck_core::Shape;
-
-/// The most entries of an axis with places: those that an f32 numbers exactly.
-const PLACES_MAX: usize = 1 << 24;
 
 /// Returns the shape of the entries of `x` along an axis that `places` name.
 pub fn gather(axis: usize, x: &Shape, places: &Shape) -> Result<Vec<Shape>, String> {
