@@ -176,8 +176,8 @@ pub mod model {
 /// values.
 pub mod nn {
     pub use potluck_graph::nn::{
-        BatchNormOptions, batch_norm, conv2d, embedding, group_norm, layer_norm, linear,
-        linear_without_bias, recurrent, rms_norm, self_attention,
+        BatchNormOptions, batch_norm, conv_transpose2d, conv2d, embedding, group_norm, layer_norm,
+        linear, linear_without_bias, recurrent, rms_norm, self_attention,
     };
 }
 

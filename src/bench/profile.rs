@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use potluck_core::rng::Key;
 use potluck_core::{Rank, Round, TensorId};
+use potluck_graph::optim::average_weight;
 use potluck_graph::{Plan, UpdateRange};
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_kernels::exec::{Executor, KernelProfile, PassContext, ProfileTarget, load};
@@ -239,6 +240,7 @@ fn inputs(
         Ok(Arc::new(StepInput {
             run_key: Key::new(spec.seed),
             update: spec.optimizer.update(spec.schedule.lr, step),
+            average_weight: average_weight(spec.ema, step),
             clip: spec.clip,
             ..StepInput::new(round, Rank(0), program.clone(), micro_batches)
         }))

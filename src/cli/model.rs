@@ -150,7 +150,7 @@ fn report(
     perplexity: Option<f64>,
     measure: Option<FinalMeasure>,
 ) -> String {
-    let &Evaluation { loss, samples, targets, ref sums } = evaluation;
+    let &Evaluation { loss, samples, targets, ref sums, .. } = evaluation;
     let metrics = task.metrics(sums);
     if json {
         let mut line = serde_json::json!({});
@@ -554,7 +554,7 @@ fn open_on(
         }
         print_line(&format!("on {} devices {shares}: {}", names.len(), names.join(", ")));
     }
-    state::restore(&group, &plans, &loaded.parameters, &[], 0)?;
+    state::write_parameters(&group, &plans, &loaded.parameters)?;
     Ok(EvalDevices { group, pipelines, weights })
 }
 

@@ -95,6 +95,24 @@ impl Builder {
         self.add_input(name, batched(name, dims), DType::U32)
     }
 
+    /// Adds a float input that all samples of a step share, without a dimension for the batch: a
+    /// mask, or a number that changes from step to step, with `dims` empty. Data sets have no
+    /// values of it. In a tensor group, one that meets columns which the ranks divide is refused.
+    ///
+    /// # Panics
+    /// If another input has the name.
+    pub fn shared_input(&mut self, name: &str, dims: &[usize]) -> TensorId {
+        self.add_input(name, Shape::fixed(dims), DType::F32)
+    }
+
+    /// Adds an integer input that all samples of a step share: see [`Builder::shared_input`].
+    ///
+    /// # Panics
+    /// Like [`Builder::shared_input`].
+    pub fn shared_input_ids(&mut self, name: &str, dims: &[usize]) -> TensorId {
+        self.add_input(name, Shape::fixed(dims), DType::U32)
+    }
+
     pub(super) fn add_input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
         assert!(self.graph.input(name).is_none(), "two inputs are called {name}");
         let id = self.add_tensor(name.to_string(), (shape, dtype), Role::Input);
@@ -694,6 +712,7 @@ impl Builder {
     ) -> BuildResult {
         let op = "cross_entropy_loss";
         self.require_no_loss(op, [logits, targets])?;
+        self.require_targets_of_samples(op, [logits, targets])?;
         let [logits, targets] = self.rows_of_classes(op, logits, targets)?;
         let classes = LossClasses { smoothing, ..LossClasses::whole(self.shape(logits).last()) };
         let parts = self.apply(Op::CrossEntropy(classes), &[logits, targets])?;
@@ -751,6 +770,7 @@ impl Builder {
         rows: usize,
     ) -> BuildResult {
         self.require_no_loss("linear_cross_entropy_loss", [x, targets])?;
+        self.require_targets_of_samples("linear_cross_entropy_loss", [x, targets])?;
         let (c, count) = (self.shape(x).last(), self.shape(targets).per_row());
         let flat = self.reshape(x, &[self.shape(x).per_row() / c.max(1), c])?;
         let targets = self.reshape(targets, &[count])?;
@@ -792,6 +812,19 @@ impl Builder {
             return Ok(());
         }
         let why = "the graph has a loss already, and can have one; make other values outputs";
+        Err(self.refused(op, &inputs, why.into()))
+    }
+
+    /// Checks that a loss is of tensors that samples have each: it counts their targets.
+    pub(super) fn require_targets_of_samples(
+        &self,
+        op: &str,
+        inputs: [TensorId; 2],
+    ) -> Result<(), ShapeError> {
+        if inputs.iter().all(|input| self.shape(*input).is_batched()) {
+            return Ok(());
+        }
+        let why = "wants logits and targets of each sample, and not some that samples share";
         Err(self.refused(op, &inputs, why.into()))
     }
 

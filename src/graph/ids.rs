@@ -12,8 +12,10 @@ pub struct IdRange {
     pub name: String,
     pub numbered: Numbered,
     pub below: u32,
-    /// Values per sample.
+    /// Values per sample or, if all samples share them, in all.
     pub per_sample: usize,
+    /// True of an input that all samples share.
+    pub is_shared: bool,
 }
 
 /// First value of an input that is out of its range.
@@ -21,8 +23,10 @@ pub struct IdRange {
 #[error("input {name}: {}: {}", self.place(), self.why())]
 pub struct IdError {
     pub name: String,
-    pub sample: u64,
-    /// Index of the value in the sample; `None` if a sample has one.
+    /// Number of the sample; `None` of an input that all samples share.
+    pub sample: Option<u64>,
+    /// Index of the value in the sample, or among those that samples share; `None` if it is the
+    /// only one.
     pub position: Option<usize>,
     pub value: u32,
     pub numbered: Numbered,
@@ -32,9 +36,11 @@ pub struct IdError {
 impl IdError {
     /// Returns the place, such as "sample 3, position 7".
     pub fn place(&self) -> String {
-        match self.position {
-            Some(position) => format!("sample {}, position {position}", self.sample),
-            None => format!("sample {}", self.sample),
+        match (self.sample, self.position) {
+            (Some(sample), Some(position)) => format!("sample {sample}, position {position}"),
+            (Some(sample), None) => format!("sample {sample}"),
+            (None, Some(position)) => format!("position {position}, for all samples"),
+            (None, None) => "for all samples".into(),
         }
     }
 
@@ -68,7 +74,7 @@ impl IdRange {
         let (row, position) = (at / self.per_sample, at % self.per_sample);
         Err(IdError {
             name: self.name.clone(),
-            sample: sample(row),
+            sample: (!self.is_shared).then(|| sample(row)),
             position: (self.per_sample > 1).then_some(position),
             value: values[at],
             numbered: self.numbered,
@@ -93,7 +99,9 @@ impl Graph {
             let Some(name) = self.name_of_input(input) else { continue };
             let below = u32::try_from(below).unwrap_or(u32::MAX);
             let per_sample = self.tensor(input).shape.per_row();
-            let range = IdRange { name: name.to_string(), numbered, below, per_sample };
+            let is_shared = !self.tensor(input).shape.is_batched();
+            let name = name.to_string();
+            let range = IdRange { name, numbered, below, per_sample, is_shared };
             let is_of_constant = numbered == Numbered::Rows
                 && matches!(self.tensor(node.inputs[1]).role, Role::State(_));
             let known = if is_of_constant { &mut of_constants } else { &mut ranges };
@@ -141,6 +149,7 @@ mod tests {
             numbered,
             below,
             per_sample: 3,
+            is_shared: false,
         };
         let expected = [range("tokens", Numbered::Rows, 9), range("targets", Numbered::Classes, 7)];
         assert_eq!(ranges, expected);
@@ -164,7 +173,13 @@ mod tests {
 
     #[test]
     fn a_target_without_a_weight_is_none_of_a_table_of_tokens() {
-        let range = |numbered| IdRange { name: "ids".into(), numbered, below: 5, per_sample: 1 };
+        let range = |numbered| IdRange {
+            name: "ids".into(),
+            numbered,
+            below: 5,
+            per_sample: 1,
+            is_shared: false,
+        };
         let ranges_of = |has_table: bool, has_loss: bool| {
             let mut b = Builder::new();
             let ids = b.input_ids("ids", &[1]);

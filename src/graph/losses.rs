@@ -76,6 +76,7 @@ impl Builder {
     ) -> BuildResult {
         let name = "cross_entropy_loss_with";
         self.require_no_loss(name, [logits, targets])?;
+        self.require_targets_of_samples(name, [logits, targets])?;
         if options.weights.is_empty() && options.ignored.is_none() {
             return self.smoothed_cross_entropy_loss(logits, targets, options.smoothing);
         }

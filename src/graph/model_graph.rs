@@ -22,6 +22,7 @@ pub struct ModelGraph {
     recompute: Recompute,
     is_merged: bool,
     moments: MomentFormat,
+    averages: bool,
     precision: Precision,
     parameter_bytes_max: Option<usize>,
     /// The whole graph without recomputation and with passes B and W apart.
@@ -67,6 +68,7 @@ impl ModelGraph {
             recompute: Recompute::default(),
             is_merged: false,
             moments: MomentFormat::default(),
+            averages: false,
             precision: Precision::default(),
             parameter_bytes_max: None,
             plain: whole.clone(),
@@ -102,6 +104,11 @@ impl ModelGraph {
     /// Returns the graph for devices that keep the optimizer's moments in this format.
     pub fn with_moments(self, moments: MomentFormat) -> Self {
         Self { moments, ..self }
+    }
+
+    /// Returns the graph for devices that keep an exponential average of the parameters, or none.
+    pub fn with_averages(self, averages: bool) -> Self {
+        Self { averages, ..self }
     }
 
     /// Returns the graph with this arithmetic of matrix products.
@@ -146,7 +153,12 @@ impl ModelGraph {
     /// Returns the options of a plan of the graph for up to `rows` rows.
     pub fn plan_options(&self, rows: usize) -> PlanOptions {
         let parameter_bytes_max = self.parameter_bytes_max;
-        PlanOptions { moments: self.moments, parameter_bytes_max, ..PlanOptions::new(rows) }
+        PlanOptions {
+            moments: self.moments,
+            averages: self.averages,
+            parameter_bytes_max,
+            ..PlanOptions::new(rows)
+        }
     }
 
     /// Returns the graph of a device that holds the whole model.

@@ -184,6 +184,41 @@ pub fn conv2d(
     b.conv2d(x, weight, Some(bias), options)
 }
 
+/// Computes a transposed 2D convolution of pictures `x (b, h, w, c)` with square kernels, with
+/// `NAME.weight (c, outputs/groups, kernel, kernel)` and `NAME.bias (outputs)`: PyTorch's
+/// `ConvTranspose2d` of pictures with channels last, without an output padding. See
+/// [`Builder::conv_transpose2d`].
+///
+/// # Errors
+/// Returns [`ShapeError`] if `x` has other dimensions, the padding leaves nothing, or the groups
+/// divide the channels or the outputs not.
+pub fn conv_transpose2d(
+    b: &mut Builder,
+    name: &str,
+    x: TensorId,
+    [outputs, kernel]: [usize; 2],
+    options: Conv2dOptions,
+) -> BuildResult {
+    let channels = b.shape(x).last();
+    let groups = options.groups;
+    if groups == 0 || !channels.is_multiple_of(groups) || !outputs.is_multiple_of(groups) {
+        let why =
+            format!("{groups} groups do not divide {channels} channels and {outputs} outputs");
+        return Err(refused("conv_transpose2d", name, b.shape(x), why));
+    }
+    if b.shape(x).rank() != 4 || outputs == 0 || kernel == 0 {
+        let why = "wants pictures (b, h, w, c), and at least one output and one place".into();
+        return Err(refused("conv_transpose2d", name, b.shape(x), why));
+    }
+    let of_group = outputs / groups;
+    // PyTorch takes the outputs of a group for its inputs.
+    let init = uniform(of_group * kernel * kernel);
+    let dims = [channels, of_group, kernel, kernel];
+    let weight = b.parameter(&format!("{name}.weight"), &dims, init);
+    let bias = b.parameter(&format!("{name}.bias"), &[outputs], init);
+    b.conv_transpose2d(x, weight, Some(bias), options, [0; 2])
+}
+
 /// Computes a recurrent layer over `x (b, t, c) -> (b, t, hidden)` from a state of zeros, with
 /// `NAME.weight_ih_l0 (g hidden, c)`, `NAME.weight_hh_l0 (g hidden, hidden)`, `NAME.bias_ih_l0` and
 /// `NAME.bias_hh_l0 (g hidden)` of `g` gates: PyTorch's `LSTM` and `GRU` with `batch_first=True`.
@@ -268,7 +303,9 @@ mod tests {
         let options = Conv2dOptions::default().with_groups(2);
         let picture = conv2d(&mut b, "conv", picture, [6, 3], options).unwrap();
         let picture = batch_norm(&mut b, "bn", picture, BatchNormOptions::default()).unwrap();
-        group_norm(&mut b, "gn", picture, 3, 1e-5).unwrap();
+        let picture = group_norm(&mut b, "gn", picture, 3, 1e-5).unwrap();
+        let grown = conv_transpose2d(&mut b, "up", picture, [4, 2], options.with_stride(2));
+        assert_eq!(b.shape(grown.unwrap()).dims(), [1, 14, 14, 4]);
         let graph = b.finish();
         let mut found = Vec::new();
         for parameter in &graph.parameters {
@@ -298,6 +335,8 @@ mod tests {
             "bn.running_var [6]",
             "gn.weight [6]",
             "gn.bias [6]",
+            "up.weight [6, 2, 2, 2]",
+            "up.bias [4]",
         ];
         assert_eq!(found, expected);
     }
@@ -313,6 +352,11 @@ mod tests {
         );
         let error = linear(&mut b, "fc", x, 0).unwrap_err().to_string();
         assert!(error.starts_with("linear fc of (b, 7): wants at least one output"), "{error}");
+        let picture = b.input("picture", &[1, 4, 4, 6]);
+        let options = Conv2dOptions::default().with_groups(4);
+        let grown = conv_transpose2d(&mut b, "up", picture, [4, 2], options);
+        let error = grown.unwrap_err().to_string();
+        assert!(error.ends_with("4 groups do not divide 6 channels and 4 outputs"), "{error}");
         let sample = b.input("sample", &[1]);
         let error = layer_norm(&mut b, "ln", sample, 1e-5).unwrap_err().to_string();
         assert_eq!(error, "layer_norm ln of (b): wants x (.., c)");

@@ -46,6 +46,8 @@ pub struct PlanOptions {
     pub workspace_bytes_max: usize,
     /// Number format of the optimizer's moments.
     pub moments: MomentFormat,
+    /// True if the device keeps an exponential average of the parameters that it updates, in f32.
+    pub averages: bool,
 }
 
 impl PlanOptions {
@@ -58,6 +60,7 @@ impl PlanOptions {
             parameter_bytes_max: None,
             workspace_bytes_max: WORKSPACE_BYTES_MAX,
             moments: MomentFormat::default(),
+            averages: false,
         }
     }
 

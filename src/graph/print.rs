@@ -110,6 +110,8 @@ pub struct MemoryUsage {
     pub parameters: usize,
     pub gradients: usize,
     pub moments: usize,
+    /// Exponential average of the parameters; 0 if none is kept.
+    pub averages: usize,
     /// Activations kept from forward to backward, in all copies.
     pub stash: usize,
     pub scratch: usize,
@@ -117,8 +119,8 @@ pub struct MemoryUsage {
     pub states: usize,
     /// Memory in which kernels hand results on within one call; 0 unless the caller sets it.
     pub workspace: usize,
-    /// Copy of the parameters and of the moments in f32, which a save makes in the host's memory;
-    /// no part of the peak.
+    /// Copy of the parameters, the moments and the averages in f32, which a save makes in the
+    /// host's memory; no part of the peak.
     pub saved: usize,
 }
 
@@ -135,29 +137,47 @@ impl MemoryUsage {
             parameters,
             gradients: if plan.graph.is_trained() { updated * DType::F32.bytes() } else { 0 },
             moments: plan.options.moments.bytes(updated) * moments,
+            averages: bytes_of_averages(plan, updated),
             stash: of_kind(SlotKind::Stash),
             scratch: of_kind(SlotKind::Scratch),
             states: plan.state_bytes(),
             workspace: 0,
-            saved: parameters + updated * DType::F32.bytes() * moments,
+            saved: parameters
+                + updated * DType::F32.bytes() * moments
+                + bytes_of_averages(plan, updated),
         }
     }
 
-    /// Returns [`MemoryUsage::of`] for one of several ranks, which keeps the moments only of the
-    /// `owned` parameters that it updates.
+    /// Returns [`MemoryUsage::of`] for one of several ranks, which keeps moments and averages only
+    /// of the `owned` parameters that it updates.
     pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
         let of_format = |format: MomentFormat| format.bytes(owned).saturating_mul(moments);
-        let parameters = Self::of(plan, 0);
-        let saved = parameters.saved.saturating_add(of_format(MomentFormat::F32));
-        Self { moments: of_format(plan.options.moments), saved, ..parameters }
+        let whole = Self::of(plan, 0);
+        let averages = bytes_of_averages(plan, owned);
+        let saved = sum([whole.parameters, of_format(MomentFormat::F32), averages]);
+        Self { moments: of_format(plan.options.moments), averages, saved, ..whole }
     }
 
     /// Returns the peak, which is the sum, because everything is allocated before the first step.
     pub fn peak(&self) -> usize {
-        let Self { parameters, gradients, moments, stash, scratch, states, workspace, saved: _ } =
-            *self;
-        sum([parameters, gradients, moments, stash, scratch, states, workspace])
+        let Self {
+            parameters,
+            gradients,
+            moments,
+            averages,
+            stash,
+            scratch,
+            states,
+            workspace,
+            saved: _,
+        } = *self;
+        sum([parameters, gradients, moments, averages, stash, scratch, states, workspace])
     }
+}
+
+/// Returns the bytes of the averages of so many parameters, if the plan keeps them.
+fn bytes_of_averages(plan: &Plan, elements: usize) -> usize {
+    if plan.options.averages { elements * DType::F32.bytes() } else { 0 }
 }
 
 /// Returns the buckets that a device with this plan holds, with their indices.
@@ -266,6 +286,7 @@ fn memory_rows(
         ("parameters", memory.parameters, format!("{} values", held_values(plan))),
         ("gradients", memory.gradients, "accumulated over micro-batches".into()),
         ("moments", memory.moments, moments.into()),
+        ("averages", memory.averages, "of the parameters, for evaluation".into()),
         ("stash", memory.stash, format!("{stash} kept between segments, {copies}")),
         ("scratch", memory.scratch, format!("{scratch} within a segment")),
         ("states", memory.states, "kept from step to step".into()),
@@ -273,7 +294,7 @@ fn memory_rows(
         ("peak", memory.peak(), "all of it allocated before the first step".into()),
     ];
     rows.retain(|(name, bytes, _)| {
-        !["scratch", "states", "workspace"].contains(name) || *bytes > 0
+        !["averages", "scratch", "states", "workspace"].contains(name) || *bytes > 0
     });
     rows.extend(host.iter().map(|(name, bytes, note)| (*name, *bytes, (*note).into())));
     let mut text = String::new();

@@ -2,6 +2,7 @@
 //! of a bucket.
 
 use std::fmt;
+use std::ops::Range;
 
 use potluck_core::RunSeries;
 use potluck_core::rng::Key;
@@ -13,6 +14,8 @@ pub enum BucketTensor {
     Gradients,
     /// A running average of the optimizer.
     Moment(usize),
+    /// The exponential average of the parameters.
+    Average,
 }
 
 impl fmt::Display for BucketTensor {
@@ -21,6 +24,7 @@ impl fmt::Display for BucketTensor {
             Self::Parameters => f.write_str("parameters"),
             Self::Gradients => f.write_str("gradients"),
             Self::Moment(index) => write!(f, "moment {index}"),
+            Self::Average => f.write_str("averages of the parameters"),
         }
     }
 }
@@ -110,6 +114,13 @@ impl Update {
         update
     }
 
+    /// Returns the update that moves an average by `weight` of its distance to other values:
+    /// `a -= weight (a - p)`. It is that of SGD with the average in the place of the parameters and
+    /// the values in that of the gradients, over [`UpdateRange::of_average`].
+    pub fn of_average(weight: f32) -> Self {
+        Self::Sgd { lr: weight, momentum: 0.0, weight_decay: 1.0 }
+    }
+
     /// Returns the number of running averages that the rule keeps per parameter.
     pub fn moments(&self) -> usize {
         match self {
@@ -145,7 +156,7 @@ impl MomentFormat {
     /// Returns the format of a bank of a device that keeps moments in this format.
     pub fn of_bank(self, bank: BucketTensor) -> Self {
         match bank {
-            BucketTensor::Parameters | BucketTensor::Gradients => Self::F32,
+            BucketTensor::Parameters | BucketTensor::Gradients | BucketTensor::Average => Self::F32,
             BucketTensor::Moment(_) => self,
         }
     }
@@ -199,4 +210,17 @@ pub struct UpdateRange {
     pub gradient_scale: f32,
     /// Rounding of the moments, if they are kept in bf16; `None` in f32 and without moments.
     pub rounding: Option<MomentRounding>,
+}
+
+impl UpdateRange {
+    /// Returns the range of [`Update::of_average`] over elements of a bucket.
+    pub fn of_average(elements: Range<usize>) -> Self {
+        Self {
+            start: elements.start,
+            length: elements.len(),
+            decay_end: elements.end,
+            gradient_scale: -1.0,
+            rounding: None,
+        }
+    }
 }

@@ -43,7 +43,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything behind the version in a greeting, the messages between nodes included. A
 /// change of any of it is another protocol.
-const PROTOCOL: u16 = 6;
+const PROTOCOL: u16 = 7;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
@@ -344,7 +344,7 @@ mod tests {
         // One of a later protocol, of which only the beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
-        let own = format!("potluck {} (protocol 6)", env!("CARGO_PKG_VERSION"));
+        let own = format!("potluck {} (protocol 7)", env!("CARGO_PKG_VERSION"));
         assert_eq!(
             error.sentence(true),
             format!(

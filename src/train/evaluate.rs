@@ -24,7 +24,7 @@ use potluck_core::{HostTensor, Rank, SegmentId, TensorId};
 use potluck_data::{DataError, Split};
 use potluck_graph::{Graph, PassKind};
 use potluck_kernels::device::DeviceError;
-use potluck_kernels::exec::{Executor, load};
+use potluck_kernels::exec::{Executor, LossSums, load};
 
 /// The most micro-batches whose losses a device sums in f32; the host sums those sums in f64.
 const BATCHES_PER_SUM: usize = 16;
@@ -66,6 +66,8 @@ pub struct Evaluation {
     pub samples: u64,
     /// Targets that the loss counts; with weights of classes, the whole part of the sum of theirs.
     pub targets: u64,
+    /// Means of the terms of a loss of several terms, by name and without their weights.
+    pub terms: Vec<(String, f64)>,
     /// Sums from which the task computes its metrics.
     pub sums: Vec<f64>,
 }
@@ -83,8 +85,7 @@ struct EvalBatch {
 #[derive(Clone, Debug, Default)]
 struct RankSums {
     done: usize,
-    loss: f64,
-    targets: f64,
+    loss: LossSums,
     /// Sums of the task.
     scores: Vec<f64>,
     /// States behind the last batch, of a model that carries them.
@@ -187,22 +188,29 @@ pub fn evaluate_split(
         };
         progress(job.samples_done(&sums), total)?;
     }
-    let mut loss = 0.0;
-    let mut targets = 0.0;
+    let mut loss = LossSums::default();
     let mut scores = vec![0.0; task.sum_count()];
     for sums in &sums {
-        loss += sums.loss;
-        targets += sums.targets;
+        loss.add(&sums.loss);
         for (all, of_rank) in scores.iter_mut().zip(&sums.scores) {
             *all += of_rank;
         }
     }
-    Ok(Some(Evaluation {
-        loss: loss / targets,
-        samples: total,
-        targets: targets as u64,
-        sums: scores,
-    }))
+    Ok(Some(Evaluation::of(graph, &loss, total, scores)))
+}
+
+impl Evaluation {
+    /// Returns the means of the sums of the loss over so many samples.
+    pub(crate) fn of(graph: &Graph, sums: &LossSums, samples: u64, scores: Vec<f64>) -> Self {
+        let means = sums.means_of_terms();
+        Self {
+            loss: sums.loss / sums.count,
+            samples,
+            targets: sums.count as u64,
+            terms: graph.loss_terms.iter().cloned().zip(means).collect(),
+            sums: scores,
+        }
+    }
 }
 
 /// Continues all ranks for one job each; returns their new sums.
@@ -267,9 +275,7 @@ fn run_pipelines(
         }
     }
     for (sums, passed) in sums.iter_mut().zip(pipelines.forward(group, work)?) {
-        let (loss, targets) = passed.loss;
-        sums.loss += loss;
-        sums.targets += targets;
+        sums.loss.add(&passed.loss);
         sums.states = passed.states.into_iter().next_back().unwrap_or_default();
     }
     Ok(sums)
@@ -297,9 +303,7 @@ fn run_job(
         }
         sums.done += 1;
         if sums.done.is_multiple_of(BATCHES_PER_SUM) || sums.done == part.len() {
-            let (loss, targets) = device.loss()?;
-            sums.loss += loss;
-            sums.targets += targets;
+            sums.loss.add(&device.loss()?);
         }
         turn.finish();
         // Without the second condition, fast devices would wait for a slow one in every job.

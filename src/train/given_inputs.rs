@@ -60,7 +60,7 @@ impl<'a> GivenInputs<'a> {
         self.values.iter().find(|(known, _)| *known == name).map(|(_, values)| values)
     }
 
-    /// Returns the rows of a micro-batch, of all inputs.
+    /// Returns the rows of a micro-batch, of all inputs; what samples share is in each.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if an input is missing, or has another type or length.
@@ -112,9 +112,12 @@ impl<'a> GivenInputs<'a> {
             return Err(TrainError::InvalidRequest(format!("input {name} is missing")));
         };
         let tensor = self.graph.tensor(id);
-        let per_row = tensor.shape.per_row();
-        let range = slots.start as usize * per_row..slots.end as usize * per_row;
-        let length = self.rows * per_row;
+        let length = tensor.shape.elements(self.rows);
+        let mut range = 0..length;
+        if tensor.shape.is_batched() {
+            let per_row = tensor.shape.per_row();
+            range = slots.start as usize * per_row..slots.end as usize * per_row;
+        }
         match (given, tensor.dtype) {
             (HostTensor::Float(values), DType::F32) if values.len() == length => {
                 Ok(HostTensor::Float(values[range].to_vec()))

@@ -42,7 +42,8 @@ pub fn parameters_of_file(graph: &Graph, path: &Path) -> Result<Vec<NamedTensor>
     Ok(StoredTensors::open(path)?.of_model(graph, &[], None)?.read()?)
 }
 
-/// Sets parameters, all or some, on all devices to the same bytes; `graph` is that of the model.
+/// Sets parameters, all or some, and their averages, if the devices keep them, on all devices to the
+/// same bytes; `graph` is that of the model.
 ///
 /// # Errors
 /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or number of
@@ -105,10 +106,23 @@ fn write_into(
         return Ok(());
     }
     let mut values = device.read_bank(BucketTensor::Parameters, bucket)?;
-    for (start, own) in given {
-        values[start..start + own.len()].copy_from_slice(&own);
+    for (start, own) in &given {
+        values[*start..start + own.len()].copy_from_slice(own);
     }
-    device.write_bank(BucketTensor::Parameters, bucket, &values)
+    device.write_bank(BucketTensor::Parameters, bucket, &values)?;
+    let (plan, owned) = (device.plan(), device.owned(bucket));
+    if !plan.options.averages || owned.is_empty() {
+        return Ok(());
+    }
+    let mut averages = device.read_bank(BucketTensor::Average, bucket)?;
+    for (start, own) in given {
+        let [from, to] = [owned.start.max(start), owned.end.min(start + own.len())];
+        if from < to {
+            let held = from - owned.start..to - owned.start;
+            averages[held].copy_from_slice(&own[from - start..to - start]);
+        }
+    }
+    device.write_bank(BucketTensor::Average, bucket, &averages)
 }
 
 /// Returns the values of the tensors that are in a bucket, of slices their parts, each with its

@@ -87,6 +87,22 @@ impl BatchSource {
         })
     }
 
+    /// Checks that the data have values of all inputs of a graph.
+    ///
+    /// # Errors
+    /// Returns `TrainError::InvalidRequest` for the first input of which they have none.
+    pub(crate) fn require_all_inputs(&self, graph: &Graph) -> Result<(), TrainError> {
+        require_no_shared(graph)?;
+        for (name, id) in graph.inputs_of_samples() {
+            if name != "samples" && self.inputs.iter().all(|(_, filled)| filled != id) {
+                return Err(TrainError::InvalidRequest(format!(
+                    "the graph has the input '{name}', for which the data have no values"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns true if the model carries states from step to step.
     pub fn carries(&self) -> bool {
         !self.carried.is_empty()
@@ -228,6 +244,22 @@ fn unannounced(
 }
 
 /// Returns the tensor of a graph that an input of a data set fills.
+/// Checks that a graph has no inputs that all samples share: data have none.
+///
+/// # Errors
+/// Returns `TrainError::InvalidRequest` for the first one.
+pub(crate) fn require_no_shared(graph: &Graph) -> Result<(), TrainError> {
+    for (name, id) in graph.inputs_of_samples() {
+        if !graph.tensor(*id).shape.is_batched() {
+            return Err(TrainError::InvalidRequest(format!(
+                "the input '{name}' is one that all samples share, of which data have no values: \
+                 give it with the inputs of a step, an evaluation or a prediction"
+            )));
+        }
+    }
+    Ok(())
+}
+
 fn tensor_of(graph: &Graph, input: DatasetInput) -> Result<TensorId, TrainError> {
     let DatasetInput { name, dtype, elements } = input;
     let Some(tensor) = graph.input(name) else {
@@ -235,6 +267,11 @@ fn tensor_of(graph: &Graph, input: DatasetInput) -> Result<TensorId, TrainError>
         return Err(TrainError::InvalidRequest(why));
     };
     let wanted = graph.tensor(tensor);
+    if !wanted.shape.is_batched() {
+        return Err(TrainError::InvalidRequest(format!(
+            "the data have {name} of each sample, and the model takes one that all samples share"
+        )));
+    }
     if wanted.dtype != dtype || wanted.shape.per_row() != elements {
         return Err(TrainError::InvalidRequest(format!(
             "the data have {name}, {elements} values of type {dtype:?} per sample, and the model \

@@ -1,6 +1,7 @@
 //! Runs over several machines: what the first node tells the others of a run, and how another node
 //! takes part in it.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -307,10 +308,12 @@ fn told(event: Event) -> Option<Event> {
         }
         Event::Step(record) => {
             let skipped = record.skipped.as_deref().map(shown);
-            Event::Step(StepRecord { busy: None, ranks: Vec::new(), skipped, ..record })
+            let terms = shown_terms(record.terms);
+            Event::Step(StepRecord { busy: None, ranks: Vec::new(), skipped, terms, ..record })
         }
         Event::Evaluation(record) => {
-            Event::Evaluation(EvalRecord { metrics: Vec::new(), ..record })
+            let terms = shown_terms(record.terms);
+            Event::Evaluation(EvalRecord { metrics: Vec::new(), terms, ..record })
         }
         Event::Evaluating { .. }
         | Event::Saving { .. }
@@ -318,6 +321,11 @@ fn told(event: Event) -> Option<Event> {
         | Event::Ended => event,
         Event::Tuning { .. } | Event::Measure(_) => return None,
     })
+}
+
+/// Returns the terms of a loss of another node with names as they may be shown.
+fn shown_terms(terms: Vec<(Cow<'static, str>, f64)>) -> Vec<(Cow<'static, str>, f64)> {
+    terms.into_iter().map(|(name, mean)| (Cow::Owned(shown(&name)), mean)).collect()
 }
 
 /// Returns a text of another node as it may be shown.
@@ -600,7 +608,7 @@ mod tests {
         let step = StepRecord {
             step: 7,
             loss: nan,
-            terms: Vec::new(),
+            terms: vec![("\u{1b}[2J".into(), 0.5)],
             lr: -0.0,
             grad_norm: f64::INFINITY,
             loss_scale: Some(0.5),
@@ -616,6 +624,7 @@ mod tests {
             step: 7,
             val_loss: nan,
             metrics: vec![("\u{1b}[2J".into(), 0.5)],
+            terms: vec![("\u{1b}[2Jkl".into(), 0.5)],
             samples: 3,
             targets: 4,
             is_best: true,
@@ -646,10 +655,13 @@ mod tests {
         ];
         assert_eq!(rest, expected);
         let skipped = Some(" [2J".into());
-        let expected = StepRecord { busy: None, ranks: Vec::new(), skipped, ..step };
+        let terms = vec![(" [2J".into(), 0.5)];
+        let expected = StepRecord { busy: None, ranks: Vec::new(), skipped, terms, ..step };
         // Bytes, because what is not a number is not equal to itself.
         assert_eq!(encode(one), encode(&expected));
-        assert_eq!(encode(other), encode(&EvalRecord { metrics: Vec::new(), ..evaluation }));
+        let terms = vec![(" [2Jkl".into(), 0.5)];
+        let expected = EvalRecord { metrics: Vec::new(), terms, ..evaluation };
+        assert_eq!(encode(other), encode(&expected));
         assert_eq!(one.loss.to_bits(), nan.to_bits());
         assert_eq!(other.val_loss.to_bits(), nan.to_bits());
     }

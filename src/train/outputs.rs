@@ -1,9 +1,9 @@
 //! Outputs of a model for any number of samples, computed on all devices.
 
 use super::error::TrainError;
+use super::given_inputs::GivenInputs;
 use crate::runtime::pipelines::ForwardUnits;
-use crate::runtime::step::Inputs;
-use potluck_core::{DType, HostTensor};
+use potluck_core::HostTensor;
 use potluck_graph::Graph;
 use potluck_parallel::MicroBatch;
 
@@ -26,18 +26,19 @@ pub struct OutputRequest<'a> {
 /// Returns the values of an output, a row per sample, without dropout.
 ///
 /// # Errors
-/// Returns `TrainError` if there is no such output, or if a device fails.
+/// Returns `TrainError` if there is no such output, if an input has another type or length, or if a
+/// device fails.
 pub fn model_outputs(request: &OutputRequest) -> Result<Vec<f32>, TrainError> {
-    let OutputRequest { units, graph, output, rows, most, weights, .. } = *request;
+    let OutputRequest { units, graph, output, rows, inputs, most, weights } = *request;
     let Some(tensor) = graph.output(output) else {
         return Err(TrainError::InvalidRequest(format!("the model has no output {output}")));
     };
+    let given = GivenInputs::from_sample(graph, inputs, rows as usize, 0)?;
     let mut work = Vec::with_capacity(weights.len());
     for parts in divided(rows, weights, &vec![most; weights.len()]) {
         let mut of_unit = Vec::with_capacity(parts.len());
         for part in parts {
-            let range = part.first as usize..(part.first + part.rows) as usize;
-            of_unit.push((range.len(), inputs(request, range)));
+            of_unit.push((part.rows as usize, given.cut_or_zero(&part)?));
         }
         work.push(of_unit);
     }
@@ -77,28 +78,6 @@ fn proportional(count: u32, weights: &[u32]) -> Vec<u32> {
         from = to;
     }
     parts
-}
-
-/// Returns the inputs of the samples of a range; zeros for those that are not given.
-fn inputs(request: &OutputRequest, range: std::ops::Range<usize>) -> Inputs {
-    let mut inputs = Inputs::new();
-    for (name, id) in &request.graph.inputs {
-        let tensor = request.graph.tensor(*id);
-        let per_row = tensor.shape.per_row();
-        let part = range.start * per_row..range.end * per_row;
-        let given = request.inputs.iter().find(|(known, _)| known == name);
-        let values = match (given, tensor.dtype) {
-            (Some((_, HostTensor::Float(values))), DType::F32) => {
-                HostTensor::Float(values[part].to_vec())
-            }
-            (Some((_, HostTensor::Int(values))), DType::U32) => {
-                HostTensor::Int(values[part].to_vec())
-            }
-            _ => HostTensor::zeros(tensor.dtype, part.len()),
-        };
-        inputs.push((*id, values));
-    }
-    inputs
 }
 
 #[cfg(test)]

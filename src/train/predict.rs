@@ -9,7 +9,7 @@ use super::error::TrainError;
 use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use super::evaluated_part::EvaluatedPart;
 use super::given_inputs::GivenInputs;
-use super::loader::BatchSource;
+use super::loader::{BatchSource, require_no_shared};
 use super::outputs::divided;
 use super::signals::SignalFlags;
 use super::task::{LossTask, Task};
@@ -19,6 +19,7 @@ use crate::runtime::step::Inputs;
 use potluck_core::{HostTensor, Shape, TensorId};
 use potluck_data::{Dataset, Sampler, Split};
 use potluck_graph::Graph;
+use potluck_kernels::exec::LossSums;
 use potluck_parallel::MicroBatch;
 
 impl Trainer {
@@ -27,6 +28,10 @@ impl Trainer {
     /// and run in micro-batches. Inputs that the output does not depend on (targets) may be left
     /// out. The `logits` of a language model are those of one `position` of each sample, an input
     /// (rows, 1, context) that is 1 there and 0 elsewhere.
+    ///
+    /// With [`TrainerOptions::ema`](super::TrainerOptions::ema) it takes the averages: the first
+    /// prediction or evaluation behind a step brings them onto all devices, and the next step the
+    /// parameters.
     ///
     /// # Errors
     /// Returns `TrainError` if there is no such output, if `rows` is 0 or 2^32 and more, if there
@@ -49,6 +54,7 @@ impl Trainer {
         rows: usize,
         inputs: &[(&str, HostTensor)],
     ) -> Result<ArrayD<f32>, TrainError> {
+        self.hold_evaluated()?;
         let given = GivenInputs::new(self.graph(), inputs, rows)?;
         self.array_of(output, &given)
     }
@@ -59,8 +65,9 @@ impl Trainer {
     }
 
     /// Computes an output for all samples of a split of a data set, in the order of their indices,
-    /// without dropout: in the output's shape, like [`Trainer::predict`]. Samples are read a batch
-    /// at a time, so that the host holds little more than what is returned.
+    /// without dropout: in the output's shape, and with the averages if these are kept, like
+    /// [`Trainer::predict`]. Samples are read a batch at a time, so that the host holds little more
+    /// than what is returned.
     ///
     /// # Errors
     /// Returns `TrainError` if there is no such output or it has no dimension for samples, if the
@@ -93,6 +100,8 @@ impl Trainer {
             let why = "the data have no sample of that split to predict";
             return Err(TrainError::InvalidRequest(why.into()));
         }
+        require_no_shared(self.graph())?;
+        self.hold_evaluated()?;
         // Checks that the data fit; nothing is drawn from the sampler.
         BatchSource::new(self.graph(), data.clone(), Sampler::new(0, 1, 1))?;
         let batch = self.options().batch as u64;
@@ -107,8 +116,8 @@ impl Trainer {
     }
 
     /// Computes the loss on samples of a split of a data set that have nothing in common, without
-    /// dropout: `samples` of them, spread over the split, or all (0). The samples are divided among
-    /// the devices.
+    /// dropout: `samples` of them, spread over the split, or all (0), with the averages if these are
+    /// kept, like [`Trainer::predict`]. The samples are divided among the devices.
     ///
     /// # Errors
     /// Returns `TrainError` if the split has no samples, if the data do not fit the graph, or if a
@@ -154,6 +163,7 @@ impl Trainer {
         // Nothing is drawn from the sampler.
         let sampler = Sampler::new(0, 1, self.options().batch as u32);
         let source = BatchSource::new(self.graph(), data.clone(), sampler)?;
+        source.require_all_inputs(self.graph())?;
         let signals = &SignalFlags::default();
         let part = EvaluatedPart { source: &source, task, split, samples, signals };
         self.evaluate_part(&part, &mut |_, _| Ok(()))?
@@ -161,7 +171,7 @@ impl Trainer {
     }
 
     /// Computes the loss on `rows` samples that are given like those of [`Trainer::step`], without
-    /// dropout.
+    /// dropout, and with the averages if these are kept, like [`Trainer::predict`].
     ///
     /// # Errors
     /// Returns `TrainError` if `rows` is 0 or 2^32 and more, if an input is missing, unknown or has
@@ -181,6 +191,7 @@ impl Trainer {
         rows: usize,
         inputs: &[(&str, HostTensor)],
     ) -> Result<Evaluation, TrainError> {
+        self.hold_evaluated()?;
         let given = GivenInputs::new(self.graph(), inputs, rows)?;
         if rows == 0 || u32::try_from(rows).is_err() {
             let why = format!("{rows} rows given; give at least 1 and fewer than 2^32");
@@ -188,18 +199,11 @@ impl Trainer {
         }
         let work = work_of(&self.parts(rows as u32), &|part| given.cut(part))?;
         let session = &mut self.session;
-        let mut loss = 0.0;
-        let mut targets = 0.0;
-        for (of_unit, targets_of_unit) in session.pipelines.losses(&mut session.group, work)? {
-            loss += of_unit;
-            targets += targets_of_unit;
+        let mut loss = LossSums::default();
+        for of_unit in session.pipelines.losses(&mut session.group, work)? {
+            loss.add(&of_unit);
         }
-        Ok(Evaluation {
-            loss: loss / targets,
-            samples: rows as u64,
-            targets: targets as u64,
-            sums: Vec::new(),
-        })
+        Ok(Evaluation::of(self.graph(), &loss, rows as u64, Vec::new()))
     }
 
     /// Computes the loss on a part of a split; `progress` gets the samples done and their number.
@@ -209,6 +213,7 @@ impl Trainer {
         part: &EvaluatedPart,
         progress: &mut dyn FnMut(u64, u64) -> Result<(), TrainError>,
     ) -> Result<Option<Evaluation>, TrainError> {
+        self.hold_evaluated()?;
         let EvaluatedPart { source, task, split, samples, signals } = *part;
         let placement = &self.session.placement;
         let weights: Vec<u32> = placement.units().map(|rank| rank.share).collect();

@@ -10,8 +10,8 @@ use super::carried::CarriedStates;
 use super::error::TrainError;
 use super::loader::LoadedRanks;
 use super::loss_scale::{DynamicLossScale, SCALE_MIN};
-use super::state;
-use crate::checkpoint::{Meta, NamedTensor};
+use super::state::{self, StateTensors};
+use crate::checkpoint::{Checkpoint, Meta, NamedTensor, put_averages};
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::shares::held_moments;
@@ -24,7 +24,7 @@ use potluck_core::faults::{Fault, Faults, Point};
 use potluck_core::metrics::{RankRecord, StageRecord, StepRecord, Unit};
 use potluck_core::rng::Key;
 use potluck_data::Sampler;
-use potluck_graph::optim::Optimizer;
+use potluck_graph::optim::{Optimizer, average_weight};
 use potluck_graph::{Plan, Precision};
 use potluck_parallel::{Coordinates, Placement, Program, SpreadPrograms, Verdict};
 
@@ -32,6 +32,8 @@ use potluck_parallel::{Coordinates, Placement, Program, SpreadPrograms, Verdict}
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     pub optimizer: Optimizer,
+    /// Decay of the exponential average of the parameters; 0: none is kept.
+    pub ema: f64,
     /// Gradient norm above which gradients are scaled down to it; 0: off.
     pub clip: f64,
     /// Arithmetic of matrix products; if it is mixed, gradients have a dynamic loss scale.
@@ -90,6 +92,24 @@ pub struct Session {
     options: SessionOptions,
     /// States that the next step begins with.
     states: CarriedStates,
+    /// Parameters in whose place the devices hold averages, since an evaluation.
+    displaced: Option<Displaced>,
+}
+
+/// Parameters that are not on the devices.
+struct Displaced {
+    parameters: Vec<NamedTensor>,
+    /// True if all devices hold averages in their place, and false if only some may.
+    is_whole: bool,
+}
+
+/// Tensors by name, read from the devices of a session.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SessionState {
+    pub parameters: Vec<NamedTensor>,
+    pub moments: Vec<NamedTensor>,
+    /// Averages of the parameters; empty if none are kept, and before the first update.
+    pub averages: Vec<NamedTensor>,
 }
 
 impl Session {
@@ -112,6 +132,7 @@ impl Session {
             loss_scale,
             options,
             states,
+            displaced: None,
         }
     }
 
@@ -137,19 +158,14 @@ impl Session {
         Ok(())
     }
 
-    /// Brings parameters and moments of a step, by name, onto the devices, zeros if there are no
-    /// moments, and takes over what was carried into the next one. Returns false if that is of
-    /// another batch size or another kind, and begins with zeros.
+    /// Brings the tensors of a checkpoint onto the devices, zeros if there are no moments, and
+    /// takes over what was carried into the next step. Returns false if that is of another batch
+    /// size or another kind, and begins with zeros.
     ///
     /// # Errors
     /// Returns `TrainError` if they are not those of the model, or if a device fails.
-    pub fn restore(
-        &mut self,
-        step: u64,
-        parameters: &[NamedTensor],
-        moments: &[NamedTensor],
-        carried: &[NamedTensor],
-    ) -> Result<bool, TrainError> {
+    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<bool, TrainError> {
+        let step = checkpoint.meta.step;
         for rank in (0..self.group.world() as u32).map(Rank) {
             let planned = self.options.faults.at_rank(Point::Restore, step, rank);
             if let Some(fault) = planned.and_then(Fault::of_device) {
@@ -157,17 +173,91 @@ impl Session {
             }
         }
         let kept = self.options.optimizer.moments();
-        state::restore(&self.group, &self.rank_plans, parameters, moments, kept)?;
-        Ok(self.states.restore(carried))
+        let tensors = StateTensors::of(checkpoint);
+        state::restore(&self.group, &self.rank_plans, tensors, kept)?;
+        self.displaced = None;
+        Ok(self.states.restore(&checkpoint.carried))
     }
 
-    /// Reads parameters and moments by name, in the model's order.
+    /// Reads parameters, moments and averages by name, in the model's order.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails, or if the values read back are not those that it
     /// holds.
-    pub fn state(&self) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>), TrainError> {
-        state::save(&self.group, &self.plan, self.options.optimizer.moments())
+    pub(crate) fn state(&self) -> Result<SessionState, TrainError> {
+        let parameters = self.parameters()?;
+        let count = self.options.optimizer.moments();
+        let moments = state::moments(&self.group, &self.plan, count)?;
+        Ok(SessionState { parameters, moments, averages: self.averages()? })
+    }
+
+    /// Reads the parameters by name, in the model's order; see [`state::parameters`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`state::parameters`].
+    pub(crate) fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
+        match &self.displaced {
+            Some(displaced) => Ok(displaced.parameters.clone()),
+            None => state::parameters(&self.group, &self.plan),
+        }
+    }
+
+    /// Reads the averages of the parameters by name; none if none are kept, and before the first
+    /// update.
+    fn averages(&self) -> Result<Vec<NamedTensor>, TrainError> {
+        if self.options.ema == 0.0 || self.taken.updates == 0 {
+            return Ok(Vec::new());
+        }
+        state::averages(&self.group, &self.plan)
+    }
+
+    /// Reads what is evaluated: the averages in the place of the parameters that have one.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Session::state`].
+    pub(crate) fn evaluated_parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
+        let mut parameters = self.parameters()?;
+        put_averages(&mut parameters, self.averages()?);
+        Ok(parameters)
+    }
+
+    /// Puts the averages in the place of the parameters on all devices, if the session keeps them,
+    /// until [`Session::put_parameters_back`]. Ranks that differ must have been told apart before.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Session::state`].
+    pub(crate) fn put_averages_in_place(&mut self) -> Result<(), TrainError> {
+        if self.displaced.as_ref().is_some_and(|displaced| displaced.is_whole) {
+            return Ok(());
+        }
+        self.put_parameters_back()?;
+        let averages = self.averages()?;
+        if averages.is_empty() {
+            return Ok(());
+        }
+        let parameters = self.parameters()?;
+        let displaced = self.displaced.insert(Displaced { parameters, is_whole: false });
+        let state = StateTensors {
+            parameters: &displaced.parameters,
+            averages: &averages,
+            ..StateTensors::default()
+        };
+        state::write_evaluated(&self.group, &self.rank_plans, state)?;
+        displaced.is_whole = true;
+        Ok(())
+    }
+
+    /// Brings the parameters back onto all devices, if they hold averages in their place.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails; then the parameters are kept here.
+    pub(crate) fn put_parameters_back(&mut self) -> Result<(), TrainError> {
+        if let Some(displaced) = &mut self.displaced {
+            displaced.is_whole = false;
+            state::write_parameters(&self.group, &self.rank_plans, &displaced.parameters)?;
+        }
+        self.displaced = None;
+        Ok(())
     }
 
     /// Returns what is carried into the next step, by name.
@@ -196,6 +286,7 @@ impl Session {
                 run_key: Key::new(self.options.seed),
                 samples,
                 update,
+                average_weight: average_weight(self.options.ema, updates + 1),
                 clip: self.options.clip,
                 loss_scale: self.loss_scale.factor(),
                 faults: self.options.faults.clone(),
@@ -240,6 +331,7 @@ impl Session {
     /// # Errors
     /// Returns `TrainError` if a device fails.
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, TrainError> {
+        self.put_parameters_back()?;
         let reports = self.group.step(inputs)?;
         self.taken.steps += 1;
         let verdict = reports.first().map(|report| &report.verdict);
@@ -263,6 +355,7 @@ impl Session {
     /// # Errors
     /// Returns `TrainError` if no target counts, or if a device fails.
     pub fn gradients(&mut self, ranks: Vec<Vec<Inputs>>) -> Result<Vec<NamedTensor>, TrainError> {
+        self.put_parameters_back()?;
         self.settle()?;
         let mut inputs = Vec::new();
         for (rank, input) in self.inputs(ranks, 0.0).into_iter().enumerate() {

@@ -67,6 +67,8 @@ pub struct RunSpec {
     /// Part of the probability of each target that all classes share; 0: none.
     pub label_smoothing: f32,
     pub optimizer: Optimizer,
+    /// Decay of the exponential average of the parameters; 0: none is kept.
+    pub ema: f64,
     /// Parameters with rates of their own, and frozen ones.
     pub groups: Vec<ParameterGroup>,
     pub schedule: Schedule,
@@ -207,6 +209,7 @@ impl RunSpec {
             class_weights: train.class_weights.iter().map(|weight| *weight as f32).collect(),
             label_smoothing: config.optim.label_smoothing as f32,
             optimizer: optimizer(config),
+            ema: config.optim.ema,
             // Texts that are none are refused when a configuration is checked.
             groups: config.optim.parameter_groups().unwrap_or_default(),
             schedule: schedule(config),
@@ -455,6 +458,7 @@ impl RunSpec {
             pipeline: self.parallel.pipeline.clone(),
             tensor: self.parallel.tensor.clone(),
             optimizer: self.optimizer,
+            ema: self.ema,
             groups: self.groups.clone(),
             batch: self.batch as usize,
             micro_batch_size: self.micro_batch as usize,

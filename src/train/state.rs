@@ -1,10 +1,11 @@
-//! Checkpoint state: reads parameters and moments by name from devices, and writes them back.
+//! Checkpoint state: reads parameters, moments and averages by name from devices, and writes them
+//! back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::error::TrainError;
-use crate::checkpoint::{CheckpointError, NamedTensor};
+use crate::checkpoint::{Checkpoint, CheckpointError, NamedTensor};
 use crate::runtime::workers::WorkerGroup;
 use potluck_core::{BucketId, Position, Rank};
 use potluck_graph::{Parameter, ParameterKind, Plan};
@@ -32,6 +33,7 @@ fn read_bucket(
         BucketTensor::Parameters => format!("bucket {} of the parameters", bucket.0),
         BucketTensor::Gradients => format!("bucket {} of the gradients", bucket.0),
         BucketTensor::Moment(moment) => format!("bucket {} of moment {moment}", bucket.0),
+        BucketTensor::Average => format!("bucket {} of the averages of the parameters", bucket.0),
     };
     Err(DeviceError::ReadBack { adapter: device.name().to_string(), what })
 }
@@ -116,34 +118,52 @@ fn joined(slices: Vec<CopiedSlice<'_>>) -> Result<Vec<NamedTensor>, CheckpointEr
     tensors.into_values().map(complete).collect()
 }
 
-/// Reads the parameters and moments of a worker group, by name: the parameters from the first rank
-/// that holds them, since all that do hold the same, and the moments from the ranks that own them.
-/// All are read bucket by bucket, so that the host holds little more than what is returned. `plan`
-/// is that of any rank.
+/// Tensors by name that a worker group holds between two steps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StateTensors<'a> {
+    pub parameters: &'a [NamedTensor],
+    /// Moments of parameter `NAME`, as `NAME.0`, `NAME.1`; empty: zeros.
+    pub moments: &'a [NamedTensor],
+    /// Averages of parameters, where they are not the parameters themselves.
+    pub averages: &'a [NamedTensor],
+    /// False before the first update, which begins the averages.
+    pub is_updated: bool,
+}
+
+impl<'a> StateTensors<'a> {
+    /// Returns the tensors of a checkpoint.
+    pub fn of(checkpoint: &'a Checkpoint) -> Self {
+        let Checkpoint { meta, parameters, moments, averages, .. } = checkpoint;
+        Self { parameters, moments, averages, is_updated: meta.optimizer_step > 0 }
+    }
+}
+
+/// Reads the averages of the parameters of a worker group whose devices keep them, by name, from
+/// the ranks that own their parts. `plan` is that of any rank.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, if the values read back are not those that it holds, or
 /// if the slices of a tensor are not all of it.
-pub fn save(
+pub fn averages(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
+    owned_tensors(group, plan, BucketTensor::Average)
+}
+
+/// Reads the moments of a worker group, by name, from the ranks that own them.
+/// All are read bucket by bucket, so that the host holds little more than what is returned. `plan`
+/// is that of any rank.
+///
+/// # Errors
+/// Returns the errors of [`averages`].
+pub fn moments(
     group: &WorkerGroup,
     plan: &Plan,
-    moments: usize,
-) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>), TrainError> {
-    let parameters = parameters(group, plan)?;
+    count: usize,
+) -> Result<Vec<NamedTensor>, TrainError> {
     let mut all = Vec::new();
-    for moment in 0..moments {
-        let mut slices = Vec::new();
-        for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
-            // The optimizer has no part in running averages.
-            if !is_trained(plan, bucket) {
-                continue;
-            }
-            let values = owned_parts(group, plan, BucketTensor::Moment(moment), bucket)?;
-            slices.extend(copied(plan, bucket, &values));
-        }
-        all.push(joined(slices)?);
+    for moment in 0..count {
+        all.push(owned_tensors(group, plan, BucketTensor::Moment(moment))?);
     }
-    Ok((parameters, join_moments(all)))
+    Ok(join_moments(all))
 }
 
 /// Reads the sums of the gradients of a step by name, from the ranks that own their parts, in the
@@ -152,17 +172,27 @@ pub fn save(
 /// # Errors
 /// Returns `TrainError` if a device fails, or if the values read back are not those that it holds.
 pub fn gradient_sums(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
+    owned_tensors(group, plan, BucketTensor::Gradients)
+}
+
+/// Reads a bank from the ranks that own its parts, of the parameters that the optimizer updates, in
+/// the model's order.
+fn owned_tensors(
+    group: &WorkerGroup,
+    plan: &Plan,
+    bank: BucketTensor,
+) -> Result<Vec<NamedTensor>, TrainError> {
     let mut slices = Vec::new();
     for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
         if is_trained(plan, bucket) {
-            let values = owned_parts(group, plan, BucketTensor::Gradients, bucket)?;
+            let values = owned_parts(group, plan, bank, bucket)?;
             slices.extend(copied(plan, bucket, &values));
         }
     }
     Ok(joined(slices)?)
 }
 
-/// Reads a bucket of a moment or of the gradient sums from the ranks that own its parts.
+/// Reads a bucket of a bank from the ranks that own its parts.
 fn owned_parts(
     group: &WorkerGroup,
     plan: &Plan,
@@ -190,35 +220,82 @@ fn owned_parts(
 
 /// Returns true if a device with this plan has values of a bucket in a bank.
 fn has_bucket(plan: &Plan, bank: BucketTensor, bucket: BucketId) -> bool {
-    let is_moment = matches!(bank, BucketTensor::Moment(_));
-    plan.holds(bucket) && (!is_moment || is_trained(plan, bucket))
+    let is_owned = matches!(bank, BucketTensor::Moment(_) | BucketTensor::Average);
+    plan.holds(bucket) && (!is_owned || is_trained(plan, bucket))
 }
 
-/// Tensors of a checkpoint with the values of a bank.
-#[derive(Clone, Copy)]
-struct SavedBank<'a> {
-    bank: BucketTensor,
-    tensors: &'a [NamedTensor],
+/// What is written to a bank of the devices, of the tensors of a state.
+#[derive(Clone, Copy, PartialEq)]
+enum Written {
+    Parameters,
+    /// The averages in the place of the parameters that have one.
+    Evaluated,
+    Moment(usize),
+    Averages,
 }
 
-impl SavedBank<'_> {
-    /// Returns the values of a bucket; zeros for a moment of which nothing is saved.
+impl Written {
+    fn bank(self) -> BucketTensor {
+        match self {
+            Self::Parameters | Self::Evaluated => BucketTensor::Parameters,
+            Self::Moment(index) => BucketTensor::Moment(index),
+            Self::Averages => BucketTensor::Average,
+        }
+    }
+}
+
+impl StateTensors<'_> {
+    /// Returns the average of a parameter, if it has one.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::Shape` if it has another shape.
+    fn average_of(
+        &self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Option<&NamedTensor>, CheckpointError> {
+        if self.averages.iter().all(|average| average.name != name) {
+            return Ok(None);
+        }
+        NamedTensor::find(self.averages, name, shape).map(Some)
+    }
+
+    /// Returns the values of a bucket: zeros for moments of which nothing is saved and for averages
+    /// before the first update, and later the parameters for averages that are not saved.
     ///
     /// # Errors
     /// Returns `CheckpointError` if a tensor is missing or has another shape.
-    fn values(&self, plan: &Plan, bucket: BucketId) -> Result<Vec<f32>, CheckpointError> {
+    fn values(
+        &self,
+        plan: &Plan,
+        bucket: BucketId,
+        written: Written,
+    ) -> Result<Vec<f32>, CheckpointError> {
         let bucket = &plan.buckets[bucket.index()];
         let mut values = vec![0.0; bucket.length];
-        if self.tensors.is_empty() && matches!(self.bank, BucketTensor::Moment(_)) {
+        let are_zeros = match written {
+            Written::Moment(_) => self.moments.is_empty(),
+            Written::Averages => !self.is_updated,
+            Written::Parameters | Written::Evaluated => false,
+        };
+        if are_zeros {
             return Ok(values);
         }
         for &(id, start) in &bucket.parameters {
             let Parameter { whole, slice, .. } = &plan.graph.parameters[id.index()];
-            let name = match self.bank {
-                BucketTensor::Moment(index) => name_of_moment(&whole.name, index),
-                BucketTensor::Parameters | BucketTensor::Gradients => whole.name.clone(),
+            let wanted = slice.whole_dims();
+            let mut average = None;
+            if matches!(written, Written::Averages | Written::Evaluated) {
+                average = self.average_of(&whole.name, wanted)?;
+            }
+            let tensor = match (written, average) {
+                (_, Some(average)) => average,
+                (Written::Moment(index), _) => {
+                    let name = name_of_moment(&whole.name, index);
+                    NamedTensor::find(self.moments, &name, wanted)?
+                }
+                _ => NamedTensor::find(self.parameters, &whole.name, wanted)?,
             };
-            let tensor = NamedTensor::find(self.tensors, &name, slice.whole_dims())?;
             let own = &mut values[start..start + slice.elements()];
             if slice.is_whole() {
                 own.copy_from_slice(&tensor.values);
@@ -258,15 +335,12 @@ fn restored(moments: &[NamedTensor], kept: usize) -> usize {
 /// # Errors
 /// Returns `CheckpointError` if a tensor is missing or has another shape, and
 /// [`CheckpointError::NoMoments`] for a parameter that was frozen and is trained now.
-pub fn check(
-    plan: &Plan,
-    parameters: &[NamedTensor],
-    moments: &[NamedTensor],
-    kept: usize,
-) -> Result<(), CheckpointError> {
+pub fn check(plan: &Plan, state: StateTensors<'_>, kept: usize) -> Result<(), CheckpointError> {
+    let StateTensors { parameters, moments, .. } = state;
     for Parameter { whole, slice, kind, .. } in &plan.graph.parameters {
         let wanted = slice.whole_dims();
         NamedTensor::find(parameters, &whole.name, wanted)?;
+        state.average_of(&whole.name, wanted)?;
         let kept = if *kind == ParameterKind::Trained { kept } else { 0 };
         let names: Vec<String> =
             (0..restored(moments, kept)).map(|index| name_of_moment(&whole.name, index)).collect();
@@ -284,6 +358,8 @@ pub fn check(
 /// Writes a checkpoint's tensors to the devices of all ranks, of which `plans` has the plans:
 /// bucket by bucket, each to all devices at the same time, so that the host never holds more than
 /// one of them twice, however many devices there are. Moments are zeros if none are saved.
+/// Averages, if the devices keep them and they are not saved, begin as the parameters, or with the
+/// first update if there was none.
 ///
 /// # Errors
 /// Returns `TrainError` if a tensor is missing or has another shape, before anything is written, or
@@ -291,22 +367,55 @@ pub fn check(
 pub fn restore(
     group: &WorkerGroup,
     plans: &[Arc<Plan>],
-    parameters: &[NamedTensor],
-    moments: &[NamedTensor],
+    state: StateTensors<'_>,
     kept: usize,
 ) -> Result<(), TrainError> {
     for plan in plans {
-        check(plan, parameters, moments, kept)?;
+        check(plan, state, kept)?;
     }
-    write(group, plans, SavedBank { bank: BucketTensor::Parameters, tensors: parameters })?;
+    write(group, plans, state, Written::Parameters)?;
     for moment in 0..kept {
-        write(group, plans, SavedBank { bank: BucketTensor::Moment(moment), tensors: moments })?;
+        write(group, plans, state, Written::Moment(moment))?;
+    }
+    if plans[0].options.averages {
+        write(group, plans, state, Written::Averages)?;
     }
     Ok(())
 }
 
-fn write(group: &WorkerGroup, plans: &[Arc<Plan>], saved: SavedBank<'_>) -> Result<(), TrainError> {
-    let bank = saved.bank;
+/// Writes all parameters by name to the devices of all ranks, like [`restore`].
+///
+/// # Errors
+/// Returns `TrainError` if a tensor is missing or has another shape, or if a device fails.
+pub fn write_parameters(
+    group: &WorkerGroup,
+    plans: &[Arc<Plan>],
+    parameters: &[NamedTensor],
+) -> Result<(), TrainError> {
+    let state = StateTensors { parameters, ..StateTensors::default() };
+    write(group, plans, state, Written::Parameters)
+}
+
+/// Writes the averages of a state, and its parameters where there is none, to the place of the
+/// parameters of all ranks.
+///
+/// # Errors
+/// Returns the errors of [`write_parameters`].
+pub(crate) fn write_evaluated(
+    group: &WorkerGroup,
+    plans: &[Arc<Plan>],
+    state: StateTensors<'_>,
+) -> Result<(), TrainError> {
+    write(group, plans, state, Written::Evaluated)
+}
+
+fn write(
+    group: &WorkerGroup,
+    plans: &[Arc<Plan>],
+    state: StateTensors<'_>,
+    written: Written,
+) -> Result<(), TrainError> {
+    let bank = written.bank();
     for bucket in (0..plans[0].buckets.len() as u32).map(BucketId) {
         // The ranks of a tensor group hold different slices, those of one place the same.
         let mut places: BTreeMap<Option<u32>, Vec<Rank>> = BTreeMap::new();
@@ -316,13 +425,13 @@ fn write(group: &WorkerGroup, plans: &[Arc<Plan>], saved: SavedBank<'_>) -> Resu
             }
         }
         for holders in places.into_values() {
-            let values = Arc::new(saved.values(&plans[holders[0].index()], bucket)?);
+            let values = Arc::new(state.values(&plans[holders[0].index()], bucket, written)?);
             group.run_on_all("restoring the state", move |rank, device| {
                 if !holders.contains(&rank) {
                     return Ok(());
                 }
                 let held = match bank {
-                    BucketTensor::Moment(_) => device.owned(bucket),
+                    BucketTensor::Moment(_) | BucketTensor::Average => device.owned(bucket),
                     BucketTensor::Parameters | BucketTensor::Gradients => 0..values.len(),
                 };
                 device.write_bank(bank, bucket, &values[held])
@@ -346,7 +455,7 @@ mod tests {
     };
     use potluck_kernels::device::Heartbeat;
     use potluck_kernels::exec::{
-        Cpu, KernelProfile, PassContext, ProfileTarget, Readback, StepSums,
+        Cpu, KernelProfile, LossSums, PassContext, ProfileTarget, Readback, StepSums,
     };
 
     type Done = Result<(), DeviceError>;
@@ -395,7 +504,7 @@ mod tests {
         fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
             self.cpu.finish_step(norms)
         }
-        fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
+        fn loss(&mut self) -> Result<LossSums, DeviceError> {
             self.cpu.loss()
         }
         fn update(
@@ -405,6 +514,9 @@ mod tests {
             range: &UpdateRange,
         ) -> Result<(), DeviceError> {
             self.cpu.update(bucket, update, range)
+        }
+        fn average(&mut self, bucket: BucketId, elements: Range<usize>, weight: f32) -> Done {
+            self.cpu.average(bucket, elements, weight)
         }
         fn read_parts(
             &mut self,
@@ -524,7 +636,8 @@ mod tests {
         b.parameter("w", &[2, 3], Init::Zeros);
         let plan = Plan::new(b.finish(), PlanOptions::new(1));
         let check = |parameters: &[NamedTensor], moments: &[NamedTensor]| {
-            check(&plan, parameters, moments, 2).map_err(|error| error.to_string())
+            let state = StateTensors { parameters, moments, ..StateTensors::default() };
+            check(&plan, state, 2).map_err(|error| error.to_string())
         };
         let w = [tensor("w", &[2, 3])];
         let moments = [tensor("w.0", &[2, 3]), tensor("w.1", &[2, 3])];
@@ -540,8 +653,8 @@ mod tests {
         let mut slices = Vec::new();
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
             if has_bucket(plan, BucketTensor::Parameters, bucket) {
-                let saved = SavedBank { bank: BucketTensor::Parameters, tensors };
-                let values = saved.values(plan, bucket).unwrap();
+                let state = StateTensors { parameters: tensors, ..StateTensors::default() };
+                let values = state.values(plan, bucket, Written::Parameters).unwrap();
                 slices.extend(copied(plan, bucket, &values));
             }
         }
@@ -573,7 +686,8 @@ mod tests {
         let plans: Vec<Plan> = (0..2).map(plan).collect();
         let slices = plans.iter().flat_map(|plan| slices_of(plan, &tensors)).collect::<Vec<_>>();
         for plan in &plans {
-            check(plan, &tensors, &[], 0).unwrap();
+            let parameters = &tensors;
+            check(plan, StateTensors { parameters, ..StateTensors::default() }, 0).unwrap();
         }
         // The biases behind the second layer are on both.
         assert_eq!(slices.len(), 2 * 3 + 2);
@@ -582,7 +696,8 @@ mod tests {
         let error = joined(slices_of(&plans[0], &tensors)).unwrap_err().to_string();
         let expected = "'layers.0.weight' cannot be saved: the slices that were read are not all";
         assert!(error.contains(expected), "{error}");
-        let missing = check(&plans[1], &tensors[1..], &[], 0).unwrap_err().to_string();
+        let state = StateTensors { parameters: &tensors[1..], ..StateTensors::default() };
+        let missing = check(&plans[1], state, 0).unwrap_err().to_string();
         assert!(missing.contains("no tensor 'layers.0.weight'"), "{missing}");
     }
 }

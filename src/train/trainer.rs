@@ -1,6 +1,8 @@
 //! Training API for Rust code: any graph, one device or several, batches of your own.
 
 #[cfg(test)]
+mod average_tests;
+#[cfg(test)]
 mod failure_tests;
 pub(crate) mod fit;
 mod fit_end;
@@ -18,6 +20,8 @@ mod options;
 mod parameters;
 pub(super) mod recovery;
 mod saving;
+#[cfg(test)]
+mod shared_input_tests;
 #[cfg(test)]
 mod state_tests;
 pub(super) mod steps;

@@ -141,11 +141,11 @@ impl Terminal {
     }
 
     fn evaluation(&self, record: &EvalRecord) {
-        let EvalRecord { step, val_loss, metrics, samples, is_best, .. } = record;
+        let EvalRecord { step, val_loss, metrics, terms, samples, is_best, .. } = record;
         let mark = if *is_best { ", the best so far" } else { "" };
         let samples = thousands(*samples as f64);
         let metric = |(name, value): &(Cow<str>, f64)| format!("  {name} {value:.4}");
-        let metrics: String = metrics.iter().map(metric).collect();
+        let metrics: String = metrics.iter().chain(terms).map(metric).collect();
         self.note(&format!(
             "step {step}  val_loss {val_loss:.4}{metrics} on {samples} samples{mark}"
         ));

@@ -11,8 +11,8 @@ use crate::common::{devices, pass, run_phase};
 fn check_count(device: &mut dyn Executor, expected: u64) {
     assert!(expected > 1 << 24 && expected % 2 == 1, "{expected} is exact in f32");
     let name = device.name().to_string();
-    assert_eq!(device.loss().unwrap().1, expected as f64, "{name}, loss");
-    assert_eq!(device.finish_step(&[]).unwrap().count, expected as f64, "{name}, report");
+    assert_eq!(device.loss().unwrap().count, expected as f64, "{name}, loss");
+    assert_eq!(device.finish_step(&[]).unwrap().loss.count, expected as f64, "{name}, report");
 }
 
 #[test]

@@ -156,12 +156,12 @@ impl Golden {
         let mut losses = Vec::new();
         for step in 1..=steps {
             let sums = self.step(device, (step as usize - 1) % 4, rows);
-            losses.push(sums.loss / sums.count);
+            losses.push(sums.loss.loss / sums.loss.count);
             for bucket in 0..device.plan().buckets.len() {
                 let layout = &device.plan().buckets[bucket];
                 let Some(update) = layout.update(&optimizer.update(lr, step)) else { continue };
                 let is_state = layout.kind.is_state();
-                let count = if is_state { self.number("batch") as f64 } else { sums.count };
+                let count = if is_state { self.number("batch") as f64 } else { sums.loss.count };
                 let range = UpdateRange {
                     start: 0,
                     length: layout.length,
@@ -184,7 +184,7 @@ impl Golden {
         let names: Vec<String> = parameters.map(|p| p.name.clone()).collect();
         let mean = |name: String| {
             let sum = crate::common::parameter(device, BucketTensor::Gradients, &name);
-            let mean = sum.iter().map(|g| (f64::from(*g) / sums.count) as f32).collect();
+            let mean = sum.iter().map(|g| (f64::from(*g) / sums.loss.count) as f32).collect();
             (name, mean)
         };
         names.into_iter().map(mean).collect()

@@ -1,6 +1,7 @@
 //! Executors in the test's own process, on the CPU device and on the adapters that
 //! `POTLUCK_TEST_ADAPTERS` selects.
 
+mod averages;
 #[path = "../common/mod.rs"]
 mod common;
 mod counts;

@@ -4,7 +4,7 @@
 use potluck_core::BucketId;
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::{Plan, PlanOptions, SlotKind, Unary, differentiate, fuse};
-use potluck_kernels::exec::{BucketTensor, Executor};
+use potluck_kernels::exec::{BucketTensor, Executor, LossSums};
 
 const ROWS: usize = 2;
 
@@ -50,7 +50,7 @@ fn gradients(device: &mut dyn Executor, interleaved: bool) -> Vec<u32> {
             crate::common::run_phase(device, false, pass);
         }
     }
-    let (loss, count) = device.loss().unwrap();
+    let LossSums { loss, count, .. } = device.loss().unwrap();
     assert_eq!(count, ((2 * ROWS - 1) * 6) as f64);
     let mut bits = vec![(loss as f32).to_bits()];
     for bucket in 0..device.plan().buckets.len() as u32 {

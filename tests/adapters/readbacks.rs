@@ -431,7 +431,7 @@ fn a_step_ends_with_the_norms_that_are_asked_for() {
         let norms = |device: &mut dyn Executor, buckets: &[u32]| {
             let buckets: Vec<BucketId> = buckets.iter().map(|bucket| BucketId(*bucket)).collect();
             let sums = device.finish_step(&buckets).unwrap();
-            (sums.loss, sums.gradients)
+            (sums.loss.loss, sums.gradients)
         };
         let (loss, all) = norms(device, &[0, 1]);
         assert!(loss > 0.0 && all[0].0 > 0.0 && all[0] != all[1], "{all:?}");

@@ -151,7 +151,7 @@ fn results(device: &mut dyn Executor) -> Results {
     let held: Vec<BucketId> = buckets.filter(|bucket| device.plan().holds(*bucket)).collect();
     let read = |bucket| (bucket, device.read_bank(BucketTensor::Gradients, bucket).unwrap());
     let gradients = held.into_iter().map(read).collect();
-    (device.loss().unwrap().0, gradients)
+    (device.loss().unwrap().loss, gradients)
 }
 
 /// Sets the parameters that a stage holds, which have the names and values of the whole model.

@@ -44,7 +44,7 @@ fn results(graph: Graph) -> Vec<f64> {
     crate::common::fill_parameters(&mut device, 0.5);
     crate::common::fill_inputs(&mut device, 0, ROWS, 3, 4);
     crate::common::run_step(&mut device, &crate::common::pass(0, ROWS));
-    let mut results = vec![device.loss().unwrap().0];
+    let mut results = vec![device.loss().unwrap().loss];
     for bucket in 0..device.plan().buckets.len() as u32 {
         results.extend(device.bank_values(BucketTensor::Gradients, BucketId(bucket)));
     }

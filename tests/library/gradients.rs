@@ -90,7 +90,7 @@ fn check_gradients(graph: Graph) -> usize {
                     // Slots are shared: the last pass has used those of the inputs for others.
                     crate::common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
                     crate::common::run_phase(&mut device, true, &pass);
-                    device.loss().unwrap().0
+                    device.loss().unwrap().loss
                 };
                 let slope = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);
                 loss(0.0);

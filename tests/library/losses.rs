@@ -51,7 +51,7 @@ fn a_loss_of_terms_is_their_weighted_sum_and_each_is_reported() {
     let x: Vec<f32> = (1..=8).map(|value| value as f32).collect();
     let values = Values { x: &x, targets: HostTensorView::Float(&[0.0; 2]) };
     let sums = sums_of(values, [4, 1], |b, x, _| b.loss(&[LossTerm::mean("mean", x)]));
-    assert_eq!((sums.loss, sums.count, sums.terms.len()), (9.0, 2.0, 0));
+    assert_eq!((sums.loss.loss, sums.loss.count, sums.loss.terms.len()), (9.0, 2.0, 0));
     let sums = sums_of(values, [4, 1], |b, x, _| {
         let squares = b.unary(x, Unary::Square)?;
         b.loss(&[
@@ -60,8 +60,8 @@ fn a_loss_of_terms_is_their_weighted_sum_and_each_is_reported() {
             LossTerm::mean("squares", squares).weighted(0.5),
         ])
     });
-    assert_eq!((sums.count, &sums.terms[..]), (2.0, &[9.0, 36.0, 51.0][..]));
-    assert_eq!(sums.loss, -2.0 * 9.0 + 36.0 + 0.5 * 51.0);
+    assert_eq!((sums.loss.count, &sums.loss.terms[..]), (2.0, &[9.0, 36.0, 51.0][..]));
+    assert_eq!(sums.loss.loss, -2.0 * 9.0 + 36.0 + 0.5 * 51.0);
 }
 
 /// Returns the loss and the weight of a row, by PyTorch's definition of `cross_entropy`.
@@ -97,15 +97,15 @@ fn cross_entropy_has_weights_smoothing_and_an_ignored_class() {
                     expected[0] += loss;
                     expected[1] += weight;
                 }
-                let apart = (sums.loss - expected[0]).abs();
-                assert!(apart < 1e-9, "{options:?}: {} for {}", sums.loss, expected[0]);
-                assert_eq!(sums.count, expected[1], "{options:?}");
+                let apart = (sums.loss.loss - expected[0]).abs();
+                assert!(apart < 1e-9, "{options:?}: {} for {}", sums.loss.loss, expected[0]);
+                assert_eq!(sums.loss.count, expected[1], "{options:?}");
                 let sums = sums_of(values, [CLASSES, 1], |b, x, targets| {
                     let losses = b.cross_entropy(x, targets, &options)?;
                     b.loss(&[LossTerm::sum("loss", losses)])
                 });
-                assert!((sums.loss - expected[0]).abs() < 1e-9, "{options:?} as a term");
-                assert_eq!(sums.count, 5.0);
+                assert!((sums.loss.loss - expected[0]).abs() < 1e-9, "{options:?} as a term");
+                assert_eq!(sums.loss.count, 5.0);
                 if smoothing > 0.0 {
                     continue;
                 }
@@ -114,7 +114,11 @@ fn cross_entropy_has_weights_smoothing_and_an_ignored_class() {
                     let losses = b.negative_log_likelihood(logarithms, targets, &options)?;
                     b.loss(&[LossTerm::sum("loss", losses)])
                 });
-                assert!((sums.loss - expected[0]).abs() < 1e-9, "{options:?}: {}", sums.loss);
+                assert!(
+                    (sums.loss.loss - expected[0]).abs() < 1e-9,
+                    "{options:?}: {}",
+                    sums.loss.loss
+                );
             }
         }
     }
@@ -135,7 +139,7 @@ fn check_values(
     });
     let pairs = x.iter().zip(&targets);
     let expected: f64 = pairs.map(|(x, t)| formula(f64::from(*x), f64::from(*t))).sum();
-    assert!((sums.loss - expected).abs() < 1e-6, "{} for {expected}", sums.loss);
+    assert!((sums.loss.loss - expected).abs() < 1e-6, "{} for {expected}", sums.loss.loss);
 }
 
 #[test]
@@ -208,5 +212,5 @@ fn samples_are_counted_exactly() {
     crate::common::fill_parameters(&mut device, 0.7);
     crate::common::fill_inputs(&mut device, 0, ROWS, 11, 5);
     let sums = crate::common::run_step(&mut device, &crate::common::pass(0, ROWS));
-    assert_eq!(sums.count, ROWS as f64);
+    assert_eq!(sums.loss.count, ROWS as f64);
 }

@@ -11,7 +11,7 @@ use potluck_graph::{
     PlanOptions, Reduction, Segment, Shard, ShardError, SplitUnit, Unary, cut_large_parameters,
     differentiate, fuse, init, reported_once, shard,
 };
-use potluck_kernels::exec::{BucketTensor, Cpu, Executor, PassContext};
+use potluck_kernels::exec::{BucketTensor, Cpu, Executor, LossSums, PassContext};
 use proptest::prelude::*;
 
 use crate::common::{evaluation, fill_inputs, parameter, pass, squares};
@@ -262,13 +262,14 @@ fn check(case: &Case) {
     run(&mut ranks, &pass, classes);
 
     let expected = whole[0].device.loss().unwrap();
-    let losses: Vec<(f64, f64)> =
-        ranks.iter_mut().map(|rank| rank.device.loss().unwrap()).collect();
-    let loss: f64 = losses.iter().map(|loss| loss.0).sum();
-    assert_eq!(losses.iter().map(|loss| loss.1).sum::<f64>(), expected.1);
+    let mut found = LossSums::default();
+    for rank in &mut ranks {
+        found.add(&rank.device.loss().unwrap());
+    }
+    assert_eq!(found.count, expected.count);
     // Sums are exchanged in f32, so outputs are off by their last bits, whatever the loss is.
-    let tolerance = 1e-6 * (expected.0.abs() + expected.1);
-    assert!((loss - expected.0).abs() <= tolerance, "{loss} {expected:?}");
+    let tolerance = 1e-6 * (expected.loss.abs() + expected.count);
+    assert!((found.loss - expected.loss).abs() <= tolerance, "{found:?} {expected:?}");
 
     let buckets = ranks[0].plan().buckets.clone();
     assert!(ranks.iter().all(|rank| rank.plan().buckets == buckets), "buckets differ");
@@ -294,7 +295,9 @@ fn check(case: &Case) {
     // Gradients of a squared error are as uncertain as the difference of outputs and targets, of
     // which the outputs come from sums in f32.
     let cancellation = match model {
-        Model::Mlp(MlpConfig { loss: MlpLoss::SquaredError, .. }) => square(&of_whole) / expected.0,
+        Model::Mlp(MlpConfig { loss: MlpLoss::SquaredError, .. }) => {
+            square(&of_whole) / expected.loss
+        }
         _ => 0.0,
     };
     let tolerance = 1e-9 + 1e-12 * cancellation;

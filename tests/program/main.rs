@@ -1,5 +1,6 @@
 //! The program as its users run it, on the CPU device.
 
+mod averages;
 mod bench;
 mod bench_nodes;
 mod build_hash;

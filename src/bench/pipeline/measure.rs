@@ -122,6 +122,7 @@ impl PipelineWorkload {
         let blocks = chunks.map(|chunk| chunk.end - chunk.start).collect();
         let options = SessionOptions {
             optimizer: self.optimizer,
+            ema: 0.0,
             clip: 1.0,
             precision: Precision::F32,
             seed: 0,

@@ -148,12 +148,19 @@ pub struct EvalRecord {
     pub val_loss: f64,
     /// Other metrics by name, such as `val_accuracy`.
     pub metrics: Vec<(Cow<'static, str>, f64)>,
+    /// Means of the terms of the loss by name; left out of the line if it has none.
+    pub terms: Vec<(Cow<'static, str>, f64)>,
     /// Samples that were evaluated, and the targets in them.
     pub samples: u64,
     pub targets: u64,
     /// True if the loss is finite and below that of the best evaluation before, if there was one;
     /// left out of the line.
     pub is_best: bool,
+}
+
+/// Returns the terms of a loss in the order of their names.
+fn by_name<'a>(terms: &'a [(Cow<'static, str>, f64)]) -> BTreeMap<&'a str, f64> {
+    terms.iter().map(|(name, value)| (&**name, *value)).collect()
 }
 
 impl Serialize for JsonLine<'_, EvalRecord> {
@@ -164,6 +171,9 @@ impl Serialize for JsonLine<'_, EvalRecord> {
         map.serialize_entry("val_loss", &record.val_loss)?;
         for (name, value) in &record.metrics {
             map.serialize_entry(name, value)?;
+        }
+        if !record.terms.is_empty() {
+            map.serialize_entry("terms", &by_name(&record.terms))?;
         }
         map.serialize_entry("samples", &record.samples)?;
         map.serialize_entry("targets", &record.targets)?;
@@ -260,9 +270,7 @@ impl Serialize for JsonLine<'_, StepRecord> {
         map.serialize_entry("step", &record.step)?;
         map.serialize_entry("loss", &record.loss)?;
         if !record.terms.is_empty() {
-            let terms: BTreeMap<&str, f64> =
-                record.terms.iter().map(|(name, value)| (&**name, *value)).collect();
-            map.serialize_entry("terms", &terms)?;
+            map.serialize_entry("terms", &by_name(&record.terms))?;
         }
         map.serialize_entry("lr", &record.lr)?;
         map.serialize_entry("grad_norm", &record.grad_norm)?;
@@ -341,6 +349,7 @@ pub(super) mod tests {
             step: 7,
             val_loss: 1.5,
             metrics: Vec::new(),
+            terms: Vec::new(),
             samples: 3,
             targets: 24,
             is_best: true,

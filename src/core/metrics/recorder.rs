@@ -314,6 +314,7 @@ mod tests {
             step,
             val_loss,
             metrics: Vec::new(),
+            terms: Vec::new(),
             samples,
             targets,
             is_best: false,

@@ -2,7 +2,6 @@
 
 pub mod format;
 
-use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -113,11 +112,14 @@ fn step_scalars(step: &StepRecord) -> Vec<(String, f64)> {
 
 /// Returns the values of an evaluation: `val_accuracy` becomes `val/accuracy`.
 fn evaluation_scalars(evaluation: &EvalRecord) -> Vec<(String, f64)> {
-    let metric = |(name, value): &(Cow<str>, f64)| {
-        (format!("val/{}", name.strip_prefix("val_").unwrap_or(name)), *value)
-    };
-    let loss = ("val/loss".into(), evaluation.val_loss);
-    [loss].into_iter().chain(evaluation.metrics.iter().map(metric)).collect()
+    let mut scalars = vec![("val/loss".into(), evaluation.val_loss)];
+    for (name, value) in &evaluation.metrics {
+        scalars.push((format!("val/{}", name.strip_prefix("val_").unwrap_or(name)), *value));
+    }
+    for (name, value) in &evaluation.terms {
+        scalars.push((format!("val/terms/{name}"), *value));
+    }
+    scalars
 }
 
 /// Returns the seconds since 1970.
@@ -187,13 +189,14 @@ mod tests {
             step: 1,
             val_loss: 1.5,
             metrics: vec![("val_accuracy".into(), 0.5), ("other".into(), 2.0)],
+            terms: vec![("kl".into(), 0.25)],
             samples: 2,
             targets: 16,
             is_best: true,
         };
         board.event(&Event::Evaluation(evaluation)).unwrap();
         let tags = ["train/loss", "train/lr", "train/grad_norm", "throughput/tokens_per_s"];
-        let more = ["train/terms/kl", "val/loss", "val/accuracy", "val/other"];
+        let more = ["train/terms/kl", "val/loss", "val/accuracy", "val/other", "val/terms/kl"];
         for tag in tags.iter().chain(&more) {
             assert!(has(&path, tag), "{tag}");
         }

@@ -68,6 +68,28 @@ impl Optimizer {
     pub fn moments(&self) -> usize {
         self.update(0.0, 1).moments()
     }
+
+    /// Returns the name of what the running averages are: optimizers of the same name can go on
+    /// with each other's.
+    pub fn kind_of_moments(&self) -> &'static str {
+        match self {
+            Self::Sgd { .. } | Self::Nesterov { .. } => "momentum",
+            Self::AdamW { .. } | Self::Adam { .. } => "adam",
+            Self::RmsProp { .. } => "rmsprop",
+            Self::Lion { .. } => "lion",
+        }
+    }
+}
+
+/// Returns the part by which the exponential average of the parameters moves to them in the update
+/// `t` (from 1), as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn(ema)`: all of it in the
+/// first one, `1 - ema` later. `None` if no average is kept, for an `ema` of 0.
+pub fn average_weight(ema: f64, t: u64) -> Option<f32> {
+    match (ema, t) {
+        (0.0, _) => None,
+        (_, ..=1) => Some(1.0),
+        _ => Some((1.0 - ema) as f32),
+    }
 }
 
 /// Returns the factor that clips a gradient of this norm to `norm_max` (0: no clipping), as
@@ -85,6 +107,12 @@ mod tests {
         assert_eq!(clip_factor(0.5, 1.0), 1.0);
         assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
         assert_eq!(clip_factor(4.0, 0.0), 1.0);
+    }
+
+    #[test]
+    fn averages_begin_as_the_parameters_and_follow_them_slowly() {
+        assert_eq!([1, 2, 9].map(|t| average_weight(0.0, t)), [None; 3]);
+        assert_eq!([1, 2].map(|t| average_weight(0.75, t)), [Some(1.0), Some(0.25)]);
     }
 
     #[test]

@@ -64,7 +64,9 @@ fn remaining_of_cosine(progress: f64) -> f64 {
     0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))
 }
 
-/// Linear warm-up to `lr`, then a decay that ends at `decay_steps` and stays at `min_lr`.
+/// Linear warm-up to `lr`, then a decay. Those of a cosine, a line and [`Decay::Wsd`] end at
+/// `decay_steps` and stay at `min_lr`; [`Decay::Step`] and [`Decay::Exponential`] have no end and
+/// no `min_lr`; [`Decay::OneCycle`] ends at `decay_steps` at a rate of its own, and has no warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     pub decay: Decay,

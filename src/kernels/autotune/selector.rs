@@ -24,7 +24,7 @@ use potluck_core::Setting;
 use potluck_core::faults::FaultyKernel;
 use potluck_core::format::counted;
 use potluck_graph::plan::WORKSPACE_BYTES_MAX;
-use potluck_graph::{Plan, Update, UpdateRange, VariantChoices};
+use potluck_graph::{MomentFormat, Plan, Update, UpdateRange, VariantChoices};
 
 /// Options of autotuning.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -235,7 +235,8 @@ impl KernelSelector {
     }
 
     /// Certifies the kernels that run without measurements: of each call the plain variant, which
-    /// serves all numbers of rows, and the twin's own choice; and the update rule.
+    /// serves all numbers of rows, and the twin's own choice; the update rule; and the kernels of
+    /// the averages, if the plan keeps them.
     fn certify_needed<'a>(
         &mut self,
         gpu: &Gpu,
@@ -248,6 +249,12 @@ impl KernelSelector {
         if let Some(update) = &tuning.update {
             for range in catalog::ranges_of_kernels(update, plan.options.moments) {
                 self.update(gpu, update, &range)?;
+            }
+        }
+        if plan.options.averages {
+            let update = Update::of_average(1.0);
+            for range in catalog::ranges_of_kernels(&update, MomentFormat::F32) {
+                self.update(gpu, &update, &range)?;
             }
         }
         self.compile_uncertified(gpu, &calls, &mut meter);

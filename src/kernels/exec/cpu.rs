@@ -13,8 +13,9 @@ use super::loss_count::LossCounter;
 use super::shards::Shards;
 use super::staging::host_staging_bytes;
 use super::{
-    AllocatedBytes, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
-    READBACK_ELEMENTS_MAX, Readback, StepSums, check_parts, check_rounding, copies, slot_of,
+    AllocatedBytes, BucketTensor, Executor, KernelProfile, LossSums, Moments, PassContext,
+    ProfileTarget, READBACK_ELEMENTS_MAX, Readback, StepSums, check_parts, check_rounding, copies,
+    slot_of,
 };
 use crate::device::{DeviceError, Heartbeat, host, inject_on_host};
 use crate::ops::{hash, host_bytes, norm};
@@ -108,6 +109,8 @@ pub struct Cpu<T> {
     moments: Vec<Vec<Vec<T>>>,
     /// Per bucket and moment: words of the owned elements, if they are in bf16.
     packed_moments: Vec<Vec<Vec<u32>>>,
+    /// Per bucket: averages of the owned elements; empty unless the plan keeps them.
+    averages: Vec<Vec<T>>,
     shards: Shards,
     readbacks: ReadbackQueue,
     readback_elements_max: usize,
@@ -188,6 +191,7 @@ impl<T: Float> Cpu<T> {
             },
             moments: Vec::new(),
             packed_moments: Vec::new(),
+            averages: Vec::new(),
             shards,
             readbacks: ReadbackQueue::new(host_staging_bytes(&plan)),
             readback_elements_max: READBACK_ELEMENTS_MAX,
@@ -200,11 +204,16 @@ impl<T: Float> Cpu<T> {
         device
     }
 
-    /// Replaces the moments by zeros of the owned elements of every bucket.
+    /// Replaces the moments and averages by zeros of the owned elements of every bucket.
     fn allocate_moments(&mut self, count: usize) {
         // Freed before the new ones are allocated.
         self.moments.clear();
         self.packed_moments.clear();
+        self.averages.clear();
+        if self.plan.options.averages {
+            let lengths = self.shards.lengths(BucketTensor::Average);
+            self.averages = lengths.map(|length| vec![T::zero(); length]).collect();
+        }
         match self.plan.options.moments {
             MomentFormat::F32 => {
                 for moment in 0..count {
@@ -334,6 +343,7 @@ impl<T: Float> Cpu<T> {
             BucketTensor::Parameters => &mut self.parameters[bucket.index()],
             BucketTensor::Gradients => &mut self.gradients[bucket.index()],
             BucketTensor::Moment(moment) => &mut self.moments[moment][bucket.index()],
+            BucketTensor::Average => &mut self.averages[bucket.index()],
         }
     }
 
@@ -461,6 +471,7 @@ impl<T: Float> Executor for Cpu<T> {
     fn allocated(&self) -> Option<AllocatedBytes> {
         let all = |banks: &[Vec<T>]| banks.iter().map(Vec::capacity).sum::<usize>();
         let floats = self.slots.iter().chain(&self.moments).map(|of| all(of)).sum::<usize>()
+            + all(&self.averages)
             + all(&self.parameters)
             + all(&self.gradients)
             + self.loss.capacity();
@@ -511,19 +522,19 @@ impl<T: Float> Executor for Cpu<T> {
     }
 
     fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
-        let (loss, count) = self.loss()?;
+        let loss = self.loss()?;
         let norm = |bucket: &BucketId| {
             assert!(self.plan.holds(*bucket), "the device does not hold {bucket}");
             (self.functions.norm)(&self.gradients[bucket.index()])
         };
-        let terms = self.loss[2..].iter().map(|term| term.as_f64()).collect();
         let gradients = norms.iter().map(norm).collect();
-        Ok(StepSums { loss, count, terms, gradients, busy: None })
+        Ok(StepSums { loss, gradients, busy: None })
     }
 
-    fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
+    fn loss(&mut self) -> Result<LossSums, DeviceError> {
         let count = self.loss_counter.count().unwrap_or(self.loss[1].as_f64());
-        Ok((self.loss[0].as_f64(), count))
+        let terms = self.loss[2..].iter().map(|term| term.as_f64()).collect();
+        Ok(LossSums { loss: self.loss[0].as_f64(), count, terms })
     }
 
     fn update(
@@ -546,6 +557,22 @@ impl<T: Float> Executor for Cpu<T> {
         let mut moments: Vec<&mut [T]> =
             self.moments.iter_mut().map(|bank| bank[bucket].as_mut_slice()).collect();
         function(update, &range, parameters, gradients, &mut moments);
+        Ok(())
+    }
+
+    fn average(
+        &mut self,
+        bucket: BucketId,
+        elements: Range<usize>,
+        weight: f32,
+    ) -> Result<(), DeviceError> {
+        let update = Update::of_average(weight);
+        let function = (self.functions.update)(update_twin(&update));
+        let owned = self.shards.owned(bucket);
+        let range = self.shards.update(bucket, &UpdateRange::of_average(elements));
+        let averages = &mut self.averages[bucket.index()];
+        let parameters = &self.parameters[bucket.index()][owned];
+        function(&update, &range, averages, parameters, &mut []);
         Ok(())
     }
 

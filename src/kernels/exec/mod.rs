@@ -170,14 +170,37 @@ impl AsRef<[f32]> for Readback {
     }
 }
 
-/// Report of a device after the backward passes of a step: sums over its micro-batches.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct StepSums {
+/// Sums of the loss of a device over micro-batches.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct LossSums {
     pub loss: f64,
     /// Elements (squared error) or targets (cross-entropy) that the loss sums: exact.
     pub count: f64,
     /// Sums of the terms of the loss that are reported by name.
     pub terms: Vec<f64>,
+}
+
+impl LossSums {
+    /// Adds other sums, which have as many terms or, if one of the two is of nothing yet, none.
+    pub fn add(&mut self, other: &Self) {
+        self.loss += other.loss;
+        self.count += other.count;
+        self.terms.resize(self.terms.len().max(other.terms.len()), 0.0);
+        for (term, more) in self.terms.iter_mut().zip(&other.terms) {
+            *term += more;
+        }
+    }
+
+    /// Returns the means of the terms over what is counted.
+    pub fn means_of_terms(&self) -> Vec<f64> {
+        self.terms.iter().map(|term| term / self.count).collect()
+    }
+}
+
+/// Report of a device after the backward passes of a step: sums over its micro-batches.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct StepSums {
+    pub loss: LossSums,
     /// Per bucket whose norm was asked for: the sum of squares of the gradient sums, and the number
     /// of gradient sums that are not finite.
     pub gradients: Vec<(f64, u64)>,
@@ -272,8 +295,8 @@ pub trait Executor: Send {
     /// If the device does not hold the gradients of one of the buckets.
     fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError>;
 
-    /// Returns the (sum, count) of the loss so far; the count is exact. Waits for the device.
-    fn loss(&mut self) -> Result<(f64, f64), DeviceError>;
+    /// Returns the sums of the loss so far; the count is exact. Waits for the device.
+    fn loss(&mut self) -> Result<LossSums, DeviceError>;
 
     /// Applies an optimizer update to a range of a bucket from its gradients, within the shard
     /// that the device owns. The range is one of [`Plan::update_ranges`].
@@ -282,6 +305,18 @@ pub trait Executor: Send {
         bucket: BucketId,
         update: &Update,
         range: &UpdateRange,
+    ) -> Result<(), DeviceError>;
+
+    /// Moves the averages of elements of a bucket, within the shard that the device owns, by
+    /// `weight` of their distance to the parameters (see [`Update::of_average`]).
+    ///
+    /// # Panics
+    /// If the plan keeps no averages.
+    fn average(
+        &mut self,
+        bucket: BucketId,
+        elements: Range<usize>,
+        weight: f32,
     ) -> Result<(), DeviceError>;
 
     /// Submits the commands that are recorded and not submitted. Calls that wait do this
@@ -309,8 +344,9 @@ pub trait Executor: Send {
         pass: &PassContext,
     ) -> Result<Vec<f32>, DeviceError>;
 
-    /// Returns a whole bucket; of moments, the elements that the device [owns](Executor::owned), in
-    /// f32 whatever the plan's [`potluck_graph::MomentFormat`] is. Waits for the device.
+    /// Returns a whole bucket; of moments and averages, the elements that the device
+    /// [owns](Executor::owned), in f32 whatever the plan's [`potluck_graph::MomentFormat`] is.
+    /// Waits for the device.
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
 
     /// Returns the hash of a whole bucket as the device holds it (see
@@ -318,8 +354,8 @@ pub trait Executor: Send {
     /// returns (see [`bank_words`]): of moments, those of the owned elements. Waits for the device.
     fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
 
-    /// Replaces a whole bucket; of moments, the owned elements, which are rounded to nearest if the
-    /// plan keeps them in bf16.
+    /// Replaces a whole bucket; of moments and averages, the owned elements. Moments are rounded to
+    /// nearest if the plan keeps them in bf16.
     fn write_bank(
         &mut self,
         bank: BucketTensor,
@@ -327,8 +363,8 @@ pub trait Executor: Send {
         values: &[f32],
     ) -> Result<(), DeviceError>;
 
-    /// Replaces the optimizer state by `moments`, initialized to zero. Must be called before the
-    /// first step, once the devices that take part are known.
+    /// Replaces the optimizer state, with the averages, by `moments`, initialized to zero. Must be
+    /// called before the first step, once the devices that take part are known.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory; no method may be called after that.

@@ -1,5 +1,5 @@
 //! Shards: the elements of each bucket that a device updates, and their positions in its buffers.
-//! Parameters and gradients are held whole, moments only of the shard.
+//! Parameters and gradients are held whole, moments and averages only of the shard.
 
 use std::ops::Range;
 
@@ -70,7 +70,7 @@ impl Shards {
         match bank {
             BucketTensor::Parameters => 0..held.length,
             BucketTensor::Gradients => 0..held.gradients,
-            BucketTensor::Moment(_) => held.owned.clone(),
+            BucketTensor::Moment(_) | BucketTensor::Average => held.owned.clone(),
         }
     }
 

@@ -15,7 +15,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CheckpointError, FILES, Meta};
+use super::{AVERAGES, CheckpointError, FILES, MOMENTS, Meta, OPTIONAL_FILES, PARAMETERS};
 use potluck_core::{TensorSlice, files};
 use potluck_data::Tokenizer;
 use potluck_data::tokenizer::TOKENIZER;
@@ -30,10 +30,13 @@ const FORMAT: u64 = 5;
 const OLDEST: u64 = 4;
 
 /// Names in `needs` that this version knows.
-const KNOWN_NEEDS: [&str; 1] = [NEEDS_TOKENIZER];
+const KNOWN_NEEDS: [&str; 2] = [NEEDS_TOKENIZER, NEEDS_AVERAGES];
 
 /// Need of a reader of a checkpoint whose tokenizer is a file.
 const NEEDS_TOKENIZER: &str = "tokenizer-file";
+
+/// Need of a reader of a checkpoint that is evaluated with averages of its parameters.
+const NEEDS_AVERAGES: &str = "averages";
 
 /// Former formats, each with the last commit of the program that reads it.
 const READERS: [(u64, &str); 1] = [(3, "a3fe4cf")];
@@ -53,8 +56,8 @@ pub(crate) struct Manifest {
     #[serde(default)]
     needs: Vec<String>,
     pub meta: Meta,
-    /// One entry for each of [`FILES`], in that order, the last of which may be missing, and one
-    /// for [`TOKENIZER`] if the tokenizer is a file.
+    /// One entry for each of [`FILES`], in that order, without those of [`OPTIONAL_FILES`] that
+    /// are missing, and one for [`TOKENIZER`] if the tokenizer is a file.
     pub files: Vec<FileEntry>,
     /// Fields that this version does not know.
     #[serde(flatten)]
@@ -100,10 +103,16 @@ struct Needs {
 
 impl Manifest {
     pub fn new(meta: Meta, files: Vec<FileEntry>) -> Self {
-        let has_file = matches!(meta.tokenizer, Some(Tokenizer::File(_)));
+        let mut needs = Vec::new();
+        if matches!(meta.tokenizer, Some(Tokenizer::File(_))) {
+            needs.push(NEEDS_TOKENIZER.into());
+        }
+        if files.iter().any(|file| file.name == AVERAGES) {
+            needs.push(NEEDS_AVERAGES.into());
+        }
         let mut manifest = Self {
             format: FORMAT,
-            needs: if has_file { vec![NEEDS_TOKENIZER.into()] } else { Vec::new() },
+            needs,
             meta,
             files,
             unknown: BTreeMap::new(),
@@ -168,8 +177,13 @@ impl Manifest {
             (Some((&TOKENIZER, others)), Some(Tokenizer::File(_))) => others,
             _ => &names[..],
         };
-        if tensors != FILES && tensors != &FILES[..FILES.len() - 1] {
-            return Err(damaged(format!("it names the files {names:?} instead of {FILES:?}")));
+        let [parameters, moments, optional @ ..] = tensors else {
+            return Err(damaged(format!("it names the files {names:?}, of {FILES:?}")));
+        };
+        let mut left = OPTIONAL_FILES.iter();
+        let are_known = optional.iter().all(|name| left.any(|known| known == name));
+        if [*parameters, *moments] != [PARAMETERS, MOMENTS] || !are_known {
+            return Err(damaged(format!("it names the files {names:?}, of {FILES:?}")));
         }
         let has_tokenizer = tensors.len() < names.len();
         if has_tokenizer != matches!(manifest.meta.tokenizer, Some(Tokenizer::File(_))) {

@@ -1,8 +1,9 @@
 //! Checkpoints: the complete state from which a run resumes as if it had never stopped.
 //!
-//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files,
-//! three of a model that carries its state from step to step, and `manifest.json`, which is
-//! written last and has the length and the BLAKE3 hash of each file and of itself. The directory
+//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files, a
+//! third if averages of the parameters are kept, a fourth of a model that carries its state from
+//! step to step, and `manifest.json`, which is written last and has the length and the BLAKE3 hash
+//! of each file and of itself. The directory
 //! is written under a temporary name, synced to the disk and then renamed, so that a crash at any
 //! moment leaves the earlier checkpoints intact. Tensors are stored by name and never by rank, so
 //! that a run with other devices can load them. They are written whole, under the names that the
@@ -34,12 +35,15 @@ use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{DataDescription, DataFile, Tokenizer};
 use potluck_parallel::Placement;
 
-/// The names of the tensor files, in the order in which they are written. The last is missing if
-/// nothing is carried from step to step.
+/// The names of the tensor files, in the order in which they are written.
 const PARAMETERS: &str = "parameters.safetensors";
 const MOMENTS: &str = "moments.safetensors";
+const AVERAGES: &str = "averages.safetensors";
 const CARRIED: &str = "carried.safetensors";
-const FILES: [&str; 3] = [PARAMETERS, MOMENTS, CARRIED];
+const FILES: [&str; 4] = [PARAMETERS, MOMENTS, AVERAGES, CARRIED];
+
+/// Those that are missing if they would have no tensors.
+const OPTIONAL_FILES: [&str; 2] = [AVERAGES, CARRIED];
 
 /// State of a training run between two steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +53,8 @@ pub struct Checkpoint {
     pub parameters: Vec<NamedTensor>,
     /// Optimizer state of parameter `NAME`, as `NAME.0`, `NAME.1`.
     pub moments: Vec<NamedTensor>,
+    /// Exponential averages of the trained parameters, by their names; empty if none are kept.
+    pub averages: Vec<NamedTensor>,
     /// States that the slots of the batch carry into the next step, by the names of their inputs:
     /// the batch first.
     pub carried: Vec<NamedTensor>,
@@ -61,6 +67,11 @@ pub struct Meta {
     pub step: u64,
     /// Updates done: steps without those that were skipped.
     pub optimizer_step: u64,
+    /// What the moments are ([`Optimizer::kind_of_moments`]); `None` in earlier versions.
+    ///
+    /// [`Optimizer::kind_of_moments`]: potluck_graph::optim::Optimizer::kind_of_moments
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moments: Option<String>,
     /// Loss scale of the next step, in mixed precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
@@ -151,10 +162,14 @@ impl Checkpoint {
         Self::load_files(directory, true)
     }
 
-    /// Like [`Checkpoint::load`] without the moments, which only training needs, with a warning if
-    /// the manifest has unknown fields.
+    /// Like [`Checkpoint::load`] for use without training: without the moments, and with the
+    /// averages in the place of the parameters that have one, as evaluations take them. With a
+    /// warning if the manifest has unknown fields.
     fn load_parameters(directory: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
-        Self::load_files(directory, false)
+        let (mut checkpoint, warnings) = Self::load_files(directory, false)?;
+        let averages = std::mem::take(&mut checkpoint.averages);
+        put_averages(&mut checkpoint.parameters, averages);
+        Ok((checkpoint, warnings))
     }
 
     fn load_files(
@@ -168,6 +183,7 @@ impl Checkpoint {
         };
         let parameters = read(PARAMETERS)?;
         let moments = if with_moments { read(MOMENTS)? } else { Vec::new() };
+        let averages = read(AVERAGES)?;
         let carried = read(CARRIED)?;
         let mut meta = manifest.meta.clone();
         if let Some(Tokenizer::File(file)) = &mut meta.tokenizer {
@@ -191,7 +207,7 @@ impl Checkpoint {
                 place.display()
             ));
         }
-        Ok((Self { meta, parameters, moments, carried }, warnings))
+        Ok((Self { meta, parameters, moments, averages, carried }, warnings))
     }
 
     /// Reads a checkpoint directory, or the newest good checkpoint of a run directory, in that
@@ -209,7 +225,7 @@ impl Checkpoint {
     }
 
     /// Reads the parameters and states of a checkpoint directory, or of the newest checkpoint of a
-    /// run directory.
+    /// run directory, with the averages in the place of the parameters that have one.
     ///
     /// # Errors
     /// Returns the errors of [`Checkpoint::load`], also if an older checkpoint is good, and
@@ -219,6 +235,19 @@ impl Checkpoint {
             Self::load_parameters(path)
         } else {
             Store::open_to_read(path).load_newest_parameters()
+        }
+    }
+}
+
+/// Puts the averages of parameters in their place, by name.
+pub(crate) fn put_averages(parameters: &mut [NamedTensor], averages: Vec<NamedTensor>) {
+    let mut by_name: BTreeMap<String, NamedTensor> = BTreeMap::new();
+    for average in averages {
+        by_name.insert(average.name.clone(), average);
+    }
+    for parameter in parameters {
+        if let Some(average) = by_name.remove(&parameter.name) {
+            *parameter = average;
         }
     }
 }

@@ -9,7 +9,10 @@ use std::{fs, io};
 
 use super::lock::{self, RunLock};
 use super::manifest::{FileEntry, Manifest, directory_name, step_of};
-use super::{CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor, tensors};
+use super::{
+    AVERAGES, CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor,
+    OPTIONAL_FILES, tensors,
+};
 use potluck_core::faults::{Faults, Point};
 use potluck_core::files;
 use potluck_data::tokenizer::TOKENIZER;
@@ -115,6 +118,7 @@ impl Store {
         self.check_writable()?;
         tensors::check(&checkpoint.parameters)?;
         tensors::check(&checkpoint.moments)?;
+        tensors::check(&checkpoint.averages)?;
         tensors::check(&checkpoint.carried)?;
         let step = checkpoint.meta.step;
         let path = self.path(step);
@@ -149,7 +153,7 @@ impl Store {
         let mut entries = Vec::new();
         for name in FILES {
             let (path, tensors) = (directory.join(name), tensors_of(checkpoint, name));
-            if name == CARRIED && tensors.is_empty() {
+            if OPTIONAL_FILES.contains(&name) && tensors.is_empty() {
                 continue;
             }
             let written = tensors::write(&path, tensors, || at(Point::CheckpointTensors));
@@ -237,7 +241,7 @@ impl Store {
     }
 
     /// Loads the newest checkpoint for use without training: its moments are neither read nor
-    /// needed.
+    /// needed, and the averages are in the place of the parameters that have one.
     ///
     /// # Errors
     /// Returns `CheckpointError::None` if there is no checkpoint, and the errors of
@@ -277,8 +281,8 @@ impl Store {
         self.directory.parent().is_some_and(lock::is_held)
     }
 
-    /// Loads the checkpoint that was marked as the best one, without its moments, with a warning if
-    /// its manifest has unknown fields.
+    /// Loads the checkpoint that was marked as the best one like
+    /// [`Store::load_newest_parameters`], with a warning if its manifest has unknown fields.
     ///
     /// # Errors
     /// Returns `CheckpointError::None` if none was marked, `CheckpointError::Best` if the mark is
@@ -414,6 +418,7 @@ fn without(path: &Path, ending: &str) -> Option<PathBuf> {
 fn tensors_of<'a>(checkpoint: &'a Checkpoint, file: &str) -> &'a [NamedTensor] {
     match file {
         MOMENTS => &checkpoint.moments,
+        AVERAGES => &checkpoint.averages,
         CARRIED => &checkpoint.carried,
         _ => &checkpoint.parameters,
     }

@@ -58,6 +58,7 @@ fn checkpoint(step: u64) -> Checkpoint {
         meta: Meta {
             step,
             optimizer_step: step.saturating_sub(1),
+            moments: None,
             loss_scale: None,
             seed: u64::MAX,
             samples: step * 12,
@@ -76,8 +77,28 @@ fn checkpoint(step: u64) -> Checkpoint {
         },
         parameters: vec![tensor("wte", &[3, 4], at), tensor("bias", &[], at)],
         moments: vec![tensor("wte.0", &[3, 4], -at), tensor("wte.1", &[3, 4], at * at)],
+        averages: Vec::new(),
         carried: Vec::new(),
     }
+}
+
+#[test]
+fn averages_are_in_place_of_parameters_for_whoever_does_not_train() {
+    let run = directory();
+    let mut store = Store::open(run.path()).unwrap();
+    let averages = vec![tensor("wte", &[3, 4], 0.5)];
+    let mut saved = Checkpoint { averages: averages.clone(), ..checkpoint(4) };
+    saved.meta.moments = Some("adam".into());
+    let path = store.save(&saved).unwrap();
+    assert_eq!(Checkpoint::load(&path).unwrap(), saved);
+    let json = fs::read_to_string(path.join(manifest::NAME)).unwrap();
+    let needs = serde_json::from_str::<serde_json::Value>(&json).unwrap()["needs"].clone();
+    assert_eq!(needs, serde_json::json!(["averages"]));
+    let (found, _) = Checkpoint::parameters_of_path(&path).unwrap();
+    assert_eq!(found.parameters, [averages[0].clone(), saved.parameters[1].clone()]);
+    fs::remove_file(path.join(AVERAGES)).unwrap();
+    refused(&path, AVERAGES);
+    Checkpoint::parameters_of_path(&path).unwrap_err();
 }
 
 #[test]

@@ -468,6 +468,8 @@ sections! {
         nesterov: bool = false, Constraint::Flag, if OPTIM_KIND = &["sgd"];
         /// Number format of the moments; bf16 takes half of the memory.
         moments: MomentFormat = MomentFormat::F32, Constraint::OneOf(MomentFormat::WORDS);
+        /// Decay of the average of the weights that is evaluated and exported; 0 = off.
+        ema: f64 = 0.0, FRACTION;
         /// Weight decay of parameters with 2 or more dimensions.
         weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));
         /// Parameter groups: "NAMES lr_scale=X weight_decay=Y" or "NAMES frozen" each.

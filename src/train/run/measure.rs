@@ -20,7 +20,7 @@ impl Run {
         if self.spec.sample_tokens == 0 {
             return Ok(None);
         }
-        let measured = self.at_end(|ending| self.fit.options.task.measure(ending))?;
+        let measured = self.at_end(|task, ending| task.measure(ending))?;
         let Some(FinalMeasure { summary, record, text }) = measured else { return Ok(None) };
         if let Some(text) = text {
             let path = self.host.options.out.join(file_name(&record.name, self.step()));

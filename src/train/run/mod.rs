@@ -28,10 +28,11 @@ use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
 use crate::signals::SignalFlags;
 use crate::spec::RunSpec;
-use crate::task::Ending;
+use crate::state::{self, StateTensors};
+use crate::task::{Ending, Task};
 use crate::trainer::steps::Fit;
 use crate::trainer::{FitEnd, Trainer};
-use crate::{carried, loader, state};
+use crate::{carried, loader};
 use potluck_core::faults::Faults;
 use potluck_core::metrics::{Event, Sink, Sinks};
 use potluck_core::{DType, files};
@@ -278,21 +279,27 @@ impl Run {
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
-    pub fn sample(&self) -> Result<String, TrainError> {
-        self.at_end(|ending| self.fit.options.task.sample(ending, self.spec.sample_tokens))
+    pub fn sample(&mut self) -> Result<String, TrainError> {
+        let tokens = self.spec.sample_tokens;
+        self.at_end(|task, ending| task.sample(ending, tokens))
     }
 
-    /// Calls a function with what a task needs at the end of a run.
-    fn at_end<R>(&self, function: impl FnOnce(&Ending) -> R) -> R {
+    /// Calls a function with the run's task and what it needs at the end of a run.
+    fn at_end<R>(
+        &mut self,
+        function: impl FnOnce(&dyn Task, &Ending) -> Result<R, TrainError>,
+    ) -> Result<R, TrainError> {
+        self.trainer.hold_evaluated()?;
         let units = self.trainer.session.placement.units();
         let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
-        function(&Ending {
+        let ending = Ending {
             units: self.trainer.session.units(),
             rows: &rows,
             step: self.step(),
             seed: self.spec.seed,
             stop: &|| self.fit.signals.pending().is_some(),
-        })
+        };
+        function(&*self.fit.options.task, &ending)
     }
 }
 
@@ -311,7 +318,8 @@ fn require_room(
         return Ok(());
     }
     let parameters = plans.of_rows(1).graph.parameter_count() as u64;
-    let checkpoint = parameters * (1 + spec.optimizer.moments() as u64) * DType::F32.bytes() as u64;
+    let copies = 1 + spec.optimizer.moments() as u64 + u64::from(spec.ema > 0.0);
+    let checkpoint = parameters * copies * DType::F32.bytes() as u64;
     let count = if options.continued.is_some() || spec.steps == 0 { 1 } else { 2 };
     let needed = checkpoint.saturating_mul(count);
     // A system that does not tell its free space has what it has.
@@ -335,8 +343,8 @@ fn check(
     let plan = plans.of_rows(spec.micro_batch);
     let batch = spec.batch as usize;
     let rows = spec.micro_batch as usize;
-    if let Some(Checkpoint { parameters, moments, .. }) = resumed {
-        state::check(&plan, parameters, moments, spec.optimizer.moments())?;
+    if let Some(checkpoint) = resumed {
+        state::check(&plan, StateTensors::of(checkpoint), spec.optimizer.moments())?;
     }
     let loaded = loader::bytes(batch, row_bytes).saturating_add(carried::bytes(&plan.graph, batch));
     Ok(memory::require(memory::run_bytes(&plan, batch, rows, loaded))?)

@@ -200,7 +200,7 @@ pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
 }
 
 /// Returns the bytes that a plan takes on a device that uses host memory, including the copy of
-/// parameters and moments that saving a checkpoint makes.
+/// parameters, moments and averages that saving a checkpoint makes.
 pub fn device_bytes(plan: &Plan, moments: &Moments) -> usize {
     let memory = memory(plan, moments);
     memory.peak().saturating_add(memory.saved)

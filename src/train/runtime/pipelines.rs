@@ -16,7 +16,7 @@ use potluck_core::{Rank, SegmentId, TensorId};
 use potluck_graph::{Graph, PassKind, Place, Plan, Reduction, TensorLocation};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
-use potluck_kernels::exec::{Executor, PassContext, load};
+use potluck_kernels::exec::{Executor, LossSums, PassContext, load};
 use potluck_parallel::{
     EdgeLayout, MicroBatch, PipelinePrograms, PipelineRanks, PipelineRequest, PipelineSchedule,
     Program, Share,
@@ -201,8 +201,7 @@ fn reduced_by(plan: &Plan, segment: SegmentId) -> Option<(Reduction, Vec<TensorI
 /// Result of the forward pass of one pipeline.
 #[derive(Clone, Debug, Default)]
 pub struct PipelinePass {
-    /// Sum of the losses, and the number of targets that it counts.
-    pub loss: (f64, f64),
+    pub loss: LossSums,
     /// States behind each micro-batch, of a model that carries them.
     pub states: Vec<NextStates>,
 }
@@ -327,8 +326,7 @@ impl ModelPipelines {
             let mut pass = PipelinePass::default();
             for rank in stages.ranks() {
                 let report = &reports[rank.index()];
-                pass.loss.0 += report.loss.0;
-                pass.loss.1 += report.loss.1;
+                pass.loss.add(&report.loss);
                 pass.states.resize(report.states.len(), NextStates::new());
                 for (all, own) in pass.states.iter_mut().zip(&report.states) {
                     all.extend_from_slice(own);
@@ -339,8 +337,8 @@ impl ModelPipelines {
         Ok(passes)
     }
 
-    /// Returns the sums of the losses of these micro-batches of each pipeline, (rows, inputs),
-    /// without dropout, and the numbers of targets.
+    /// Returns the sums of the loss of these micro-batches of each pipeline, (rows, inputs),
+    /// without dropout.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -348,7 +346,7 @@ impl ModelPipelines {
         &self,
         group: &mut WorkerGroup,
         work: Vec<Vec<(usize, Inputs)>>,
-    ) -> Result<Vec<(f64, f64)>, RuntimeError> {
+    ) -> Result<Vec<LossSums>, RuntimeError> {
         if !self.is_divided() {
             return group.run_on_all("an evaluation", move |rank, device| {
                 device.begin_step()?;
@@ -361,7 +359,7 @@ impl ModelPipelines {
         }
         let most = forward_micro_batches_max(self.depth());
         let longest = work.iter().map(Vec::len).max().unwrap_or(0);
-        let mut sums = vec![(0.0, 0.0); work.len()];
+        let mut sums = vec![LossSums::default(); work.len()];
         for first in (0..longest).step_by(most) {
             let mut now = Vec::new();
             for of_pipeline in &work {
@@ -373,7 +371,7 @@ impl ModelPipelines {
             }
             let passed = self.forward(group, now)?;
             for (sum, PipelinePass { loss, .. }) in sums.iter_mut().zip(passed) {
-                *sum = (sum.0 + loss.0, sum.1 + loss.1);
+                sum.add(&loss);
             }
         }
         Ok(sums)

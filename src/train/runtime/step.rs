@@ -12,10 +12,10 @@ use potluck_core::{
     BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, ReductionId, Round, SegmentId, TensorId,
     raw,
 };
-use potluck_graph::{Carried, PassKind, Update, UpdateRange};
+use potluck_graph::{Carried, ParameterKind, PassKind, Update, UpdateRange};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
-use potluck_kernels::exec::{BucketTensor, Executor, PassContext, load};
+use potluck_kernels::exec::{BucketTensor, Executor, LossSums, PassContext, load};
 use potluck_parallel::collective::{Collective, CollectiveKind};
 use potluck_parallel::{
     Action, Event, GradientSquares, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
@@ -55,6 +55,8 @@ pub struct StepInput {
     pub samples: usize,
     /// Optimizer update that is applied if the verdict is commit.
     pub update: Update,
+    /// Part by which the averages of the parameters move to them after that; `None`: none are kept.
+    pub average_weight: Option<f32>,
     /// Clipping threshold of the gradient norm; 0: no clipping.
     pub clip: f64,
     /// Factor of the gradients until the update takes it out: a power of two, 1 in f32.
@@ -83,6 +85,7 @@ impl StepInput {
             run_key: Key::new(0),
             is_training: true,
             update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
+            average_weight: None,
             clip: 0.0,
             loss_scale: 1.0,
             faults: Faults::none(),
@@ -116,8 +119,8 @@ impl StepInput {
 pub struct StepReport {
     pub verdict: Verdict,
     pub outcome: Outcome,
-    /// Sum of the losses of the rank's samples, and the number of targets that it counts.
-    pub loss: (f64, f64),
+    /// Sums of the loss of the rank's samples.
+    pub loss: LossSums,
     /// Busy share of the device, as in [`potluck_kernels::exec::StepSums::busy`].
     pub busy: Option<f64>,
     /// Duration of the step; `waited` is the part of it spent waiting for other ranks.
@@ -324,7 +327,7 @@ struct Performer<'a> {
     awaited: Option<Token>,
     verdict: Option<Verdict>,
     /// Sums that this rank has voted with.
-    loss: (f64, f64),
+    loss: LossSums,
     busy: Option<f64>,
     started: Instant,
     waited: Duration,
@@ -352,7 +355,7 @@ impl<'a> Performer<'a> {
             random: RandomContext { step_key, training: input.is_training },
             awaited: None,
             verdict: None,
-            loss: (0.0, 0.0),
+            loss: LossSums::default(),
             busy: None,
             started: Instant::now(),
             waited: Duration::ZERO,
@@ -450,7 +453,7 @@ impl<'a> Performer<'a> {
         let norms = self.input.program.unreduced(self.device.plan());
         self.peers.send_all(self.device)?;
         let sums = self.device.finish_step(&norms)?;
-        self.loss = (sums.loss, sums.count);
+        self.loss = sums.loss;
         self.busy = sums.busy;
         self.inject_fault(Point::Verdict)?;
         self.awaited = None;
@@ -468,9 +471,9 @@ impl<'a> Performer<'a> {
         let vote = Vote {
             round: self.input.round,
             rank: self.input.rank,
-            loss: sums.loss,
-            count: sums.count,
-            terms: sums.terms,
+            loss: self.loss.loss,
+            count: self.loss.count,
+            terms: self.loss.terms.clone(),
             loss_scale: f64::from(self.input.loss_scale),
             gradients,
         };
@@ -492,6 +495,9 @@ impl<'a> Performer<'a> {
             clip / (totals.count * f64::from(self.input.loss_scale))
         };
         let decay_end = planned.decay_end;
+        let keeps_averages = self.device.plan().options.averages;
+        let is_averaged = keeps_averages && planned.kind == ParameterKind::Trained;
+        let average_weight = self.input.average_weight.filter(|_| is_averaged);
         let owned = self.device.owned(bucket);
         let range = UpdateRange {
             start: owned.start,
@@ -506,6 +512,9 @@ impl<'a> Performer<'a> {
             let ranges = self.device.plan().update_ranges(bucket, &update, range, step_key);
             for range in ranges {
                 self.device.update(bucket, &update, &range)?;
+            }
+            if let Some(weight) = average_weight {
+                self.device.average(bucket, owned, weight)?;
             }
         }
         self.inject_fault(Point::Update)
@@ -542,7 +551,7 @@ impl<'a> Performer<'a> {
         Ok(StepReport {
             verdict,
             outcome,
-            loss: self.loss,
+            loss: std::mem::take(&mut self.loss),
             busy: self.busy,
             time: self.started.elapsed(),
             waited: self.waited,
@@ -659,7 +668,7 @@ mod tests {
         let report = |busy| StepReport {
             verdict: Verdict::Commit(totals.clone()),
             outcome: Outcome::Updated,
-            loss: (1.0, 1.0),
+            loss: LossSums { loss: 1.0, count: 1.0, terms: Vec::new() },
             busy,
             time: Duration::from_secs(4),
             waited: Duration::from_secs(3),

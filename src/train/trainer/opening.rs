@@ -77,6 +77,7 @@ pub(crate) fn open(
         placed,
         SessionOptions {
             optimizer: options.optimizer,
+            ema: options.ema,
             clip: options.clip,
             precision: options.precision,
             seed: options.seed,
@@ -130,14 +131,7 @@ pub(super) fn source(
     }
     let sampler = sampler_of(graph, &*data, options.seed, options.batch as u32)?;
     let source = BatchSource::new(graph, data, sampler.after(steps, samples))?;
-    let filled = source.data.inputs();
-    for (name, _) in graph.inputs_of_samples() {
-        if name != "samples" && !filled.iter().any(|input| input.name == name) {
-            return Err(TrainError::InvalidRequest(format!(
-                "the graph has the input '{name}', for which the data have no values"
-            )));
-        }
-    }
+    source.require_all_inputs(graph)?;
     Ok(source)
 }
 

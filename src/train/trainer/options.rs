@@ -31,6 +31,13 @@ pub struct TrainerOptions {
     /// Tensor groups: the ranks of each (1: none), and their shares (empty: equal ones).
     pub tensor: TensorOptions,
     pub optimizer: Optimizer,
+    /// Decay of an exponential average of the trained parameters, with which the trainer evaluates
+    /// and predicts in their place; 0: none is kept. At least 0, and below 1. It is a copy of the
+    /// parameters after the first update, and moves by `1 - ema` of the way to them in each later
+    /// one, as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn(ema)`. It takes 4 bytes per
+    /// parameter, shared among the devices. Running averages of batch normalization are those of
+    /// training.
+    pub ema: f64,
     /// Parameters with rates of their own, and frozen ones; the first group that has a parameter
     /// counts.
     pub groups: Vec<ParameterGroup>,
@@ -115,6 +122,7 @@ impl TrainerOptions {
             pipeline: PipelineOptions::default(),
             tensor: TensorOptions::default(),
             optimizer,
+            ema: 0.0,
             groups: Vec::new(),
             batch,
             micro_batch_size: batch,
@@ -171,6 +179,10 @@ impl TrainerOptions {
             let why = format!("clip must be 0 (off) or a positive number, and is {}", self.clip);
             return refused(&why);
         }
+        if !(0.0..1.0).contains(&self.ema) {
+            let why = format!("ema must be at least 0 (off) and below 1, and is {}", self.ema);
+            return refused(&why);
+        }
         if self.device_timeout.is_zero() {
             return refused("device_timeout must be longer than 0");
         }
@@ -185,7 +197,7 @@ impl TrainerOptions {
         let forward = assign_groups(forward, &self.groups)?;
         let training = ModelGraph::training(forward, self.fuse)?;
         let training = training.with_recompute(self.recompute).with_moments(self.moments);
-        let training = training.with_precision(self.precision);
+        let training = training.with_averages(self.ema > 0.0).with_precision(self.precision);
         // The stages of a pipeline send the gradients of their inputs before pass W.
         Ok(if self.pipeline.has_stages() { training } else { training.with_merged_backward() })
     }

@@ -4,7 +4,6 @@ use super::Trainer;
 use crate::checkpoint::NamedTensor;
 use crate::error::TrainError;
 use crate::given_parameters::{set_parameters, shape_of, unknown_parameter};
-use crate::state;
 
 impl Trainer {
     /// Returns the parameters by name, in the model's order. After the failure of a step these are
@@ -14,7 +13,17 @@ impl Trainer {
     /// Returns `TrainError` if a device fails, if none that is left holds a parameter, or if the
     /// failed step had begun to update: the devices may then hold values of two steps.
     pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
-        self.read_parameters().map_err(TrainError::of_library)
+        self.session.parameters().map_err(TrainError::of_library)
+    }
+
+    /// Returns what [`Trainer::evaluate`] and [`Trainer::predict`] compute with, by name, in the
+    /// model's order: with [`TrainerOptions::ema`](super::TrainerOptions::ema), the averages in the
+    /// place of the parameters that are trained, from the first update on.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails.
+    pub fn averaged_parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
+        self.session.evaluated_parameters().map_err(TrainError::of_library)
     }
 
     /// Returns the parameter of a name.
@@ -40,21 +49,34 @@ impl Trainer {
     }
 
     /// Sets parameters, all or some, on all devices to the same bytes. What the optimizer has
-    /// averaged over the steps so far stays. Earlier saves hold other parameters, so that
-    /// [`Trainer::recover`] needs a later one.
+    /// averaged of their gradients stays, and their own averages are set to the same values. Earlier
+    /// saves hold other parameters, so that [`Trainer::recover`] needs a later one.
     ///
     /// # Errors
     /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or
     /// number of values; then none is set. Also if a device fails.
     pub fn set_parameters(&mut self, tensors: &[NamedTensor]) -> Result<(), TrainError> {
-        let set = set_parameters(&self.session.group, self.graph(), tensors);
+        let set = self
+            .session
+            .put_parameters_back()
+            .and_then(|()| set_parameters(&self.session.group, self.model.whole(), tensors));
         if set.is_ok() {
             self.forget_kept_states();
         }
         self.noting_failure(set)
     }
 
-    pub(super) fn read_parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
-        state::parameters(&self.session.group, &self.session.plan)
+    /// Makes the devices hold what is evaluated until the next step: the averages in the place of
+    /// the parameters, if the trainer keeps them. Before that it compares the parameters of all
+    /// devices, which are the same behind it.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if they differ, or if a device fails.
+    pub(crate) fn hold_evaluated(&mut self) -> Result<(), TrainError> {
+        if self.options.ema == 0.0 || self.session.taken.updates == 0 {
+            return Ok(());
+        }
+        self.compare_parameters()?;
+        self.session.put_averages_in_place()
     }
 }

@@ -9,14 +9,15 @@ use super::{SavedRun, Trainer, TrainerOptions};
 use crate::carried::STATES_OF_ZEROS;
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::error::TrainError;
-use crate::session::StepsTaken;
+use crate::session::{SessionState, StepsTaken};
+use potluck_graph::optim::Optimizer;
 use potluck_graph::{Graph, MomentFormat};
 
 impl Trainer {
     /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
-    /// what is carried from step to step, steps, the position in the data, and what was decided
-    /// about the devices. A crash leaves the earlier saves there intact; saves of later steps are
-    /// set aside under other names.
+    /// averages, what is carried from step to step, steps, the position in the data, and what was
+    /// decided about the devices. A crash leaves the earlier saves there intact; saves of later
+    /// steps are set aside under other names.
     ///
     /// # Errors
     /// Returns `TrainError` if the directory cannot be written or another process writes there, if
@@ -59,7 +60,7 @@ impl Trainer {
         options.check(&forward)?;
         let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
         let model = options.training_graph(forward)?;
-        check(model.whole(), &checkpoint)?;
+        check(model.whole(), &options.optimizer, &checkpoint)?;
         let opened = open_on(model.clone(), options, Some(&checkpoint.meta.placement), None)?;
         let mut trainer = Self::of(opened, model, options.clone());
         trainer.notes.extend(warnings);
@@ -81,7 +82,7 @@ impl Trainer {
 
     fn go_to(&mut self, directory: &Path) -> Result<(), TrainError> {
         let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
-        check(self.graph(), &checkpoint)?;
+        check(self.graph(), &self.options.optimizer, &checkpoint)?;
         self.notes.extend(warnings);
         self.restore_checkpoint(&checkpoint)?;
         self.note_other_seed(checkpoint.meta.seed);
@@ -143,12 +144,13 @@ impl Trainer {
 
     /// Returns the state between two steps.
     pub(super) fn checkpoint(&self) -> Result<Checkpoint, TrainError> {
-        let (parameters, moments) = self.session.state()?;
+        let SessionState { parameters, moments, averages } = self.session.state()?;
         let StepsTaken { steps, updates } = self.session.taken;
         let SavedRun { model, config, typed, tokenizer, unknown } = self.of_run.clone();
         let meta = Meta {
             step: steps,
             optimizer_step: updates,
+            moments: Some(self.options.optimizer.kind_of_moments().into()),
             loss_scale: self.session.loss_scale.saved(),
             seed: self.options.seed,
             samples: self.samples,
@@ -165,7 +167,8 @@ impl Trainer {
             version: env!("CARGO_PKG_VERSION").into(),
             unknown,
         };
-        Ok(Checkpoint { meta, parameters, moments, carried: self.session.carried() })
+        let carried = self.session.carried();
+        Ok(Checkpoint { meta, parameters, moments, averages, carried })
     }
 
     /// Forgets the states that were kept to recover from: they are not those of the parameters that
@@ -189,9 +192,16 @@ impl Trainer {
 
     /// Brings a state that was checked onto the devices.
     pub(crate) fn bring(&mut self, state: &Checkpoint) -> Result<(), TrainError> {
-        let Checkpoint { meta, parameters, moments, carried } = state;
-        if !self.session.restore(meta.step, parameters, moments, carried)? {
+        let meta = &state.meta;
+        if !self.session.restore(state)? {
             self.notes.push(STATES_OF_ZEROS.into());
+        }
+        let begins_averages = self.options.ema > 0.0 && state.averages.is_empty();
+        if begins_averages && meta.optimizer_step > 0 {
+            let step = meta.step;
+            self.notes.push(format!(
+                "the checkpoint has no averages of the parameters: they begin at step {step}"
+            ));
         }
         self.notes.extend(self.session.loss_scale.restore(meta.loss_scale));
         self.session.taken = StepsTaken::of(meta);
@@ -233,8 +243,23 @@ impl Trainer {
     }
 }
 
-/// Checks that a checkpoint has the tensors of a graph, and no others.
-fn check(graph: &Graph, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+/// Checks that a checkpoint has the tensors of a graph, and no others, and moments of the kind of
+/// an optimizer, if it has any.
+fn check(graph: &Graph, optimizer: &Optimizer, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    let wanted = optimizer.kind_of_moments();
+    if let Some(kind) = &checkpoint.meta.moments
+        && kind != wanted
+        && !checkpoint.moments.is_empty()
+        && optimizer.moments() > 0
+    {
+        return Err(TrainError::Mismatch {
+            what: "the optimizer".into(),
+            why: format!(
+                "its running averages are those of {kind} there, and {wanted} has others; go on \
+                 with the same, or begin a new trainer with the parameters alone"
+            ),
+        });
+    }
     for parameter in &graph.parameters {
         let wanted = graph.tensor(parameter.tensor).shape.dims();
         NamedTensor::find(&checkpoint.parameters, &parameter.name, wanted)?;

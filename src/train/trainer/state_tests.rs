@@ -81,6 +81,23 @@ fn a_save_without_moments_begins_them_at_zero_also_on_a_used_trainer() {
 }
 
 #[test]
+fn a_save_with_running_averages_of_another_kind_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::new(model("v", 4), &options("cpu")).unwrap();
+    trainer.step(&batch(1), 0.3).unwrap();
+    trainer.save(place.path()).unwrap();
+    let of = |optimizer| TrainerOptions { optimizer, ..options("cpu") };
+    let rms = Optimizer::RmsProp { alpha: 0.9, eps: 1e-8, momentum: 0.5, weight_decay: 0.0 };
+    let told = Trainer::load(model("v", 4), &of(rms), place.path()).err().unwrap().to_string();
+    assert!(told.contains("those of adam there, and rmsprop has others"), "{told}");
+    let adam = Optimizer::Adam { beta1: 0.8, beta2: 0.9, eps: 1e-8, weight_decay: 0.0 };
+    Trainer::load(model("v", 4), &of(adam), place.path()).unwrap();
+    // What keeps none leaves those that are there.
+    let plain = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+    Trainer::load(model("v", 4), &of(plain), place.path()).unwrap();
+}
+
+#[test]
 fn a_save_of_another_model_is_refused_with_the_name_of_a_tensor() {
     let place = tempfile::tempdir().unwrap();
     let mut trainer = Trainer::new(model("v", 4), &options("cpu")).unwrap();

@@ -1,6 +1,7 @@
 //! Steps of a [`Trainer`] on a data set, with comparisons, evaluations and saves: the loop of
 //! [`Trainer::fit`] and of a run of the program.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -75,7 +76,7 @@ pub(crate) struct Fit {
     pub loss: Option<f64>,
     /// Step and loss of the last evaluation.
     pub evaluated: Option<(u64, f64)>,
-    /// Parameters of the best evaluation, if they are kept.
+    /// Parameters of the best evaluation, if they are kept: the averages, where these exist.
     pub(crate) best_parameters: Option<Vec<NamedTensor>>,
     /// True if the present step became the best one, which its save, if it has one, does not know.
     is_unsaved_best: bool,
@@ -323,18 +324,19 @@ impl Trainer {
                 }
             }
         };
-        let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
+        let Evaluation { loss: val_loss, samples, targets, terms, sums } = evaluation;
         fit.evaluated = Some((step, val_loss));
         let is_best = is_better(val_loss, self.best);
         let metrics = fit.options.task.metrics(&sums);
-        let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
+        let terms = terms.into_iter().map(|(name, mean)| (Cow::Owned(name), mean)).collect();
+        let record = EvalRecord { step, val_loss, metrics, terms, samples, targets, is_best };
         fit.emit(hooks, Event::Evaluation(record))?;
         self.evaluations_since_best += 1;
         if is_best {
             self.evaluations_since_best = 0;
             self.best = Some(Best { step, val_loss, samples, runs: extent.runs });
             if fit.options.keep_best {
-                fit.best_parameters = Some(self.read_parameters()?);
+                fit.best_parameters = Some(self.session.evaluated_parameters()?);
             }
             // Saved again if it was saved before it was known to be the best.
             fit.is_unsaved_best = true;

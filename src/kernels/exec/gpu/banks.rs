@@ -9,8 +9,8 @@ use crate::exec::{BucketTensor, Moments};
 use potluck_core::BucketId;
 use potluck_graph::{MomentFormat, Plan};
 
-/// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
-/// shards; none of buckets that the plan does not hold, nor gradients and moments of frozen ones.
+/// Buffers of the parameters and gradients of every bucket, and of the moments and averages of the
+/// owned shards; none of buckets that the plan does not hold, and of frozen ones only parameters.
 pub(crate) struct Banks {
     parameters: Vec<Option<wgpu::Buffer>>,
     /// Empty unless the plan is trained.
@@ -18,6 +18,8 @@ pub(crate) struct Banks {
     /// Per moment, then per bucket.
     moments: Vec<Vec<Option<wgpu::Buffer>>>,
     moment_format: MomentFormat,
+    /// Averages of the parameters; empty unless the plan keeps them.
+    averages: Vec<Option<wgpu::Buffer>>,
     pub shards: Shards,
 }
 
@@ -39,13 +41,14 @@ impl Banks {
             },
             moments: Vec::new(),
             moment_format: plan.options.moments,
+            averages: Vec::new(),
             shards,
         };
         banks.set_moments(gpu, plan, moments)?;
         Ok(banks)
     }
 
-    /// Replaces the moments by new ones, which are zero.
+    /// Replaces the moments and averages by new ones, which are zero.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory.
@@ -56,9 +59,15 @@ impl Banks {
         moments: &Moments,
     ) -> Result<(), DeviceError> {
         self.moments.clear();
+        self.averages.clear();
         self.shards = Shards::new(plan, moments);
-        let make = |moment| make(gpu, plan, &self.shards, "moments", BucketTensor::Moment(moment));
-        self.moments = (0..moments.count).map(make).collect::<Result<_, _>>()?;
+        for moment in 0..moments.count {
+            let bank = BucketTensor::Moment(moment);
+            self.moments.push(make(gpu, plan, &self.shards, "moments", bank)?);
+        }
+        if plan.options.averages {
+            self.averages = make(gpu, plan, &self.shards, "averages", BucketTensor::Average)?;
+        }
         Ok(())
     }
 
@@ -71,6 +80,7 @@ impl Banks {
             BucketTensor::Parameters => &self.parameters,
             BucketTensor::Gradients => &self.gradients,
             BucketTensor::Moment(moment) => &self.moments[moment],
+            BucketTensor::Average => &self.averages,
         };
         let Some(buffer) = &buffers[bucket.index()] else {
             panic!("the device does not hold {bucket}")
@@ -106,8 +116,8 @@ impl Banks {
     }
 }
 
-/// Allocates the buffers of a bank, one per bucket that the plan holds; of gradients and moments,
-/// also none of a bucket that is not updated.
+/// Allocates the buffers of a bank, one per bucket that the plan holds; of a bucket that is not
+/// updated, only parameters.
 fn make(
     gpu: &Gpu,
     plan: &Plan,

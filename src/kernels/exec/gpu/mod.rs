@@ -30,8 +30,8 @@ use crate::exec::loss_count::LossCounter;
 use crate::exec::staging::ReadbackBudget;
 use crate::exec::timing::{KernelProfile, ProfileTarget, norm_cost, update_cost};
 use crate::exec::{
-    BucketTensor, Executor, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums,
-    check_parts, check_rounding, copies, slot_of,
+    BucketTensor, Executor, LossSums, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback,
+    StepSums, check_parts, check_rounding, copies, slot_of,
 };
 use crate::ops::hash;
 use crate::ops::norm::NormSlots;
@@ -58,8 +58,9 @@ type NodeKey = (usize, usize, usize, bool);
 /// Numbers of rows whose prepared nodes are kept. Training uses one or two, an evaluation one more.
 const ROWS_KEPT: usize = 8;
 
-/// Key of a prepared update: its bucket, the start of its range, and the entry point of its shader.
-type UpdateKey = (usize, usize, &'static str);
+/// Key of a prepared update: what it updates, the start of its range, and the entry point of its
+/// shader.
+type UpdateKey = (BucketTensor, BucketId, usize, &'static str);
 
 /// Executor of a plan with all its tensors on a GPU. See [`Executor`].
 pub struct GpuExecutor {
@@ -311,10 +312,11 @@ impl GpuExecutor {
         Ok(())
     }
 
-    /// Prepares an update of owned elements at first use, and sets its parameters; returns its key
-    /// in `updates`.
+    /// Prepares an update of owned elements of `target`, which are the parameters or their average,
+    /// at first use, and sets its parameters; returns its key in `updates`.
     fn prepare_update(
         &mut self,
+        target: BucketTensor,
         bucket: BucketId,
         update: &Update,
         range: &UpdateRange,
@@ -322,13 +324,17 @@ impl GpuExecutor {
         check_rounding(&self.plan, update, range);
         let range = self.banks.shards.update(bucket, range);
         let dispatch = self.kernels.update(&self.gpu, update, &range)?;
-        let key = (bucket.index(), range.start, dispatch.shader.entry);
+        let key = (target, bucket, range.start, dispatch.shader.entry);
+        let source = match target {
+            BucketTensor::Average => BucketTensor::Parameters,
+            _ => BucketTensor::Gradients,
+        };
         if let Some(task) = self.updates.get_mut(&key) {
             task.refresh(vec![dispatch]);
         } else {
             let binding = |operand| match operand {
-                Operand::Input(_) => self.banks.owned(BucketTensor::Gradients, bucket),
-                Operand::Output(0) => self.banks.owned(BucketTensor::Parameters, bucket),
+                Operand::Input(_) => self.banks.owned(source, bucket),
+                Operand::Output(0) => self.banks.owned(target, bucket),
                 Operand::Output(moment) => {
                     self.banks.owned(BucketTensor::Moment(moment - 1), bucket)
                 }
@@ -345,6 +351,15 @@ impl GpuExecutor {
             self.updates.insert(key, task);
         }
         Ok(key)
+    }
+
+    /// Returns the sums that the values of the loss's accumulator are.
+    fn loss_sums(&self, values: &[f32]) -> LossSums {
+        LossSums {
+            loss: f64::from(values[0]),
+            count: self.loss_counter.count().unwrap_or(f64::from(values[1])),
+            terms: values[2..].iter().map(|term| f64::from(*term)).collect(),
+        }
     }
 
     /// Records the copies of pending readbacks of gradients and of activations that `nodes` are
@@ -531,19 +546,13 @@ impl Executor for GpuExecutor {
         let busy = self.stream.report(&ranges, bytemuck::cast_slice_mut(&mut values))?;
         let (of_loss, of_norms) = values.split_at(of_loss);
         let gradients = of_norms.chunks_exact(2).map(|pair| (f64::from(pair[0]), pair[1] as u64));
-        Ok(StepSums {
-            loss: f64::from(of_loss[0]),
-            count: self.loss_counter.count().unwrap_or(f64::from(of_loss[1])),
-            terms: of_loss[2..].iter().map(|term| f64::from(*term)).collect(),
-            gradients: gradients.collect(),
-            busy,
-        })
+        let gradients = gradients.collect();
+        Ok(StepSums { loss: self.loss_sums(of_loss), gradients, busy })
     }
 
-    fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
-        let values = self.read_range(&self.loss.clone(), 0, 2)?;
-        let count = self.loss_counter.count().unwrap_or(f64::from(values[1]));
-        Ok((f64::from(values[0]), count))
+    fn loss(&mut self) -> Result<LossSums, DeviceError> {
+        let values = self.read_range(&self.loss.clone(), 0, self.plan.graph.loss_length())?;
+        Ok(self.loss_sums(&values))
     }
 
     fn update(
@@ -555,7 +564,7 @@ impl Executor for GpuExecutor {
         if range.length == 0 {
             return Ok(());
         }
-        let key = self.prepare_update(bucket, update, range)?;
+        let key = self.prepare_update(BucketTensor::Parameters, bucket, update, range)?;
         let Some(task) = self.updates.get(&key) else { return Ok(()) };
         let changed = range.start..range.start + range.length;
         let moments = (0..update.moments()).map(BucketTensor::Moment);
@@ -563,6 +572,23 @@ impl Executor for GpuExecutor {
             let (buffer, bytes) = self.banks.place(bank, bucket, &changed);
             self.stream.preserve_readbacks(&buffer, bytes)?;
         }
+        self.stream.run(task)
+    }
+
+    fn average(
+        &mut self,
+        bucket: BucketId,
+        elements: Range<usize>,
+        weight: f32,
+    ) -> Result<(), DeviceError> {
+        if elements.is_empty() {
+            return Ok(());
+        }
+        let (buffer, bytes) = self.banks.place(BucketTensor::Average, bucket, &elements);
+        self.stream.preserve_readbacks(&buffer, bytes)?;
+        let (update, range) = (Update::of_average(weight), UpdateRange::of_average(elements));
+        let key = self.prepare_update(BucketTensor::Average, bucket, &update, &range)?;
+        let Some(task) = self.updates.get(&key) else { return Ok(()) };
         self.stream.run(task)
     }
 
@@ -652,7 +678,7 @@ impl Executor for GpuExecutor {
     }
 
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
-        // Prepared updates bind the old moments.
+        // Prepared updates bind the old moments and averages.
         self.updates.clear();
         self.banks.set_moments(&self.gpu, &self.plan, &moments)?;
         if moments.owned.is_some() {
@@ -731,7 +757,8 @@ impl Executor for GpuExecutor {
                 self.norm_tasks.get(bucket.index()).and_then(Option::as_ref)
             }
             ProfileTarget::Update(bucket, update, range) => {
-                let key = self.prepare_update(*bucket, update, range)?;
+                let target = BucketTensor::Parameters;
+                let key = self.prepare_update(target, *bucket, update, range)?;
                 self.updates.get(&key)
             }
         };

@@ -304,7 +304,7 @@ fn buckets_that_are_not_held_are_empty() {
             device.run(segment.nodes.clone(), &pass_of(0)).unwrap();
         }
         let sums = device.finish_step(&[held]).unwrap();
-        assert!(sums.loss > 0.0 && sums.count == (ROWS * WIDTH) as f64, "{sums:?}");
+        assert!(sums.loss.loss > 0.0 && sums.loss.count == (ROWS * WIDTH) as f64, "{sums:?}");
         assert_eq!(sums.gradients.len(), 1);
         let owned = Some(vec![0..64, 64..64]);
         device.set_moments(Moments { count: 1, owned }).unwrap();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, HostTensor, TensorId, raw};
 use potluck_graph::{Place, Update, UpdateRange};
-use potluck_kernels::exec::{BlockTiming, BucketTensor, Moments, PassContext, StepSums};
+use potluck_kernels::exec::{BlockTiming, BucketTensor, LossSums, Moments, PassContext, StepSums};
 
 /// Expands the macro `$make` with the list of all calls. A call is
 ///
@@ -28,9 +28,11 @@ macro_rules! device_calls {
             BeginStep "begin a step": posts begin_step() -> ();
             Run "run a pass": posts run(nodes: Range<usize>, &pass: PassContext) -> ();
             FinishStep "end a step": calls finish_step(&norms: [BucketId]) -> StepSums;
-            Loss "read the loss": calls loss() -> (f64, f64);
+            Loss "read the loss": calls loss() -> LossSums;
             Update "update parameters":
                 posts update(bucket: BucketId, &update: Update, &range: UpdateRange) -> ();
+            Average "average parameters":
+                posts average(bucket: BucketId, elements: Range<usize>, weight: f32) -> ();
             Flush "submit what is queued": posts flush() -> ();
             Read "read values":
                 calls read_parts(tensor: TensorId, &parts: [Range<usize>], &pass: PassContext)

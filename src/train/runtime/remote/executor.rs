@@ -11,8 +11,8 @@ use potluck_core::{BucketId, HostTensor, HostTensorView, TensorId};
 use potluck_graph::{MomentFormat, Place, Plan, Update, UpdateRange};
 use potluck_kernels::device::{DeviceError, Heartbeat};
 use potluck_kernels::exec::{
-    BlockTiming, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
-    Readback, Shards, StepSums,
+    BlockTiming, BucketTensor, Executor, KernelProfile, LossSums, Moments, PassContext,
+    ProfileTarget, Readback, Shards, StepSums,
 };
 
 /// Calls that are sent before one is waited for, which bounds what is queued on the node.

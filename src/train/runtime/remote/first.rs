@@ -717,6 +717,7 @@ impl RemoteSeat for SeatOnNode {
             is_training: input.is_training,
             samples: input.samples,
             update: input.update,
+            average_weight: input.average_weight,
             clip: input.clip,
             loss_scale: input.loss_scale,
         };

@@ -525,6 +525,7 @@ impl<'h> NodeServer<'h> {
                     is_training,
                     samples,
                     update,
+                    average_weight: order.average_weight,
                     clip: order.clip,
                     loss_scale: order.loss_scale,
                     faults,

@@ -262,7 +262,7 @@ fn graph(tie: bool) -> ModelGraph {
         tie,
         activation: Unary::Gelu,
     };
-    ModelGraph::training(gpt(&config).unwrap(), true).unwrap()
+    ModelGraph::training(gpt(&config).unwrap(), true).unwrap().with_averages(true)
 }
 
 fn inputs(graph: &Graph, first: u32, rows: usize) -> Inputs {
@@ -335,6 +335,7 @@ fn run_round(
             run_key: Key::new(1),
             samples: 6,
             update: ADAMW.update(0.01, step),
+            average_weight: Some(0.25),
             clip: 1.0,
             ..StepInput::new(round, Rank(rank), program.clone(), micro_batches)
         })
@@ -343,7 +344,8 @@ fn run_round(
     placed.group.step(&inputs)
 }
 
-/// Losses of 6 steps, the parameters at their end, and the names of the devices.
+/// Losses of 6 steps, the parameters at their end and then their averages, and the names of the
+/// devices.
 type Trained = (Vec<f64>, Vec<Vec<u32>>, Vec<String>);
 
 fn train(request: &PlacementRequest) -> Trained {
@@ -371,7 +373,19 @@ fn train_by(
         let values = placed.group.run_on(rank, "reading", read).unwrap();
         values.into_iter().map(f32::to_bits).collect()
     };
-    let bits = buckets.map(read).collect();
+    let mut bits: Vec<Vec<u32>> = buckets.map(read).collect();
+    let averages = placed.group.run_on_all("reading", |_, device| {
+        let mut values = Vec::new();
+        for bucket in (0..device.plan().buckets.len() as u32).map(BucketId) {
+            if !device.owned(bucket).is_empty() {
+                values.extend(device.read_bank(BucketTensor::Average, bucket)?);
+            }
+        }
+        Ok(values)
+    });
+    for values in averages.unwrap() {
+        bits.push(values.into_iter().map(f32::to_bits).collect());
+    }
     let name = |rank| placed.group.name(Rank(rank)).to_string();
     (losses, bits, (0..placed.group.world() as u32).map(name).collect())
 }

@@ -195,6 +195,7 @@ pub struct StepOrder {
     pub(crate) is_training: bool,
     pub samples: usize,
     pub update: Update,
+    pub average_weight: Option<f32>,
     pub clip: f64,
     pub loss_scale: f32,
 }

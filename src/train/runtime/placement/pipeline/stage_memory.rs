@@ -132,14 +132,16 @@ impl<'a> StageMemory<'a> {
         bytes
     }
 
-    /// Returns the bytes of parameters, gradients and moments, which a device needs at least, and a
+    /// Returns the bytes of parameters, gradients, moments and averages, which a device needs at least, and a
     /// bound of what it needs at most: all tensors of all blocks in memory of their own, and as
     /// many copies of what is kept as there are micro-batches in flight.
     pub fn bounds(&self, stage: CutStage) -> (u64, u64) {
         let CutStage { device, stage, blocks } = stage;
         let (held, moments) = self.held(blocks);
-        let of_moment = self.whole.options.moments.bytes(owned_elements(&moments));
-        let least = held * DType::F32.bytes() + of_moment * moments.count;
+        let owned = owned_elements(&moments);
+        let of_moments = self.whole.options.moments.bytes(owned) * moments.count;
+        let of_averages = if self.whole.options.averages { owned * DType::F32.bytes() } else { 0 };
+        let least = held * DType::F32.bytes() + of_moments + of_averages;
         let copies = in_flight(self.schedule, self.shape, stage);
         let alone = self.alone.get_or_init(|| self.blocks_alone());
         let mut most = least;

@@ -41,6 +41,7 @@ struct Asked {
     retune: bool,
     width: usize,
     tie: bool,
+    averages: bool,
     notified: Rc<RefCell<Vec<String>>>,
 }
 
@@ -56,6 +57,7 @@ impl Asked {
             retune: false,
             width: 16,
             tie: false,
+            averages: false,
             notified: Rc::default(),
         }
     }
@@ -86,7 +88,7 @@ impl Asked {
             tie: self.tie,
             activation: Unary::Gelu,
         };
-        ModelGraph::training(gpt(&config).unwrap(), true).unwrap()
+        ModelGraph::training(gpt(&config).unwrap(), true).unwrap().with_averages(self.averages)
     }
 
     fn request<R>(&self, test: impl FnOnce(&PlacementRequest) -> R) -> R {
@@ -264,8 +266,9 @@ fn a_block_that_no_device_can_run_is_named_with_the_reason() {
 fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
     for schedule in PipelineSchedule::ALL {
         for (tie, pipelines) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
-            let width = 64;
-            let asked = Asked { tie, width, ..Asked::of("cpu*4", 2).with_schedule(schedule) };
+            let (width, averages) = (64, !tie);
+            let asked =
+                Asked { tie, width, averages, ..Asked::of("cpu*4", 2).with_schedule(schedule) };
             asked.request(|request| {
                 let requested = RequestedPipelines::of(request);
                 let parts = requested.stages * requested.chunks;
