@@ -86,9 +86,10 @@ fn exp_of(x: f32) -> f32 {
 fn log_of(x: f32) -> f32 {
     let bits = bitcast<u32>(x);
     let of_ends = select(0x7F800000u, 0xFF800000u, (bits & 0x7FFFFFFFu) == 0u);
-    let is_end = (bits & 0x7FFFFFFFu) == 0u || bits == 0x7F800000u;
+    let is_end = ((bits & 0x7FFFFFFFu) == 0u) | (bits == 0x7F800000u);
     let value = select(bitcast<u32>(log(x)), of_ends, is_end);
-    return bitcast<f32>(select(value, 0x7FC00000u, bits > 0x7F800000u && bits != 0x80000000u));
+    let is_below = (bits > 0x7F800000u) & (bits != 0x80000000u);
+    return bitcast<f32>(select(value, 0x7FC00000u, is_below));
 }
 
 // 2^n for a whole number from -126 to 127, else the nearer of these.
@@ -100,5 +101,6 @@ fn power_of_two(n: f32) -> f32 {
 fn sqrt_of(x: f32) -> f32 {
     let bits = bitcast<u32>(x);
     let value = bitcast<u32>(sqrt(x));
-    return bitcast<f32>(select(value, 0x7FC00000u, bits > 0x7F800000u && bits != 0x80000000u));
+    let is_below = (bits > 0x7F800000u) & (bits != 0x80000000u);
+    return bitcast<f32>(select(value, 0x7FC00000u, is_below));
 }

@@ -5,7 +5,9 @@
 //!
 //! A formula is written once, in the expressions that Rust and WGSL have in common, and `return`s
 //! its value. In Rust its functions are those of `kernels::ops::elements::real`, in WGSL the
-//! built-in ones and those of `shaders/lib/elementwise.wgsl`: a test compiles it for both. Numbers
+//! built-in ones and those of `shaders/lib/elementwise.wgsl`: a test compiles it for both. Its
+//! conditions are joined by `&` and `|`, since `&&` and `||` are branches in a shader: SwiftShader
+//! compiles a loop with some of them for minutes. Numbers
 //! beside a value are literals; alone they are `f32(1.0)`. A formula has NaN where an argument is
 //! one, which `unless_nan` sees to where comparisons or a driver might lose it.
 
@@ -254,7 +256,7 @@ macro_rules! unary_functions {
             HardSigmoid "hard_sigmoid" All Sloped
                 value(x) { return unless_nan(x, min(max(x / 6.0 + 0.5, f32(0.0)), f32(1.0))); }
                 gradient(x, dy) {
-                    let is_inside = x > -3.0 && x < 3.0;
+                    let is_inside = (x > -3.0) & (x < 3.0);
                     return unless_nan(x, select(f32(0.0), dy / 6.0, is_inside));
                 }
 
@@ -263,7 +265,7 @@ macro_rules! unary_functions {
             Clamp(low = -1.25, high = 2.5) "clamp" All Sloped
                 value(x) { return unless_nan(x, min(max(x, low), high)); }
                 gradient(x, dy) {
-                    return unless_nan(x, select(f32(0.0), dy, x >= low && x <= high));
+                    return unless_nan(x, select(f32(0.0), dy, (x >= low) & (x <= high)));
                 }
 
             /// The larger of `x` and `low`; the gradient is 0 below.
@@ -433,7 +435,7 @@ macro_rules! binary_functions {
             }
             by_second(a, b, dy) {
                 let slope = power(a, b) * log_of(a);
-                return dy * select(slope, 0.0 * b, a == 0.0 && b >= 0.0);
+                return dy * select(slope, 0.0 * b, (a == 0.0) & (b >= 0.0));
             }
 
         /// The angle of the point `(b, a)`, from -pi to pi.

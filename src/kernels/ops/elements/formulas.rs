@@ -34,7 +34,7 @@ formulas! {
         let q = s * s;
         let series = 0.2 + q * (0.14285714285714285 + q * 0.1111111111111111);
         let near = 2.0 * s * (1.0 + q * (0.3333333333333333 + q * series));
-        return select(log_of(1.0 + x), near, x > -0.33 && x < 0.5);
+        return select(log_of(1.0 + x), near, (x > -0.33) & (x < 0.5));
     }
 
     /// Returns `e^x - 1`: near 0 by its Taylor series, which leaves less than `0.5^8 / 9!` of it.
@@ -81,7 +81,7 @@ formulas! {
         let n = quarters(x);
         let r = rest_of_turn(x, n);
         let quarter = n - 4.0 * floor(0.25 * n);
-        let is_odd = quarter == 1.0 || quarter == 3.0;
+        let is_odd = (quarter == 1.0) | (quarter == 3.0);
         let size = select(sine_near(r), cosine_near(r), is_odd);
         return if_finite(x, select(size, -size, quarter >= 2.0));
     }
@@ -91,9 +91,9 @@ formulas! {
         let n = quarters(x);
         let r = rest_of_turn(x, n);
         let quarter = n - 4.0 * floor(0.25 * n);
-        let is_odd = quarter == 1.0 || quarter == 3.0;
+        let is_odd = (quarter == 1.0) | (quarter == 3.0);
         let size = select(cosine_near(r), sine_near(r), is_odd);
-        return if_finite(x, select(size, -size, quarter == 1.0 || quarter == 2.0));
+        return if_finite(x, select(size, -size, (quarter == 1.0) | (quarter == 2.0)));
     }
 
     /// Returns the arctangent of `|u| <= tan(pi/8)`, with the coefficients of the Cephes library
@@ -196,7 +196,7 @@ formulas! {
         let k = round(turns + rest * 1.4426950408889634);
         let r = ((turns - k) + (b - high) * n) * 0.6931471805599453 + rest;
         let near = scaled(exp_of(r), bounded(k, f32(300.0)));
-        let is_end = a == 0.0 || a > 3.0e38 || abs(b) > 1.0e5;
+        let is_end = (a == 0.0) | (a > 3.0e38) | (abs(b) > 1.0e5);
         return select(near, exp_of(b * logarithm), is_end);
     }
 
@@ -204,10 +204,10 @@ formulas! {
     fn power(a, b) {
         let size = power_of_positive(abs(a), b);
         let is_whole = floor(b) == b;
-        let is_odd = is_whole && 2.0 * floor(0.5 * b) != b;
-        let signed = select(size, -size, is_odd && a < 0.0);
+        let is_odd = is_whole & (2.0 * floor(0.5 * b) != b);
+        let signed = select(size, -size, is_odd & (a < 0.0));
         // The root of a negative number is NaN.
-        let defined = select(signed, sqrt_of(a), a < 0.0 && !is_whole);
+        let defined = select(signed, sqrt_of(a), (a < 0.0) & !is_whole);
         return unless_nan(a, unless_nan(b, select(defined, f32(1.0), b == 0.0)));
     }
 }
