@@ -5,7 +5,9 @@
 //!
 //! A formula is written once, in the expressions that Rust and WGSL have in common, and `return`s
 //! its value. In Rust its functions are those of `kernels::ops::elements::real`, in WGSL the
-//! built-in ones and those of `shaders/lib/elementwise.wgsl`: a test compiles it for both. Numbers
+//! built-in ones and those of `shaders/lib/elementwise.wgsl`: a test compiles it for both. Its
+//! conditions are joined by `&` and `|`, since `&&` and `||` are branches in a shader: SwiftShader
+//! compiles a loop with some of them for minutes. Numbers
 //! beside a value are literals; alone they are `f32(1.0)`. A formula has NaN where an argument is
 //! one, which `unless_nan` sees to where comparisons or a driver might lose it.
 
@@ -39,6 +41,8 @@ pub enum Domain {
     Positive,
     /// Between -1 and 1: to 0.95.
     Unit,
+    /// Numbers above 1: 1.05 to 4.
+    AboveOne,
     /// Numbers at some distance from 0, where the function has a pole: 0.25 to 4.
     Apart,
 }
@@ -175,6 +179,14 @@ macro_rules! unary_functions {
                     return dy * unless_nan(x, 1.1283791670955126 * exp(-1.0 * x * x));
                 }
 
+            /// 1 less the error function, exact where that is near 1.
+            Erfc "erfc" All Sloped
+                value(x) { return erfc(x); }
+                gradient(far, dy) {
+                    let x = bounded(far, f32(10.0));
+                    return dy * unless_nan(x, -1.1283791670955126 * exp(-1.0 * x * x));
+                }
+
             /// The sine within 1e-6 for `|x| < 80,000`; beyond, where floats are a hundredth
             /// apart, a number from -1 to 1. NaN of an infinity.
             Sin "sin" All Sloped
@@ -244,7 +256,7 @@ macro_rules! unary_functions {
             HardSigmoid "hard_sigmoid" All Sloped
                 value(x) { return unless_nan(x, min(max(x / 6.0 + 0.5, f32(0.0)), f32(1.0))); }
                 gradient(x, dy) {
-                    let is_inside = x > -3.0 && x < 3.0;
+                    let is_inside = (x > -3.0) & (x < 3.0);
                     return unless_nan(x, select(f32(0.0), dy / 6.0, is_inside));
                 }
 
@@ -253,7 +265,7 @@ macro_rules! unary_functions {
             Clamp(low = -1.25, high = 2.5) "clamp" All Sloped
                 value(x) { return unless_nan(x, min(max(x, low), high)); }
                 gradient(x, dy) {
-                    return unless_nan(x, select(f32(0.0), dy, x >= low && x <= high));
+                    return unless_nan(x, select(f32(0.0), dy, (x >= low) & (x <= high)));
                 }
 
             /// The larger of `x` and `low`; the gradient is 0 below.
@@ -295,6 +307,16 @@ macro_rules! unary_functions {
                 value(x) { return unless_nan(x, trunc(x)); }
                 gradient(x, dy) { return f32(0.0); }
 
+            /// The inverse of the sine, from -pi/2 to pi/2; NaN beyond -1 and 1.
+            Asin "asin" Unit Sloped
+                value(x) { return arcsine(x); }
+                gradient(x, dy) { return dy / sqrt_of((1.0 - x) * (1.0 + x)); }
+
+            /// The inverse of the cosine, from 0 to pi; NaN beyond -1 and 1.
+            Acos "acos" Unit Sloped
+                value(x) { return arccosine(x); }
+                gradient(x, dy) { return -(dy / sqrt_of((1.0 - x) * (1.0 + x))); }
+
             /// The inverse of the tangent.
             Atan "atan" All Sloped
                 value(x) { return arctangent(x); }
@@ -317,6 +339,32 @@ macro_rules! unary_functions {
                     let size = select(0.5 * (m + m / (m + 1.0)), 0.5 * m, m > 1.0e30);
                     return dy * unless_nan(x, select(size, -size, x < 0.0));
                 }
+
+            /// The inverse of the hyperbolic sine: `ln(x + sqrt(x^2 + 1))`, exact near 0.
+            Asinh "asinh" All Sloped
+                value(x) {
+                    let a = abs(x);
+                    // Beyond 1e6 the root is the argument, whose square would overflow.
+                    let is_far = a > 1.0e6;
+                    let near = a + a * a / (1.0 + sqrt_of(a * a + 1.0));
+                    let inner = log1p(select(near, a, is_far));
+                    let size = select(inner, inner + 0.6931471805599453, is_far);
+                    return unless_nan(x, select(size, -size, x < 0.0));
+                }
+                gradient(x, dy) { return dy / sqrt_of(x * x + 1.0); }
+
+            /// The inverse of the hyperbolic cosine: `ln(x + sqrt(x^2 - 1))`, exact near 1; NaN
+            /// below 1.
+            Acosh "acosh" AboveOne Sloped
+                value(x) {
+                    let more = x - 1.0;
+                    // Below 1 the root is NaN.
+                    let root = sqrt_of(select(more * (more + 2.0), more, more < 0.0));
+                    let is_far = x > 1.0e6;
+                    let inner = log1p(select(more + root, x, is_far));
+                    return unless_nan(x, select(inner, inner + 0.6931471805599453, is_far));
+                }
+                gradient(x, dy) { return dy / sqrt_of((x - 1.0) * (x + 1.0)); }
 
             /// The inverse of the hyperbolic tangent: half of `ln((1 + x) / (1 - x))`.
             Atanh "atanh" Unit Sloped
@@ -387,7 +435,7 @@ macro_rules! binary_functions {
             }
             by_second(a, b, dy) {
                 let slope = power(a, b) * log_of(a);
-                return dy * select(slope, 0.0 * b, a == 0.0 && b >= 0.0);
+                return dy * select(slope, 0.0 * b, (a == 0.0) & (b >= 0.0));
             }
 
         /// The angle of the point `(b, a)`, from -pi to pi.

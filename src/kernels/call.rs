@@ -71,6 +71,8 @@ pub trait Float:
     fn as_f64(self) -> f64;
     /// The error function.
     fn erf(self) -> Self;
+    /// 1 less the error function.
+    fn erfc(self) -> Self;
     /// Rounds values to f16, to nearest, ties to even.
     fn round_to_f16(values: &mut [Self]);
 }
@@ -84,6 +86,9 @@ impl Float for f32 {
     }
     fn erf(self) -> Self {
         libm::erff(self)
+    }
+    fn erfc(self) -> Self {
+        libm::erfcf(self)
     }
     fn round_to_f16(values: &mut [Self]) {
         operands::round_to_f16(values);
@@ -99,6 +104,9 @@ impl Float for f64 {
     }
     fn erf(self) -> Self {
         libm::erf(self)
+    }
+    fn erfc(self) -> Self {
+        libm::erfc(self)
     }
     /// Of values that are rounded to f32 first, as they are on a device.
     fn round_to_f16(values: &mut [Self]) {

@@ -164,7 +164,7 @@ fn reduced<S: Simd>(x: f32) -> (f32, f32) {
 
 /// `2^n` for an integer `-126 <= n <= 127`.
 #[inline(always)]
-fn power_of_two(n: f32) -> f32 {
+pub(crate) fn power_of_two(n: f32) -> f32 {
     // Adding 2^23 puts the exponent's bits into the mantissa's lowest; for NaN it is arbitrary.
     f32::from_bits(((n + (8_388_608.0 + 127.0)).to_bits()) << 23)
 }

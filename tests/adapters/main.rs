@@ -16,6 +16,9 @@ mod losses;
 mod nonfinite;
 mod norms;
 mod order;
+mod pytorch;
+#[path = "../common/pytorch_samples/mod.rs"]
+mod pytorch_samples;
 mod readbacks;
 mod stages;
 mod states;

@@ -65,16 +65,20 @@ pub fn devices_with(
     }
     let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(cpu)];
     for adapter in adapters() {
-        let gpu =
-            Gpu::open(&adapter, checks(&adapter), Precision::F32).unwrap_or_else(|e| panic!("{e}"));
-        let kernels = KernelSelector::new(KernelCache::in_memory());
-        let mut gpu = GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap();
+        let mut gpu = open(&adapter, plan.clone(), moments.clone());
         if let Some(elements) = readback_elements_max {
             gpu.set_readback_elements_max(elements).unwrap();
         }
         devices.push(Box::new(gpu));
     }
     Devices { devices: devices.into_iter(), _turn: turn }
+}
+
+/// Opens an adapter with a plan.
+pub fn open(adapter: &Adapter, plan: Plan, moments: impl Into<Moments>) -> GpuExecutor {
+    let gpu = Gpu::open(adapter, checks(adapter), Precision::F32).unwrap_or_else(|e| panic!("{e}"));
+    let kernels = KernelSelector::new(KernelCache::in_memory());
+    GpuExecutor::new(gpu, plan, moments, kernels).unwrap()
 }
 
 /// Shader checks with which an adapter is tested: on, but for SwiftShader, which compiles each text

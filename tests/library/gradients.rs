@@ -150,6 +150,10 @@ fn elementwise_functions() {
                 Domain::All | Domain::Steep => x,
                 Domain::Positive | Domain::Apart => b.exp(x)?,
                 Domain::Unit => b.tanh(x)?,
+                Domain::AboveOne => {
+                    let positive = b.exp(x)?;
+                    b.offset(positive, 1.0)?
+                }
             };
             b.unary(argument, function)
         });

@@ -22,6 +22,8 @@ mod net;
 mod parts;
 mod pytorch;
 mod pytorch_optimizers;
+#[path = "../common/pytorch_samples/mod.rs"]
+mod pytorch_samples;
 mod refused_values;
 #[path = "../common/shader_modules.rs"]
 mod shader_modules;

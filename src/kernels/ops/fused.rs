@@ -338,7 +338,7 @@ mod tests {
     use crate::{OwnedCall, RandomContext};
     use potluck_core::HostTensor;
     use potluck_core::rng::Key;
-    use potluck_graph::{EpilogueOp, Precision, Unary};
+    use potluck_graph::{Conv2dOptions, EpilogueOp, Precision, Unary};
 
     const ADD: EpilogueOp = EpilogueOp::Binary(Binary::Add);
     const MUL: EpilogueOp = EpilogueOp::Binary(Binary::Mul);
@@ -596,6 +596,18 @@ mod tests {
         let dims: [&[usize]; 4] = [&[37, 20], &[68, 20], &[68], &[37, 68]];
         let inputs = dims.map(|dims| (Shape::fixed(dims), InputFill::Normal));
         check_mixed(op, &inputs, 1);
+    }
+
+    #[test]
+    fn a_single_value_behind_a_convolution_is_certified_on_convolutions() {
+        let root = Op::Conv2d(Conv2dOptions::default().with_stride(2));
+        let op = fused(root, &[MUL]);
+        let (x, w) = (vec![2, 9, 9, 12], vec![10, 12, 3, 3]);
+        let found = probes::probes(&op, &[x.clone(), w.clone(), vec![1]]);
+        assert!(!found.is_empty());
+        assert!(found.iter().all(|(_, inputs)| inputs.len() == 3 && inputs[2] == [1]), "{found:?}");
+        let inputs = [x, w, Vec::new()].map(|dims| (Shape::fixed(&dims), InputFill::Normal));
+        check_variants(&op, &inputs);
     }
 
     #[test]

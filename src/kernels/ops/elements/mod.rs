@@ -416,6 +416,7 @@ pub fn fill_of(domain: Domain) -> InputFill {
         Domain::All | Domain::Steep => InputFill::Scaled(3.0, 0.0),
         Domain::Positive => InputFill::Uniform(0.05, 4.0),
         Domain::Unit => InputFill::Uniform(-0.95, 0.95),
+        Domain::AboveOne => InputFill::Uniform(1.05, 4.0),
         Domain::Apart => InputFill::Uniform(0.25, 4.0),
     }
 }

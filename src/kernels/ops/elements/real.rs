@@ -27,6 +27,8 @@ pub trait Arithmetic: Copy {
     /// `e^-x` of a positive number, 0 where it vanishes.
     fn decay(x: Self::Number) -> Self::Number;
     fn log(x: Self::Number) -> Self::Number;
+    /// `2^n` for a whole number.
+    fn power_of_two(n: Self::Number) -> Self::Number;
     fn tanh(x: Self::Number) -> Self::Number;
     fn erf(x: Self::Number) -> Self::Number;
 
@@ -53,6 +55,21 @@ pub trait Arithmetic: Copy {
     #[inline(always)]
     fn arctangent(x: Real<Self>) -> Real<Self> {
         formulas::arctangent(x)
+    }
+
+    #[inline(always)]
+    fn arcsine(x: Real<Self>) -> Real<Self> {
+        formulas::arcsine(x)
+    }
+
+    #[inline(always)]
+    fn arccosine(x: Real<Self>) -> Real<Self> {
+        formulas::arccosine(x)
+    }
+
+    #[inline(always)]
+    fn erfc(x: Real<Self>) -> Real<Self> {
+        formulas::erfc(x)
     }
 
     #[inline(always)]
@@ -98,6 +115,10 @@ impl<T: Float> Arithmetic for Exact<T> {
         x.ln()
     }
 
+    fn power_of_two(n: T) -> T {
+        n.exp2()
+    }
+
     fn tanh(x: T) -> T {
         x.tanh()
     }
@@ -124,6 +145,18 @@ impl<T: Float> Arithmetic for Exact<T> {
 
     fn arctangent(x: Real<Self>) -> Real<Self> {
         Real(x.0.atan())
+    }
+
+    fn arcsine(x: Real<Self>) -> Real<Self> {
+        Real(x.0.asin())
+    }
+
+    fn arccosine(x: Real<Self>) -> Real<Self> {
+        Real(x.0.acos())
+    }
+
+    fn erfc(x: Real<Self>) -> Real<Self> {
+        Real(Float::erfc(x.0))
     }
 
     fn angle(y: Real<Self>, x: Real<Self>) -> Real<Self> {
@@ -176,6 +209,11 @@ impl<S: Simd> Arithmetic for Fast<S> {
     #[inline(always)]
     fn log(x: f32) -> f32 {
         simd::ln::<S>(x)
+    }
+
+    #[inline(always)]
+    fn power_of_two(n: f32) -> f32 {
+        simd::power_of_two(n.clamp(-126.0, 127.0))
     }
 
     #[inline(always)]
@@ -355,6 +393,7 @@ functions! {
     exp(x) = Real(A::exp(x.0));
     exp_of(x) = Real(A::whole_exp(x.0));
     log_of(x) = Real(A::log(x.0));
+    power_of_two(n) = Real(A::power_of_two(n.0));
     sqrt_of(x) = Real(x.0.sqrt());
     tanh(x) = Real(A::tanh(x.0));
     tanh_of(x) = Real(A::tanh(x.0));
@@ -368,6 +407,9 @@ functions! {
     sine(x) = A::sine(x);
     cosine(x) = A::cosine(x);
     arctangent(x) = A::arctangent(x);
+    arcsine(x) = A::arcsine(x);
+    arccosine(x) = A::arccosine(x);
+    erfc(x) = A::erfc(x);
     angle(y, x) = A::angle(y, x);
     power(a, b) = A::power(a, b);
     decay(x) = Real(A::decay(x.0.abs()));

@@ -43,9 +43,10 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 /// Returns small calls of the root op, with an output over which `period` elements repeat.
 fn roots(root: &Op, own: &[Dims], output: &Dims, period: Option<usize>) -> Vec<CallShape> {
     let is_chain = epilogue::as_step(root).is_some();
+    let of_twin = || twin(root).map_or_else(Vec::new, |twin| (twin.probes)(root, own));
     match period {
-        None => twin(root).map_or_else(Vec::new, |twin| (twin.probes)(root, own)),
-        Some(1) if !is_chain => matmul::probes_with_columns(root, own, None),
+        None => of_twin(),
+        Some(1) if !is_chain => of_twin(),
         Some(period) if is_chain => {
             let short = own.iter().filter(|x| *x != output).map(|x| x.iter().product());
             let width = short.chain([period]).max().unwrap_or(period);

@@ -3,7 +3,8 @@
 use potluck_core::TensorId;
 use serde_json::Value;
 
-use super::{Arguments, Built, Refusal};
+use super::calls::Arguments;
+use super::{Built, Refusal};
 
 /// Returns a tensor with at least one axis.
 fn with_axis(a: &mut Arguments, x: TensorId) -> Result<TensorId, Refusal> {
@@ -34,7 +35,7 @@ pub(super) fn gather(a: &mut Arguments, op: &str) -> Built {
         x = a.b.broadcast_to(x, &wide)?;
         index = a.b.broadcast_to(index, &places)?;
         // Negative places count from the end.
-        let zero = a.b.constant("zero", &[], vec![0.0])?;
+        let zero = a.constant("zero", &[], vec![0.0])?;
         let is_negative = a.b.less(index, zero)?;
         index = a.plus(index, wide[axis] as f32, is_negative)?;
     }

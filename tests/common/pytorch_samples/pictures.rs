@@ -4,7 +4,8 @@ use potluck_core::TensorId;
 use potluck_graph::{Conv2dOptions, Interpolation, Pool2dOptions, PoolDivisor};
 use serde_json::Value;
 
-use super::{Arguments, Built, Refusal};
+use super::calls::Arguments;
+use super::{Built, Refusal};
 
 /// Returns pictures or sequences with the channels last, of a batch of one if they have none.
 fn channels_last(a: &mut Arguments, x: TensorId, axes: usize) -> Result<TensorId, Refusal> {
