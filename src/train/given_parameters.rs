@@ -42,8 +42,8 @@ pub fn parameters_of_file(graph: &Graph, path: &Path) -> Result<Vec<NamedTensor>
     Ok(StoredTensors::open(path)?.of_model(graph, &[], None)?.read()?)
 }
 
-/// Sets parameters, all or some, and their averages, if the devices keep them, on all devices to the
-/// same bytes; `graph` is that of the model.
+/// Sets parameters, all or some, and their averages, if the devices keep them, on all devices to
+/// the same bytes; `graph` is that of the model.
 ///
 /// # Errors
 /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or number of

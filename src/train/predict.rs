@@ -116,8 +116,8 @@ impl Trainer {
     }
 
     /// Computes the loss on samples of a split of a data set that have nothing in common, without
-    /// dropout: `samples` of them, spread over the split, or all (0), with the averages if these are
-    /// kept, like [`Trainer::predict`]. The samples are divided among the devices.
+    /// dropout: `samples` of them, spread over the split, or all (0), with the averages if these
+    /// are kept, like [`Trainer::predict`]. The samples are divided among the devices.
     ///
     /// # Errors
     /// Returns `TrainError` if the split has no samples, if the data do not fit the graph, or if a

@@ -1,5 +1,5 @@
-//! Averages of the weights (`optim.ema`): a run evaluates, samples and exports with them, and trains
-//! to the same bits as without.
+//! Averages of the weights (`optim.ema`): a run evaluates, samples and exports with them, and
+//! trains to the same bits as without.
 
 use serde_json::Value;
 

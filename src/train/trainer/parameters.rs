@@ -49,8 +49,8 @@ impl Trainer {
     }
 
     /// Sets parameters, all or some, on all devices to the same bytes. What the optimizer has
-    /// averaged of their gradients stays, and their own averages are set to the same values. Earlier
-    /// saves hold other parameters, so that [`Trainer::recover`] needs a later one.
+    /// averaged of their gradients stays, and their own averages are set to the same values.
+    /// Earlier saves hold other parameters, so that [`Trainer::recover`] needs a later one.
     ///
     /// # Errors
     /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or

@@ -2,7 +2,7 @@
 
 use super::fit_tests::{options, steps, waves};
 use super::*;
-use crate::{PipelineOptions, Predictor, PredictorOptions, Shares, TensorOptions};
+use crate::{PipelineOptions, Predictor, PredictorOptions, Shares};
 use potluck_data::Split;
 use potluck_graph::{Builder, Init, LossTerm, Recompute, nn};
 
@@ -64,12 +64,10 @@ fn assert_near(found: &[f32], expected: &[f32], what: &str) {
 fn what_samples_share_counts_as_a_copy_for_each() {
     let shares = Shares::Fixed(vec![4, 2]);
     let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
-    let tensor = TensorOptions { ranks: 2, ..TensorOptions::default() };
     let ways = [
         TrainerOptions { recompute: Recompute::Blocks, ..options("cpu") },
         TrainerOptions { shares, ..options("cpu*2") },
         TrainerOptions { pipeline, ..options("cpu*2") },
-        TrainerOptions { tensor, ..options("cpu*2") },
     ];
     let mut copied = Trainer::new(model(false), &options("cpu")).unwrap();
     let mut sharing = ways.map(|options| Trainer::new(model(true), &options).unwrap());

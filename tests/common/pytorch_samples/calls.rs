@@ -5,7 +5,7 @@ use potluck_graph::builder::BuildResult;
 use potluck_graph::{Binary, Builder, Unary};
 use serde_json::Value;
 
-use super::{Built, Refusal, Tensor, indexing, losses, pictures};
+use super::{Built, Refusal, Tensor, indexing, losses, norms, pictures};
 
 /// Arguments of a sample, with the tensors of the graph.
 pub(super) struct Arguments<'a> {
@@ -175,6 +175,16 @@ pub(super) fn build(a: &mut Arguments) -> Built {
         }
         "softplus" if a.sample["kwargs"].as_object().unwrap().is_empty() && a.count() == 1 => {
             a.unary(Unary::Softplus)
+        }
+        "softplus" => {
+            let x = a.tensor(0)?;
+            let [beta, limit] = [a.number(1, "beta", 1.0)?, a.number(2, "threshold", 20.0)?];
+            let scaled = a.b.scale(x, beta)?;
+            let curved = a.b.unary(scaled, Unary::Softplus)?;
+            let curved = a.b.scale(curved, 1.0 / beta)?;
+            let limit = a.constant("limit", &[], vec![limit])?;
+            let is_curved = a.b.less_equal(scaled, limit)?;
+            Ok(vec![a.b.select(is_curved, curved, x)?])
         }
         "logsigmoid" => {
             let x = a.tensor(0)?;
@@ -669,6 +679,46 @@ pub(super) fn build(a: &mut Arguments) -> Built {
             let y = a.b.reshape(x, &[n * channels, factor, factor, h, w])?;
             let y = a.b.permute(y, &[0, 3, 1, 4, 2])?;
             Ok(vec![a.b.reshape(y, &[n, channels, h * factor, w * factor])?])
+        }
+        "layer_norm" | "rms_norm" => norms::over_last_axes(a, op),
+        "group_norm" | "instance_norm" => norms::by_groups(a, op),
+        "batch_norm" => norms::over_batch(a),
+        "scaled_dot_product_attention" => norms::attention(a),
+        "cosine_similarity" => {
+            let [first, second] = [a.tensor(0)?, a.tensor(1)?];
+            let rank = a.rank(first).max(a.rank(second));
+            if rank == 0 {
+                return Err(Refusal::Unknown);
+            }
+            let axis = [a.axis(a.argument(2, "dim"), rank)?];
+            let least = a.number(3, "eps", 1e-8)?;
+            let least = a.constant("least", &[], vec![least])?;
+            let product = a.b.mul(first, second)?;
+            let mut y = a.b.sum(product, &axis)?;
+            for x in [first, second] {
+                let squares = a.b.unary(x, Unary::Square)?;
+                let sum = a.b.sum(squares, &axis)?;
+                let norm = a.b.sqrt(sum)?;
+                let norm = a.b.maximum(norm, least)?;
+                y = a.b.div(y, norm)?;
+            }
+            Ok(vec![y])
+        }
+        "movedim" => {
+            let x = a.tensor(0)?;
+            let rank = a.rank(x);
+            let [from, to] = [a.axes(1, "", rank)?, a.axes(2, "", rank)?];
+            let mut axes = vec![rank; rank];
+            for (from, to) in from.iter().zip(&to) {
+                axes[*to] = *from;
+            }
+            let mut left = (0..rank).filter(|axis| !from.contains(axis));
+            for axis in &mut axes {
+                if *axis == rank {
+                    *axis = left.next().unwrap();
+                }
+            }
+            Ok(vec![a.b.permute(x, &axes)?])
         }
         "dropout" if !a.is(2, "training") && a.sample["kwargs"]["training"] == false => {
             Ok(vec![a.tensor(0)?])

@@ -60,8 +60,8 @@ impl RankMemory {
 }
 
 /// Returns the bytes of host memory that ranks take together, with so many for the buffers of their
-/// ring threads, and with a copy of the parameters, of all moments and of the averages; with devices
-/// of other nodes also what waits of the updated parameters, at most all of them.
+/// ring threads, and with a copy of the parameters, of all moments and of the averages; with
+/// devices of other nodes also what waits of the updated parameters, at most all of them.
 pub fn host_bytes(
     request: &PlacementRequest,
     ranks: impl IntoIterator<Item = RankMemory>,

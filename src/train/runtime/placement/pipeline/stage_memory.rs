@@ -132,9 +132,9 @@ impl<'a> StageMemory<'a> {
         bytes
     }
 
-    /// Returns the bytes of parameters, gradients, moments and averages, which a device needs at least, and a
-    /// bound of what it needs at most: all tensors of all blocks in memory of their own, and as
-    /// many copies of what is kept as there are micro-batches in flight.
+    /// Returns the bytes of parameters, gradients, moments and averages, which a device needs at
+    /// least, and a bound of what it needs at most: all tensors of all blocks in memory of their
+    /// own, and as many copies of what is kept as there are micro-batches in flight.
     pub fn bounds(&self, stage: CutStage) -> (u64, u64) {
         let CutStage { device, stage, blocks } = stage;
         let (held, moments) = self.held(blocks);
