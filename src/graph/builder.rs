@@ -97,7 +97,7 @@ impl Builder {
 
     /// Adds a float input that all samples of a step share, without a dimension for the batch: a
     /// mask, or a number that changes from step to step, with `dims` empty. Data sets have no
-    /// values of it.
+    /// values of it. In a tensor group, one that meets columns which the ranks divide is refused.
     ///
     /// # Panics
     /// If another input has the name.

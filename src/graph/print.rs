@@ -120,7 +120,8 @@ pub struct MemoryUsage {
     /// Memory in which kernels hand results on within one call; 0 unless the caller sets it.
     pub workspace: usize,
     /// Copy of the parameters, the moments and the averages in f32, which a save makes in the
-    /// host's memory; no part of the peak.
+    /// host's memory, with another one of the parameters that averages have displaced; no part of
+    /// the peak.
     pub saved: usize,
 }
 
@@ -142,7 +143,7 @@ impl MemoryUsage {
             scratch: of_kind(SlotKind::Scratch),
             states: plan.state_bytes(),
             workspace: 0,
-            saved: parameters
+            saved: parameters * copies_on_host(plan)
                 + updated * DType::F32.bytes() * moments
                 + bytes_of_averages(plan, updated),
         }
@@ -154,7 +155,8 @@ impl MemoryUsage {
         let of_format = |format: MomentFormat| format.bytes(owned).saturating_mul(moments);
         let whole = Self::of(plan, 0);
         let averages = bytes_of_averages(plan, owned);
-        let saved = sum([whole.parameters, of_format(MomentFormat::F32), averages]);
+        let parameters = whole.parameters * copies_on_host(plan);
+        let saved = sum([parameters, of_format(MomentFormat::F32), averages]);
         Self { moments: of_format(plan.options.moments), averages, saved, ..whole }
     }
 
@@ -173,6 +175,12 @@ impl MemoryUsage {
         } = *self;
         sum([parameters, gradients, moments, averages, stash, scratch, states, workspace])
     }
+}
+
+/// Returns the number of copies of the parameters in host memory during a save: behind an
+/// evaluation with averages they are there already.
+fn copies_on_host(plan: &Plan) -> usize {
+    if plan.options.averages { 2 } else { 1 }
 }
 
 /// Returns the bytes of the averages of so many parameters, if the plan keeps them.

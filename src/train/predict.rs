@@ -213,6 +213,9 @@ impl Trainer {
         part: &EvaluatedPart,
         progress: &mut dyn FnMut(u64, u64) -> Result<(), TrainError>,
     ) -> Result<Option<Evaluation>, TrainError> {
+        if part.signals.pending().is_some() {
+            return Ok(None);
+        }
         self.hold_evaluated()?;
         let EvaluatedPart { source, task, split, samples, signals } = *part;
         let placement = &self.session.placement;

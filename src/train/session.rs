@@ -152,7 +152,8 @@ impl Session {
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
-    pub fn initialize(&self) -> Result<(), TrainError> {
+    pub fn initialize(&mut self) -> Result<(), TrainError> {
+        self.displaced = None;
         let seed = self.options.seed;
         self.group.run_on_all("initialization", move |_, device| device.initialize(seed))?;
         Ok(())
@@ -221,16 +222,17 @@ impl Session {
         Ok(parameters)
     }
 
+    /// Returns true if all devices hold averages in the place of the parameters.
+    pub(crate) fn holds_averages(&self) -> bool {
+        self.displaced.as_ref().is_some_and(|displaced| displaced.is_whole)
+    }
+
     /// Puts the averages in the place of the parameters on all devices, if the session keeps them,
-    /// until [`Session::put_parameters_back`]. Ranks that differ must have been told apart before.
+    /// until [`Session::put_parameters_back`]. Ranks are compared before: this makes them equal.
     ///
     /// # Errors
     /// Returns the errors of [`Session::state`].
     pub(crate) fn put_averages_in_place(&mut self) -> Result<(), TrainError> {
-        if self.displaced.as_ref().is_some_and(|displaced| displaced.is_whole) {
-            return Ok(());
-        }
-        self.put_parameters_back()?;
         let averages = self.averages()?;
         if averages.is_empty() {
             return Ok(());
@@ -254,7 +256,8 @@ impl Session {
     pub(crate) fn put_parameters_back(&mut self) -> Result<(), TrainError> {
         if let Some(displaced) = &mut self.displaced {
             displaced.is_whole = false;
-            state::write_parameters(&self.group, &self.rank_plans, &displaced.parameters)?;
+            let parameters = &displaced.parameters;
+            state::write_displaced(&self.group, &self.rank_plans, parameters)?;
         }
         self.displaced = None;
         Ok(())

@@ -230,6 +230,8 @@ enum Written {
     Parameters,
     /// The averages in the place of the parameters that have one.
     Evaluated,
+    /// The parameters in whose place averages were.
+    Displaced,
     Moment(usize),
     Averages,
 }
@@ -237,10 +239,16 @@ enum Written {
 impl Written {
     fn bank(self) -> BucketTensor {
         match self {
-            Self::Parameters | Self::Evaluated => BucketTensor::Parameters,
+            Self::Parameters | Self::Evaluated | Self::Displaced => BucketTensor::Parameters,
             Self::Moment(index) => BucketTensor::Moment(index),
             Self::Averages => BucketTensor::Average,
         }
+    }
+
+    /// Returns true if it is written to a bucket: what has no average stays in its place.
+    fn is_for(self, plan: &Plan, bucket: BucketId) -> bool {
+        let is_of_averages = matches!(self, Self::Evaluated | Self::Displaced);
+        has_bucket(plan, self.bank(), bucket) && (!is_of_averages || is_trained(plan, bucket))
     }
 }
 
@@ -276,7 +284,7 @@ impl StateTensors<'_> {
         let are_zeros = match written {
             Written::Moment(_) => self.moments.is_empty(),
             Written::Averages => !self.is_updated,
-            Written::Parameters | Written::Evaluated => false,
+            Written::Parameters | Written::Evaluated | Written::Displaced => false,
         };
         if are_zeros {
             return Ok(values);
@@ -396,8 +404,7 @@ pub fn write_parameters(
     write(group, plans, state, Written::Parameters)
 }
 
-/// Writes the averages of a state, and its parameters where there is none, to the place of the
-/// parameters of all ranks.
+/// Writes the averages of a state to the place of the parameters that have one, of all ranks.
 ///
 /// # Errors
 /// Returns the errors of [`write_parameters`].
@@ -407,6 +414,19 @@ pub(crate) fn write_evaluated(
     state: StateTensors<'_>,
 ) -> Result<(), TrainError> {
     write(group, plans, state, Written::Evaluated)
+}
+
+/// Writes the parameters that have an average to their place again, of all ranks.
+///
+/// # Errors
+/// Returns the errors of [`write_parameters`].
+pub(crate) fn write_displaced(
+    group: &WorkerGroup,
+    plans: &[Arc<Plan>],
+    parameters: &[NamedTensor],
+) -> Result<(), TrainError> {
+    let state = StateTensors { parameters, ..StateTensors::default() };
+    write(group, plans, state, Written::Displaced)
 }
 
 fn write(
@@ -420,7 +440,7 @@ fn write(
         // The ranks of a tensor group hold different slices, those of one place the same.
         let mut places: BTreeMap<Option<u32>, Vec<Rank>> = BTreeMap::new();
         for (rank, plan) in plans.iter().enumerate() {
-            if has_bucket(plan, bank, bucket) {
+            if written.is_for(plan, bucket) {
                 places.entry(plan.graph.tensor_rank).or_default().push(Rank(rank as u32));
             }
         }

@@ -146,7 +146,7 @@ impl Trainer {
         options.check(&forward)?;
         let model = options.training_graph(forward)?;
         let opened = open_on(model.clone(), options, None, data)?;
-        let trainer = Self::of(opened, model, options.clone());
+        let mut trainer = Self::of(opened, model, options.clone());
         trainer.session.initialize()?;
         Ok(trainer)
     }

@@ -17,7 +17,7 @@ impl Run {
     /// # Errors
     /// Returns `TrainError` if a device or a sink fails, or if the file cannot be written.
     pub(super) fn measure(&mut self) -> Result<Option<String>, TrainError> {
-        if self.spec.sample_tokens == 0 {
+        if self.spec.sample_tokens == 0 || self.fit.signals.pending().is_some() {
             return Ok(None);
         }
         let measured = self.at_end(|task, ending| task.measure(ending))?;

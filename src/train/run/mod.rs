@@ -289,7 +289,12 @@ impl Run {
         &mut self,
         function: impl FnOnce(&dyn Task, &Ending) -> Result<R, TrainError>,
     ) -> Result<R, TrainError> {
-        self.trainer.hold_evaluated()?;
+        let told = self.trainer.notes.len();
+        let held = self.trainer.hold_evaluated();
+        for note in self.trainer.notes[told..].to_vec() {
+            self.warn(note)?;
+        }
+        held?;
         let units = self.trainer.session.placement.units();
         let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
         let ending = Ending {

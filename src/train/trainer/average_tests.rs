@@ -1,10 +1,13 @@
 //! Tests of exponential averages of the parameters.
 
+use std::ops::ControlFlow;
+
 use super::fit_tests::{bits, options, steps, wave_model, waves};
 use super::group_tests;
 use super::*;
 use crate::left_devices::LeftDevices;
 use crate::{FitOptions, MismatchAction, PipelineOptions, Shares, TensorOptions};
+use potluck_core::metrics::Event;
 use potluck_data::Split;
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{Builder, Init, MomentFormat};
@@ -221,6 +224,51 @@ fn devices_that_differ_are_found_before_an_evaluation_makes_them_equal() {
             let told = evaluated.unwrap_err().to_string();
             assert!(told.contains("step 3"), "{told}");
         }
+    }
+}
+
+#[test]
+fn repairs_before_an_evaluation_are_told() {
+    let faults = "flip@gather:4/1".parse().unwrap();
+    let on_mismatch = MismatchAction::Repair;
+    let options = TrainerOptions { faults, on_mismatch, ..averaged("cpu*3") };
+    let mut trainer = Trainer::new(wave_model(), &options).unwrap();
+    let mut warnings = Vec::new();
+    let fitted = trainer.fit_with(&waves(), &steps(4), &mut |event| {
+        if let Event::Warning(text) = event {
+            warnings.push(text.clone());
+        }
+        ControlFlow::Continue(())
+    });
+    fitted.unwrap();
+    assert!(matches!(&warnings[..], [one] if one.contains("they were repaired")), "{warnings:?}");
+}
+
+#[test]
+fn a_save_behind_an_evaluation_has_the_parameters() {
+    let place = tempfile::tempdir().unwrap();
+    let mut undisturbed = Trainer::new(wave_model(), &averaged("cpu*2")).unwrap();
+    let mut trainer = Trainer::new(wave_model(), &averaged("cpu*2")).unwrap();
+    for step in 1..=4 {
+        undisturbed.step(&batch(step), 0.05).unwrap();
+        trainer.step(&batch(step), 0.05).unwrap();
+        // Twice, of which the second finds the averages in place.
+        for _ in 0..2 {
+            trainer.evaluate(&waves(), Split::Validation, 0).unwrap();
+        }
+        if step == 2 {
+            trainer.save(place.path()).unwrap();
+            trainer.gradients(&batch(step)).unwrap();
+        }
+    }
+    let mut loaded = Trainer::load(wave_model(), &averaged("cpu*2"), place.path()).unwrap();
+    for step in 3..=4 {
+        loaded.step(&batch(step), 0.05).unwrap();
+    }
+    for trainer in [&trainer, &loaded] {
+        assert_eq!(bits(trainer), bits(&undisturbed));
+        let averages = undisturbed.averaged_parameters().unwrap();
+        assert_eq!(trainer.averaged_parameters().unwrap(), averages);
     }
 }
 

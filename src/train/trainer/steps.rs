@@ -236,6 +236,8 @@ impl Trainer {
     fn take_fit_step(&mut self, fit: &mut Fit, hooks: &mut dyn FitHooks) -> Result<(), TrainError> {
         self.take_snapshot_if_due()?;
         let lr = fit.options.schedule.lr(self.steps() + 1);
+        // Behind an evaluation; no part of the step's time.
+        self.session.put_parameters_back()?;
         let started = Instant::now();
         let Some(ranks) = fit.loader.next_step() else {
             return Err(TrainError::Defect("the loader ended before the last step".into()));
@@ -359,11 +361,14 @@ impl Trainer {
             signals: &fit.signals.clone().stopping_on_usr1(),
         };
         let is_stopped = &mut fit.is_stopped;
-        self.evaluate_part(&part, &mut |done, total| {
+        let told = self.notes.len();
+        let evaluated = self.evaluate_part(&part, &mut |done, total| {
             let elapsed = started.elapsed();
             *is_stopped |= hooks.event(Event::Evaluating { done, total, elapsed })?.is_break();
             Ok(())
-        })
+        });
+        self.warn_of_notes(told, fit, hooks)?;
+        evaluated
     }
 
     /// Returns true if the present step was evaluated, and none of the last evaluations, as many as

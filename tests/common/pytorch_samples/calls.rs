@@ -799,18 +799,24 @@ pub(super) fn build(a: &mut Arguments) -> Built {
     }
 }
 
-/// Applies the reduction that a sample of a loss names.
+/// Applies the reduction that a sample of a loss names, whose mean is over the elements.
 pub(super) fn reduced(a: &mut Arguments, losses: TensorId) -> Built {
-    let axes: Vec<usize> = (0..a.rank(losses)).collect();
+    let count = a.dims(losses).iter().product::<usize>();
+    reduced_over(a, losses, count as f32)
+}
+
+/// Applies the reduction that a sample of a loss names, whose mean is the sum over `total`.
+pub(super) fn reduced_over(a: &mut Arguments, losses: TensorId, total: f32) -> Built {
+    let first = usize::from(a.b.shape(losses).is_batched());
+    let axes: Vec<usize> = (first..a.rank(losses)).collect();
     let rows = a.dims(losses).first().copied().unwrap_or(1);
-    Ok(vec![match a.sample["kwargs"]["reduction"].as_str() {
-        Some("none") => losses,
-        Some("sum") => a.b.sum(losses, &axes)?,
-        Some("batchmean") => {
-            let sum = a.b.sum(losses, &axes)?;
-            a.b.scale(sum, 1.0 / rows as f32)?
-        }
-        Some("mean") | None => a.b.mean(losses, &axes)?,
+    let divisor = match a.sample["kwargs"]["reduction"].as_str() {
+        Some("none") => return Ok(vec![losses]),
+        Some("sum") => 1.0,
+        Some("batchmean") => rows as f32,
+        Some("mean") | None => total,
         Some(_) => return Err(Refusal::Unknown),
-    }])
+    };
+    let sum = a.b.sum(losses, &axes)?;
+    Ok(vec![a.b.scale(sum, 1.0 / divisor)?])
 }

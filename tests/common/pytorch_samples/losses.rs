@@ -4,7 +4,7 @@
 use potluck_core::{HostTensor, TensorId};
 use potluck_graph::{CrossEntropyOptions, IGNORE_INDEX};
 
-use super::calls::Arguments;
+use super::calls::{Arguments, reduced_over};
 use super::{Built, Refusal};
 
 /// The class that PyTorch ignores if none is named.
@@ -79,7 +79,7 @@ fn of_indices(a: &mut Arguments, op: &str, logits: Logits) -> Built {
         _ => a.b.negative_log_likelihood(batch, ids_input, &options),
     }?;
     let losses = a.b.reshape(losses, &[&[1], &dims[..]].concat())?;
-    reduced(a, losses, total)
+    reduced_over(a, losses, total)
 }
 
 /// Computes the cross-entropy of targets that are probabilities.
@@ -97,20 +97,5 @@ fn of_probabilities(a: &mut Arguments, logits: &Logits, target: TensorId) -> Bui
     let losses = a.b.sum(losses, &[last])?;
     let losses = a.b.scale(losses, -1.0)?;
     let count: usize = a.dims(losses).iter().product();
-    reduced(a, losses, count as f32)
-}
-
-/// Applies the reduction of the sample, where a mean is the sum over a total weight.
-fn reduced(a: &mut Arguments, losses: TensorId, total: f32) -> Built {
-    let first = usize::from(a.b.shape(losses).is_batched());
-    let axes: Vec<usize> = (first..a.rank(losses)).collect();
-    Ok(vec![match a.sample["kwargs"]["reduction"].as_str() {
-        Some("none") => losses,
-        Some("sum") => a.b.sum(losses, &axes)?,
-        Some("mean") | None => {
-            let sum = a.b.sum(losses, &axes)?;
-            a.b.scale(sum, 1.0 / total)?
-        }
-        Some(_) => return Err(Refusal::Unknown),
-    }])
+    reduced_over(a, losses, count as f32)
 }
