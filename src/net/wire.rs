@@ -334,9 +334,9 @@ mod tests {
         let error = Greeting::decode(&third[GREETING_HEAD_BYTES..]).unwrap_err();
         let past = GreetingError::OtherProtocol { protocol: 3, version: "0.2.0".into() };
         assert_eq!(error, past);
-        let sixth = b"PTLK\0\x15\0\x06\x050.2.0\0\0\0\0\0\0\x05\xdchello";
-        assert_eq!(greeting_of(6, "0.2.0", &rest), sixth);
-        let (head, behind) = sixth.split_first_chunk().unwrap();
+        let seventh = b"PTLK\0\x15\0\x07\x050.2.0\0\0\0\0\0\0\x05\xdchello";
+        assert_eq!(greeting_of(7, "0.2.0", &rest), seventh);
+        let (head, behind) = seventh.split_first_chunk().unwrap();
         assert_eq!(greeting_length(head), Ok(behind.len()));
         let idle_timeout = Duration::from_millis(1500);
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };

@@ -234,6 +234,14 @@ fn a_step_of_a_trace_is_drawn() {
 }
 
 #[test]
+fn discs_are_found_by_a_small_u_net() {
+    let out = run("unet", &["cpu"]);
+    let told = out.lines().find(|line| line.ends_with("pixels are wrong")).unwrap();
+    let numbers: Vec<f64> = told.split(' ').filter_map(|word| word.parse().ok()).collect();
+    assert!(numbers[0] < 0.03 * numbers[1], "{out}");
+}
+
+#[test]
 fn an_example_fits_a_page() {
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")).unwrap() {
         let path = entry.unwrap().path();

@@ -291,8 +291,8 @@ impl Run {
     ) -> Result<R, TrainError> {
         let told = self.trainer.notes.len();
         let held = self.trainer.hold_evaluated();
-        for note in self.trainer.notes[told..].to_vec() {
-            self.warn(note)?;
+        for note in &self.trainer.notes[told..] {
+            self.host.warn(note.clone())?;
         }
         held?;
         let units = self.trainer.session.placement.units();

@@ -180,8 +180,8 @@ formulas! {
     }
 
     /// Returns `a^b` of a number that is not negative, with a relative error of about
-    /// `5e-7 + 2e-7 |b ln m|`, where `|ln m|` is at most 0.35. With `a = 2^n m` and `m` near 1, `b n` turns of the exponent are split from `b ln m`
-    /// before anything is rounded.
+    /// `5e-7 + 2e-7 |b ln m|`, where `|ln m|` is at most 0.35. With `a = 2^n m` and `m` near 1,
+    /// `b n` turns of the exponent are split from `b ln m` before anything is rounded.
     fn power_of_positive(a, b) {
         let logarithm = log_of(a);
         let n = bounded(round(logarithm * 1.4426950408889634), f32(200.0));
