@@ -2,7 +2,7 @@
 
 use super::fit_tests::{options, steps, waves};
 use super::*;
-use crate::{PipelineOptions, Predictor, PredictorOptions, Shares, TensorOptions};
+use crate::{PipelineOptions, Predictor, PredictorOptions, Shares};
 use potluck_data::Split;
 use potluck_graph::{Builder, Init, LossTerm, Recompute, nn};
 
@@ -105,37 +105,6 @@ fn a_predictor_takes_what_samples_share() {
     let mut predictor = Predictor::new(model(true), &options).unwrap();
     predictor.set_parameters(&parameters).unwrap();
     assert_eq!(predictor.predict("z", BATCH, &batch(2, 1)).unwrap(), expected);
-}
-
-/// A model whose layers a tensor group divides, with a mask of its inputs or of its hidden columns.
-fn divisible(masks_hidden: bool) -> Graph {
-    let mut b = Builder::new();
-    let x = b.input("x", &[1, WIDTH]);
-    let y = b.input("y", &[1, 1]);
-    let mask = b.shared_input("mask", &[if masks_hidden { 128 } else { WIDTH }]);
-    let x = if masks_hidden { x } else { b.mul(x, mask).unwrap() };
-    let hidden = nn::linear(&mut b, "first", x, 128).unwrap();
-    let hidden = b.tanh(hidden).unwrap();
-    let hidden = if masks_hidden { b.mul(hidden, mask).unwrap() } else { hidden };
-    let hidden = nn::linear(&mut b, "second", hidden, 128).unwrap();
-    let z = nn::linear(&mut b, "third", hidden, 1).unwrap();
-    b.squared_error_loss(z, y).unwrap();
-    b.finish()
-}
-
-#[test]
-fn a_tensor_group_shares_what_meets_no_divided_columns() {
-    let tensor = TensorOptions { ranks: 2, ..TensorOptions::default() };
-    let group = TrainerOptions { tensor, ..options("cpu*2") };
-    let given = [&batch(1, 1)[..3]].concat();
-    let loss = |options: &TrainerOptions| {
-        let mut trainer = Trainer::new(divisible(false), options).unwrap();
-        trainer.step(&given, 0.1).unwrap();
-        trainer.step(&given, 0.1).unwrap().loss
-    };
-    assert!((loss(&group) - loss(&options("cpu"))).abs() < 2e-6);
-    let told = Trainer::new(divisible(true), &group).err().unwrap().to_string();
-    assert!(told.contains("a rank has other columns of its inputs"), "{told}");
 }
 
 #[test]
