@@ -686,10 +686,16 @@ pub(super) fn build(a: &mut Arguments) -> Built {
         "scaled_dot_product_attention" => norms::attention(a),
         "cosine_similarity" => {
             let [first, second] = [a.tensor(0)?, a.tensor(1)?];
-            let rank = a.rank(first).max(a.rank(second));
-            if rank == 0 {
+            let rank = a.rank(first);
+            if rank == 0 || a.rank(second) != rank {
                 return Err(Refusal::Unknown);
             }
+            let mut dims = a.dims(first);
+            for (dim, other) in dims.iter_mut().zip(a.dims(second)) {
+                *dim = (*dim).max(other);
+            }
+            let [first, second] =
+                [a.b.broadcast_to(first, &dims)?, a.b.broadcast_to(second, &dims)?];
             let axis = [a.axis(a.argument(2, "dim"), rank)?];
             let least = a.number(3, "eps", 1e-8)?;
             let least = a.constant("least", &[], vec![least])?;

@@ -122,6 +122,9 @@ pub(super) fn attention(a: &mut Arguments) -> Built {
         let rows = a.b.reshape(rows, &[*t, all * e])?;
         columns.push(in_a_batch(a, rows)?);
     }
+    if heads[1] != heads[2] || !heads[0].is_multiple_of(heads[1]) {
+        return Err(Refusal::Unknown);
+    }
     let mut options = DotAttentionOptions::new(heads[0]);
     options.kv_heads = heads[1];
     options.causal = a.is(9, "is_causal");
