@@ -172,15 +172,9 @@ pub fn conv2d(
         let why = format!("{} groups do not divide {channels} channels", options.groups);
         return Err(refused("conv2d", name, b.shape(x), why));
     }
-    if b.shape(x).rank() != 4 || outputs == 0 || kernel == 0 {
-        let why = "wants pictures (b, h, w, c), and at least one output and one place".into();
-        return Err(refused("conv2d", name, b.shape(x), why));
-    }
-    let of_group = channels / options.groups;
-    let init = uniform(of_group * kernel * kernel);
-    let dims = [outputs, of_group, kernel, kernel];
-    let weight = b.parameter(&format!("{name}.weight"), &dims, init);
-    let bias = b.parameter(&format!("{name}.bias"), &[outputs], init);
+    require_pictures(b, "conv2d", name, x, [outputs, kernel])?;
+    let dims = [outputs, channels / options.groups, kernel, kernel];
+    let [weight, bias] = convolution_parameters(b, name, dims, outputs);
     b.conv2d(x, weight, Some(bias), options)
 }
 
@@ -206,17 +200,38 @@ pub fn conv_transpose2d(
             format!("{groups} groups do not divide {channels} channels and {outputs} outputs");
         return Err(refused("conv_transpose2d", name, b.shape(x), why));
     }
-    if b.shape(x).rank() != 4 || outputs == 0 || kernel == 0 {
-        let why = "wants pictures (b, h, w, c), and at least one output and one place".into();
-        return Err(refused("conv_transpose2d", name, b.shape(x), why));
-    }
-    let of_group = outputs / groups;
-    // PyTorch takes the outputs of a group for its inputs.
-    let init = uniform(of_group * kernel * kernel);
-    let dims = [channels, of_group, kernel, kernel];
-    let weight = b.parameter(&format!("{name}.weight"), &dims, init);
-    let bias = b.parameter(&format!("{name}.bias"), &[outputs], init);
+    require_pictures(b, "conv_transpose2d", name, x, [outputs, kernel])?;
+    let dims = [channels, outputs / groups, kernel, kernel];
+    let [weight, bias] = convolution_parameters(b, name, dims, outputs);
     b.conv_transpose2d(x, weight, Some(bias), options, [0; 2])
+}
+
+/// Checks that a convolution has pictures, outputs and a kernel.
+fn require_pictures(
+    b: &Builder,
+    op: &str,
+    name: &str,
+    x: TensorId,
+    [outputs, kernel]: [usize; 2],
+) -> Result<(), ShapeError> {
+    if b.shape(x).rank() == 4 && outputs > 0 && kernel > 0 {
+        return Ok(());
+    }
+    let why = "wants pictures (b, h, w, c), and at least one output and one place".into();
+    Err(refused(op, name, b.shape(x), why))
+}
+
+/// Adds the weight of a convolution, with these dimensions, and its bias. As PyTorch does, it takes
+/// the second dimension for that of the inputs, of a transposed convolution too.
+fn convolution_parameters(
+    b: &mut Builder,
+    name: &str,
+    dims: [usize; 4],
+    outputs: usize,
+) -> [TensorId; 2] {
+    let init = uniform(dims[1..].iter().product());
+    let weight = b.parameter(&format!("{name}.weight"), &dims, init);
+    [weight, b.parameter(&format!("{name}.bias"), &[outputs], init)]
 }
 
 /// Computes a recurrent layer over `x (b, t, c) -> (b, t, hidden)` from a state of zeros, with

@@ -64,6 +64,11 @@ impl PlanOptions {
         }
     }
 
+    /// Returns the bytes of the averages of so many parameters, if they are kept.
+    pub fn average_bytes(&self, elements: usize) -> usize {
+        if self.averages { elements.saturating_mul(DType::F32.bytes()) } else { 0 }
+    }
+
     /// Returns the most bytes that a bucket takes, unless a single tensor is larger.
     fn bucket_bytes(&self) -> usize {
         self.parameter_bytes_max.unwrap_or(usize::MAX).min(self.bucket_bytes_max)
@@ -115,9 +120,7 @@ impl Bucket {
     pub fn update(&self, optimizer: &Update) -> Option<Update> {
         match self.kind {
             ParameterKind::Trained => Some(optimizer.at(self.rates)),
-            ParameterKind::State { momentum } => {
-                Some(Update::Sgd { lr: momentum, momentum: 0.0, weight_decay: 1.0 })
-            }
+            ParameterKind::State { momentum } => Some(Update::of_average(momentum)),
             ParameterKind::Frozen => None,
         }
     }

@@ -128,36 +128,33 @@ pub struct MemoryUsage {
 impl MemoryUsage {
     /// Returns the memory of a plan whose optimizer keeps `moments` numbers per parameter.
     pub fn of(plan: &Plan, moments: usize) -> Self {
-        let parameters = held_elements(plan) * DType::F32.bytes();
-        let updated = held_buckets(plan).map(|(_, bucket)| bucket.gradient_length()).sum::<usize>();
-        let of_kind = |kind| {
-            let slots = plan.slots.iter().filter(|s| s.kind == kind);
-            sum(slots.map(|slot| slot.bytes.saturating_mul(slot.copies)))
-        };
-        Self {
-            parameters,
-            gradients: if plan.graph.is_trained() { updated * DType::F32.bytes() } else { 0 },
-            moments: plan.options.moments.bytes(updated) * moments,
-            averages: bytes_of_averages(plan, updated),
-            stash: of_kind(SlotKind::Stash),
-            scratch: of_kind(SlotKind::Scratch),
-            states: plan.state_bytes(),
-            workspace: 0,
-            saved: parameters * copies_on_host(plan)
-                + updated * DType::F32.bytes() * moments
-                + bytes_of_averages(plan, updated),
-        }
+        Self::of_shard(plan, moments, updated_elements(plan))
     }
 
     /// Returns [`MemoryUsage::of`] for one of several ranks, which keeps moments and averages only
     /// of the `owned` parameters that it updates.
     pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
+        let parameters = held_elements(plan) * DType::F32.bytes();
+        let updated = updated_elements(plan) * DType::F32.bytes();
         let of_format = |format: MomentFormat| format.bytes(owned).saturating_mul(moments);
-        let whole = Self::of(plan, 0);
-        let averages = bytes_of_averages(plan, owned);
-        let parameters = whole.parameters * copies_on_host(plan);
-        let saved = sum([parameters, of_format(MomentFormat::F32), averages]);
-        Self { moments: of_format(plan.options.moments), averages, saved, ..whole }
+        let of_kind = |kind| {
+            let slots = plan.slots.iter().filter(|s| s.kind == kind);
+            sum(slots.map(|slot| slot.bytes.saturating_mul(slot.copies)))
+        };
+        let averages = plan.options.average_bytes(owned);
+        // Behind an evaluation with averages, the host has the parameters already.
+        let displaced = if plan.options.averages { parameters } else { 0 };
+        Self {
+            parameters,
+            gradients: if plan.graph.is_trained() { updated } else { 0 },
+            moments: of_format(plan.options.moments),
+            averages,
+            stash: of_kind(SlotKind::Stash),
+            scratch: of_kind(SlotKind::Scratch),
+            states: plan.state_bytes(),
+            workspace: 0,
+            saved: sum([parameters, displaced, of_format(MomentFormat::F32), averages]),
+        }
     }
 
     /// Returns the peak, which is the sum, because everything is allocated before the first step.
@@ -177,17 +174,6 @@ impl MemoryUsage {
     }
 }
 
-/// Returns the number of copies of the parameters in host memory during a save: behind an
-/// evaluation with averages they are there already.
-fn copies_on_host(plan: &Plan) -> usize {
-    if plan.options.averages { 2 } else { 1 }
-}
-
-/// Returns the bytes of the averages of so many parameters, if the plan keeps them.
-fn bytes_of_averages(plan: &Plan, elements: usize) -> usize {
-    if plan.options.averages { elements * DType::F32.bytes() } else { 0 }
-}
-
 /// Returns the buckets that a device with this plan holds, with their indices.
 fn held_buckets(plan: &Plan) -> impl Iterator<Item = (usize, &Bucket)> {
     plan.buckets.iter().enumerate().filter(|(index, _)| plan.held[*index])
@@ -196,6 +182,11 @@ fn held_buckets(plan: &Plan) -> impl Iterator<Item = (usize, &Bucket)> {
 /// Returns the elements of the held buckets, with the gaps.
 fn held_elements(plan: &Plan) -> usize {
     held_buckets(plan).map(|(_, bucket)| bucket.length).sum()
+}
+
+/// Returns the elements of the held buckets that have gradients.
+fn updated_elements(plan: &Plan) -> usize {
+    held_buckets(plan).map(|(_, bucket)| bucket.gradient_length()).sum()
 }
 
 /// Returns the sum; on overflow, the largest number.

@@ -243,7 +243,6 @@ fn unannounced(
     DataError::Invalid { name: "the data set".into(), place: String::new(), why: why.into() }
 }
 
-/// Returns the tensor of a graph that an input of a data set fills.
 /// Checks that a graph has no inputs that all samples share: data have none.
 ///
 /// # Errors
@@ -260,6 +259,7 @@ pub(crate) fn require_no_shared(graph: &Graph) -> Result<(), TrainError> {
     Ok(())
 }
 
+/// Returns the tensor of a graph that an input of a data set fills.
 fn tensor_of(graph: &Graph, input: DatasetInput) -> Result<TensorId, TrainError> {
     let DatasetInput { name, dtype, elements } = input;
     let Some(tensor) = graph.input(name) else {

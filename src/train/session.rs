@@ -203,10 +203,15 @@ impl Session {
         }
     }
 
+    /// Returns true if averages of the parameters are kept, and have begun.
+    pub(crate) fn has_averages(&self) -> bool {
+        self.options.ema > 0.0 && self.taken.updates > 0
+    }
+
     /// Reads the averages of the parameters by name; none if none are kept, and before the first
     /// update.
     fn averages(&self) -> Result<Vec<NamedTensor>, TrainError> {
-        if self.options.ema == 0.0 || self.taken.updates == 0 {
+        if !self.has_averages() {
             return Ok(Vec::new());
         }
         state::averages(&self.group, &self.plan)
@@ -257,7 +262,8 @@ impl Session {
         if let Some(displaced) = &mut self.displaced {
             displaced.is_whole = false;
             let parameters = &displaced.parameters;
-            state::write_displaced(&self.group, &self.rank_plans, parameters)?;
+            let state = StateTensors { parameters, ..StateTensors::default() };
+            state::write_evaluated(&self.group, &self.rank_plans, state)?;
         }
         self.displaced = None;
         Ok(())

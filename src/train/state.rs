@@ -228,10 +228,8 @@ fn has_bucket(plan: &Plan, bank: BucketTensor, bucket: BucketId) -> bool {
 #[derive(Clone, Copy, PartialEq)]
 enum Written {
     Parameters,
-    /// The averages in the place of the parameters that have one.
+    /// The parameters that are trained, or the averages that the state has of them.
     Evaluated,
-    /// The parameters in whose place averages were.
-    Displaced,
     Moment(usize),
     Averages,
 }
@@ -239,16 +237,16 @@ enum Written {
 impl Written {
     fn bank(self) -> BucketTensor {
         match self {
-            Self::Parameters | Self::Evaluated | Self::Displaced => BucketTensor::Parameters,
+            Self::Parameters | Self::Evaluated => BucketTensor::Parameters,
             Self::Moment(index) => BucketTensor::Moment(index),
             Self::Averages => BucketTensor::Average,
         }
     }
 
-    /// Returns true if it is written to a bucket: what has no average stays in its place.
+    /// Returns true if it is written to a bucket.
     fn is_for(self, plan: &Plan, bucket: BucketId) -> bool {
-        let is_of_averages = matches!(self, Self::Evaluated | Self::Displaced);
-        has_bucket(plan, self.bank(), bucket) && (!is_of_averages || is_trained(plan, bucket))
+        let is_of_all = self != Self::Evaluated;
+        has_bucket(plan, self.bank(), bucket) && (is_of_all || is_trained(plan, bucket))
     }
 }
 
@@ -284,7 +282,7 @@ impl StateTensors<'_> {
         let are_zeros = match written {
             Written::Moment(_) => self.moments.is_empty(),
             Written::Averages => !self.is_updated,
-            Written::Parameters | Written::Evaluated | Written::Displaced => false,
+            Written::Parameters | Written::Evaluated => false,
         };
         if are_zeros {
             return Ok(values);
@@ -404,7 +402,8 @@ pub fn write_parameters(
     write(group, plans, state, Written::Parameters)
 }
 
-/// Writes the averages of a state to the place of the parameters that have one, of all ranks.
+/// Writes the parameters of a state that are trained to the devices of all ranks, or the averages
+/// that it has of them.
 ///
 /// # Errors
 /// Returns the errors of [`write_parameters`].
@@ -414,19 +413,6 @@ pub(crate) fn write_evaluated(
     state: StateTensors<'_>,
 ) -> Result<(), TrainError> {
     write(group, plans, state, Written::Evaluated)
-}
-
-/// Writes the parameters that have an average to their place again, of all ranks.
-///
-/// # Errors
-/// Returns the errors of [`write_parameters`].
-pub(crate) fn write_displaced(
-    group: &WorkerGroup,
-    plans: &[Arc<Plan>],
-    parameters: &[NamedTensor],
-) -> Result<(), TrainError> {
-    let state = StateTensors { parameters, ..StateTensors::default() };
-    write(group, plans, state, Written::Displaced)
 }
 
 fn write(

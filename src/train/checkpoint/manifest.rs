@@ -177,12 +177,9 @@ impl Manifest {
             (Some((&TOKENIZER, others)), Some(Tokenizer::File(_))) => others,
             _ => &names[..],
         };
-        let [parameters, moments, optional @ ..] = tensors else {
-            return Err(damaged(format!("it names the files {names:?}, of {FILES:?}")));
-        };
+        let optional = tensors.strip_prefix(&[PARAMETERS, MOMENTS][..]);
         let mut left = OPTIONAL_FILES.iter();
-        let are_known = optional.iter().all(|name| left.any(|known| known == name));
-        if [*parameters, *moments] != [PARAMETERS, MOMENTS] || !are_known {
+        if !optional.is_some_and(|names| names.iter().all(|name| left.any(|known| known == name))) {
             return Err(damaged(format!("it names the files {names:?}, of {FILES:?}")));
         }
         let has_tokenizer = tensors.len() < names.len();

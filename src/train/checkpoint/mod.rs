@@ -3,12 +3,11 @@
 //! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files, a
 //! third if averages of the parameters are kept, a fourth of a model that carries its state from
 //! step to step, and `manifest.json`, which is written last and has the length and the BLAKE3 hash
-//! of each file and of itself. The directory
-//! is written under a temporary name, synced to the disk and then renamed, so that a crash at any
-//! moment leaves the earlier checkpoints intact. Tensors are stored by name and never by rank, so
-//! that a run with other devices can load them. They are written whole, under the names that the
-//! model gives them; a file may also have slices of a tensor, which the manifest lists, and which
-//! readers put together.
+//! of each file and of itself. The directory is written under a temporary name, synced to the disk
+//! and then renamed, so that a crash at any moment leaves the earlier checkpoints intact. Tensors
+//! are stored by name and never by rank, so that a run with other devices can load them. They are
+//! written whole, under the names that the model gives them; a file may also have slices of a
+//! tensor, which the manifest lists, and which readers put together.
 //!
 //! The manifest has the number of its format, 5; format 4 is read too, and another one is refused.
 //! A later version that writes what an earlier one would misunderstand adds a name to the list

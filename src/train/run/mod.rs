@@ -291,9 +291,7 @@ impl Run {
     ) -> Result<R, TrainError> {
         let told = self.trainer.notes.len();
         let held = self.trainer.hold_evaluated();
-        for note in &self.trainer.notes[told..] {
-            self.host.warn(note.clone())?;
-        }
+        self.trainer.warn_of_notes(told, &mut self.fit, &mut self.host)?;
         held?;
         let units = self.trainer.session.placement.units();
         let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use super::fit_tests::{bits, options, steps, wave_model, waves};
 use super::group_tests;
+use super::state_tests::batch;
 use super::*;
 use crate::left_devices::LeftDevices;
 use crate::{FitOptions, MismatchAction, PipelineOptions, Shares, TensorOptions};
@@ -16,11 +17,6 @@ const EMA: f64 = 0.75;
 
 fn averaged(devices: &str) -> TrainerOptions {
     TrainerOptions { ema: EMA, ..options(devices) }
-}
-
-fn batch(step: u64) -> [(&'static str, HostTensor); 2] {
-    let values = |n: u64| (0..n).map(|i| ((i + 5 * step) as f32 * 0.7).sin()).collect();
-    [("x", HostTensor::Float(values(12))), ("y", HostTensor::Float(values(6)))]
 }
 
 fn bits_of(tensors: &[NamedTensor]) -> Vec<u32> {

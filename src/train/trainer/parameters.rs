@@ -73,8 +73,7 @@ impl Trainer {
     /// # Errors
     /// Returns `TrainError` if they differ, or if a device fails.
     pub(crate) fn hold_evaluated(&mut self) -> Result<(), TrainError> {
-        let has_averages = self.options.ema > 0.0 && self.session.taken.updates > 0;
-        if !has_averages || self.session.holds_averages() {
+        if !self.session.has_averages() || self.session.holds_averages() {
             return Ok(());
         }
         self.session.put_parameters_back()?;

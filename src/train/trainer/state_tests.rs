@@ -25,7 +25,7 @@ fn model(name: &str, width: usize) -> Graph {
     b.finish()
 }
 
-fn batch(step: u64) -> [(&'static str, HostTensor); 2] {
+pub fn batch(step: u64) -> [(&'static str, HostTensor); 2] {
     let values = |n: u64| (0..n).map(|i| ((i + 5 * step) as f32 * 0.7).sin()).collect();
     [("x", HostTensor::Float(values(12))), ("y", HostTensor::Float(values(6)))]
 }

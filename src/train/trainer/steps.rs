@@ -285,7 +285,7 @@ impl Trainer {
     }
 
     /// Warns of repairs of differing parameters, of which there are notes, as they happen.
-    fn warn_of_notes(
+    pub(crate) fn warn_of_notes(
         &self,
         told: usize,
         fit: &mut Fit,

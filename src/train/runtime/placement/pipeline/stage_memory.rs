@@ -140,7 +140,7 @@ impl<'a> StageMemory<'a> {
         let (held, moments) = self.held(blocks);
         let owned = owned_elements(&moments);
         let of_moments = self.whole.options.moments.bytes(owned) * moments.count;
-        let of_averages = if self.whole.options.averages { owned * DType::F32.bytes() } else { 0 };
+        let of_averages = self.whole.options.average_bytes(owned);
         let least = held * DType::F32.bytes() + of_moments + of_averages;
         let copies = in_flight(self.schedule, self.shape, stage);
         let alone = self.alone.get_or_init(|| self.blocks_alone());
