@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{NonEmptyStringValueParser, PossibleValue};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -18,6 +18,7 @@ use crate::ui::log::LogFormat;
 use potluck_net::cluster::NODES_MAX;
 use potluck_net::nodes::resolve;
 use potluck_parallel::PipelineSchedule;
+use potluck_train::config::unknown::{key_of_flag, of_other_trainers};
 use potluck_train::hugging_face::FileType;
 
 /// Trains neural networks on every GPU you have, from any vendor
@@ -35,7 +36,7 @@ impl Cli {
     /// Returns `clap::Error` for arguments that do not parse or do not go together, and for
     /// `--help` and `--version`.
     pub fn checked(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let cli = Self::try_parse_from(words)?;
+        let cli = Self::try_parse_from(words).map_err(with_key_of_flag)?;
         // A flag cannot require a value of another flag in clap.
         if let Command::Train(args) = &cli.command
             && args.svg.is_some()
@@ -46,6 +47,32 @@ impl Cli {
         }
         Ok(cli)
     }
+}
+
+/// Commands that set keys of the configuration.
+const COMMANDS_WITH_KEYS: [&str; 4] = ["train", "launch", "eval", "generate"];
+
+/// Tells, for an unknown flag that other trainers have or that is named like a key, how to set it.
+fn with_key_of_flag(mut error: clap::Error) -> clap::Error {
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    let has_keys = COMMANDS_WITH_KEYS.iter().any(|name| usage.contains(&format!(" {name} ")));
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    if error.kind() != ErrorKind::UnknownArgument || !has_keys {
+        return error;
+    }
+    let name = flag.trim_start_matches('-');
+    let tip = if let Some(answer) = of_other_trainers(name) {
+        answer.to_owned()
+    } else if let Some(key) = key_of_flag(name) {
+        format!("{key} has no flag of its own: type --set {key}=VALUE")
+    } else {
+        return error;
+    };
+    error.remove(ContextKind::SuggestedArg);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    error
 }
 
 #[derive(Debug, Subcommand)]
@@ -166,14 +193,14 @@ pub struct TrainArgs {
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
     /// Step after which the run ends (train.steps)
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub steps: Option<u64>,
     /// Passes through the training split after which the run ends, instead of --steps
     /// (train.epochs)
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub epochs: Option<u64>,
     /// Samples per step, over all devices (train.batch)
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub batch: Option<u64>,
     /// The most samples that a device runs at a time, or auto, as many as fit its memory: less
     /// memory, the same gradient (train.micro_batch_size)
@@ -184,13 +211,13 @@ pub struct TrainArgs {
     #[arg(long, value_name = "CLASS")]
     pub precision: Option<String>,
     /// Learning rate after the warm-up (optim.lr)
-    #[arg(long, value_name = "LR", value_parser = non_negative)]
+    #[arg(long, value_name = "LR", value_parser = non_negative, allow_negative_numbers = true)]
     pub lr: Option<f64>,
     /// Steps between evaluations on the validation split; 0: none (train.eval_every)
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub eval_every: Option<u64>,
     /// Evaluations without a better one after which the run ends (train.patience)
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub patience: Option<u64>,
     /// Devices: auto (every hardware GPU, or else the CPU), all (every adapter, software ones
     /// too, and the CPU), or a comma-separated list of cpu and of indices or parts of names from
@@ -227,7 +254,7 @@ pub struct TrainArgs {
     pub secret: SecretArgs,
     /// With --nodes: give up with exit code 75 if the others are not here after so long [default:
     /// none on a terminal, else 600]
-    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub wait: Option<u64>,
     /// Directory of the run [default: the next free runs/NNNN]
     #[arg(long, value_name = "DIR")]
@@ -236,7 +263,7 @@ pub struct TrainArgs {
     #[arg(long, conflicts_with = "out")]
     pub name: Option<String>,
     /// Seed of all random numbers (train.seed)
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Resume a run: its directory, a checkpoint's, or `latest`, which is the run in --out, or
     /// else the one in runs/ that changed last and has a checkpoint. With another --out, or from
@@ -267,7 +294,7 @@ pub struct TrainArgs {
     #[arg(long)]
     pub quiet: bool,
     /// Steps between progress lines if stderr is not a terminal (train.log_every)
-    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub log_every: Option<u64>,
     /// Write a timeline of all devices to a file, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE", conflicts_with = "explain")]
@@ -358,7 +385,7 @@ pub struct JoinArgs {
     /// Try again for so long what time heals: a name or a first node that is not there yet, a run
     /// that is full or about to end, a first node that goes before the start [default: 0, which
     /// gives the first node 5 s to answer]
-    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub wait: Option<u64>,
     /// Number that this node is to have, from 1 on, so that its devices have the same ranks in each
     /// start [default: the one that it had before in a run that is resumed, else by arrival]
@@ -546,6 +573,7 @@ pub struct EvalArgs {
     pub split: EvalSplit,
     /// Samples to evaluate, spread evenly; 0: all
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(allow_negative_numbers = true)]
     pub samples: u64,
     /// Distance in tokens from one sample of a text to the next, which counts only what the one
     /// before it has not [default: the context, so that samples do not overlap]
@@ -576,6 +604,7 @@ pub struct GenerateArgs {
     pub prompt: Vec<String>,
     /// Number of tokens to generate, of each text
     #[arg(long, default_value_t = 500, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(allow_negative_numbers = true)]
     pub tokens: u64,
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -595,6 +624,7 @@ pub struct ChatArgs {
     pub template: Option<PathBuf>,
     /// The most tokens of an answer
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(allow_negative_numbers = true)]
     pub tokens: u64,
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -606,6 +636,7 @@ pub struct SamplingArgs {
     /// Sampling temperature; below 1: safer choices; above: wilder ones; 0: always the most
     /// likely token
     #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = non_negative)]
+    #[arg(allow_negative_numbers = true)]
     pub temperature: f64,
     /// Sample from the K most likely tokens only; 0: all
     #[arg(long, default_value_t = 0, value_name = "K", value_parser = whole::<usize>)]
@@ -631,6 +662,7 @@ pub struct SamplingArgs {
     pub no_cache: bool,
     /// Seed of the sampling; the same seed generates the same text
     #[arg(long, default_value_t = 1337, value_name = "N", value_parser = whole::<u64>)]
+    #[arg(allow_negative_numbers = true)]
     pub seed: u64,
 }
 

@@ -1,7 +1,8 @@
 //! Keys that have an effect on `eval` and `generate`, which do not train.
 
-use super::read::{ConfigError, Origin, Override, with_section};
+use super::read::{ConfigError, Origin, Override};
 use super::schema::{is_of_parts, known_key};
+use super::unknown::with_section;
 
 /// Keys that have an effect besides those of pipelines, or sections of them; and those that a
 /// checkpoint keeps, which are refused later, with that reason.

@@ -1,9 +1,10 @@
 //! Configuration of a run: its keys (`schema`, those of the model from `families`), the reader that
-//! merges and checks the values set by file and flags (`read`), and the keys that have an effect
-//! without training (`effect`).
+//! merges and checks the values set by file and flags (`read`), the refusals of what it does not know
+//! (`unknown`), and the keys that have an effect without training (`effect`).
 
 pub mod effect;
 pub mod read;
 pub mod schema;
+pub mod unknown;
 
 pub use schema::RunConfig;

@@ -6,12 +6,12 @@ use std::fmt::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use potluck_core::format::shell_word;
 use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
-use super::schema::{
-    DataKind, RENAMED, SECTIONS, TypedKeys, is_of_placement, known_key, known_keys,
-};
+use super::schema::{DataKind, SECTIONS, TypedKeys, is_of_placement, known_key};
+use super::unknown::{unknown_key, unknown_section, value_of_other_trainers, with_section};
 use crate::families::{FAMILIES, KIND, PRESET};
 use crate::keys::{Constraint, ConstraintError, Key, Value, Words};
 
@@ -297,8 +297,11 @@ fn resolve(
 
 /// Reads the text of a configuration file.
 pub fn load(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path)
-        .map_err(|error| ConfigError::Unreadable { path: path.into(), why: error.to_string() })
+    std::fs::read_to_string(path).map_err(|error| {
+        let is_other = path.is_dir() || error.kind() == std::io::ErrorKind::InvalidData;
+        let why = if is_other { as_data(path) } else { error.to_string() };
+        ConfigError::Unreadable { path: path.into(), why }
+    })
 }
 
 /// Returns a listing of all keys with their accepted values, defaults and meaning.
@@ -458,7 +461,10 @@ impl ConfigReader {
                     _ if written.is_empty() => "nothing",
                     _ => &written,
                 };
-                let why = format!("expects {}, got {got}", key.accepts);
+                let mut why = format!("expects {}, got {got}", key.accepts);
+                if let Some(answer) = value_of_other_trainers(key.full_name, &written) {
+                    let _ = write!(why, "; {answer}");
+                }
                 Err(ConfigError::Value { origin, name: key.full_name.into(), why })
             }
         }
@@ -543,8 +549,20 @@ fn parsed<'a>(path: &Path, text: &'a str) -> Result<toml::Spanned<DeTable<'a>>, 
         let what = excerpt(text, &span);
         let at = if what.is_empty() { String::new() } else { format!(" at {what}") };
         let origin = line(path, text, span.start);
-        ConfigError::Syntax { origin, why: format!("{}{at}", error.message()) }
+        let mut why = format!("{}{at}", error.message());
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            let _ = write!(why, "; {}", as_data(path));
+        }
+        ConfigError::Syntax { origin, why }
     })
+}
+
+/// What to type if a path was meant as data and not as a configuration.
+fn as_data(path: &Path) -> String {
+    format!(
+        "a configuration is a file in TOML; to train on it, type --data {}",
+        shell_word(&path.to_string_lossy())
+    )
 }
 
 /// Returns what a file sets, in the order of its text.
@@ -691,105 +709,14 @@ fn excerpt(text: &str, span: &Range<usize>) -> String {
     }
 }
 
-/// Returns the full name of a key that a flag may have without its section, if only one section
-/// has it; any other name as it is.
-pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str, ConfigError> {
-    let mut found = Vec::new();
-    for key in known_keys() {
-        if key.name == name && !found.contains(&key.full_name) {
-            found.push(key.full_name);
-        }
-    }
-    match found[..] {
-        [] => Ok(name),
-        [one] => Ok(one),
-        _ => {
-            let hint = format!("there are {}", found.join(", "));
-            Err(ConfigError::Unknown { origin: origin.clone(), name: format!("key {name}"), hint })
-        }
-    }
-}
-
-/// Returns today's name of a key by its former one, with its section or without.
-fn renamed(name: &str) -> Option<&'static str> {
-    let name = name.replace('-', "_");
-    for (before, now) in RENAMED {
-        if before == name || before.split_once('.').is_some_and(|(_, key)| key == name) {
-            return Some(now);
-        }
-    }
-    None
-}
-
-fn unknown_section(origin: Origin, name: &str) -> ConfigError {
-    let hint = match nearest(name, SECTIONS.iter().map(|(section, _)| (*section, *section))) {
-        Some(near) => format!("did you mean [{near}]?"),
-        None => {
-            let known: Vec<String> =
-                SECTIONS.iter().map(|(section, _)| format!("[{section}]")).collect();
-            format!("there are {}", known.join(", "))
-        }
-    };
-    ConfigError::Unknown { origin, name: format!("section [{name}]"), hint }
-}
-
-fn unknown_key(origin: Origin, name: &str) -> ConfigError {
-    if let Some(now) = renamed(name) {
-        let hint = format!("it is called {now} now");
-        return ConfigError::Unknown { origin, name: format!("key {name}"), hint };
-    }
-    let key_name = name.rsplit('.').next().unwrap_or(name);
-    let section = name.split('.').next().unwrap_or(name);
-    let is_section = SECTIONS.iter().any(|(known, _)| *known == section);
-    // In this order: the section is misspelled, only another section has the key, and the key is
-    // misspelled.
-    let keys = known_keys();
-    let namesakes: Vec<&str> =
-        keys.iter().filter(|key| key.name == key_name).map(|key| key.full_name).collect();
-    let near = nearest(name, namesakes.iter().map(|of| (*of, *of)))
-        .or(if let [only] = namesakes[..] { Some(only) } else { None })
-        .or_else(|| nearest(name, keys.iter().map(|key| (key.full_name, key.full_name))))
-        .or_else(|| nearest(key_name, keys.iter().map(|key| (key.name, key.full_name))));
-    let hint = if is_section && section == name {
-        format!("{section} is a section: [{section}]")
-    } else if let Some(near) = near {
-        format!("did you mean {near}?")
-    } else {
-        let mut known = Vec::new();
-        for key in keys {
-            if (!is_section || key.section == section) && !known.contains(&key.full_name) {
-                known.push(key.full_name);
-            }
-        }
-        format!("there are {}", known.join(", "))
-    };
-    ConfigError::Unknown { origin, name: format!("key {name}"), hint }
-}
-
-/// Returns, of pairs (spelling, meaning), the meaning of the spelling nearest to `typed` if it is
-/// near enough to be a typo: one edit per four letters (rounded up), at most three.
-fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> Option<&'a str> {
-    let typed = typed.to_lowercase().replace('-', "_");
-    let mut near = None;
-    let mut least = usize::MAX;
-    for (spelling, meaning) in known {
-        let distance = strsim::osa_distance(&typed, spelling);
-        if distance <= spelling.len().div_ceil(4).min(3) && distance < least {
-            near = Some(meaning);
-            least = distance;
-        }
-    }
-    near
-}
-
 #[cfg(test)]
 mod resumed;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::schema::TokenizerSource;
     use crate::config::schema::{Balance, DecayKind, MicroBatchSize, OptimKind};
+    use crate::config::schema::{RENAMED, TokenizerSource, known_keys};
     use crate::families::TrainedOn;
     use potluck_data::TokenizerKind;
     use potluck_parallel::PipelineSchedule;
@@ -910,7 +837,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_far_from_all_list_what_there_is() {
+    fn unknown_names_far_from_all_list_the_nearest() {
         refused("[tarin]", &[], "run.toml:1: there is no section [tarin]; did you mean [train]?");
         refused(
             "[wandb]",
@@ -920,11 +847,23 @@ mod tests {
              [metrics]",
         );
         refused(
-            "[data]\nzzzzzz = 1",
+            "[data]\nholdout = 1",
             &[],
-            "run.toml:2: there is no key data.zzzzzz; \
-             there are data.kind, data.path, data.val_path, data.tokenizer, data.held_out, \
-             data.target, data.task, data.normalize, data.image_size, data.crop, data.flip",
+            "run.toml:2: there is no key data.holdout; the nearest are data.held_out, data.path, \
+             data.task; `potluck train --explain keys` lists all",
+        );
+        refused(
+            "",
+            &["accumulate=4"],
+            "--set accumulate=4: there is no key accumulate; gradients accumulate over train.batch / \
+             train.micro_batch_size passes: set train.batch to the samples of a step, and \
+             train.micro_batch_size to those that run at once",
+        );
+        refused(
+            "[train]\nprecision = \"bf16\"",
+            &[],
+            "run.toml:2: train.precision expects \"f32\" or \"mixed\", got \"bf16\"; \"mixed\" \
+             multiplies in f16 and sums in f32",
         );
         refused("train = 5", &[], "run.toml:1: there is no key train; train is a section: [train]");
         refused(
