@@ -13,6 +13,7 @@ pub(crate) mod cross_entropy;
 mod cross_entropy_grad;
 pub(crate) mod cross_entropy_subgroups;
 pub mod custom;
+mod dispatch_parts;
 pub mod dropout;
 mod elements;
 pub(crate) mod embedding;
