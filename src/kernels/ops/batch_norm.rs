@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::dispatch_parts::words;
+use super::dispatch_parts::as_words;
 use crate::call_shapes::{C, N, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::harness::InputFill;
@@ -324,7 +324,7 @@ impl<'a> BatchNormCall<'a> {
     fn one(&self, entry: &'static str, operands: &[Operand], groups: [u32; 3]) -> Dispatch {
         let eps = if let Op::BatchNorm { eps } = self.call.op { *eps } else { 0.0 };
         let value = if self.width == self.c { "f32" } else { "vec4f" };
-        let mut params = words(&[self.rows, self.width, self.c, self.blocks, self.strip]);
+        let mut params = as_words(&[self.rows, self.width, self.c, self.blocks, self.strip]);
         let samples = self.call.inputs[0][0] as f32;
         params.extend([u32::from(self.call.random.training), eps.to_bits(), samples.to_bits()]);
         Dispatch {

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use super::dispatch_parts::{all_tensors, words};
+use super::dispatch_parts::{all_tensors, as_words};
 use super::elements::{self, Called};
 use crate::call_shapes::{C, N, calls};
 use crate::cpu_kernel::TASK;
@@ -147,7 +147,7 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     Dispatch {
         shader: Shader::new("binary", entry).with_text(&text(call.op)),
         operands: all_tensors(call),
-        params: words(&[count, period, stride, stride4]),
+        params: as_words(&[count, period, stride, stride4]),
         groups: grid(count, size),
     }
 }

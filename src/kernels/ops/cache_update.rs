@@ -1,7 +1,7 @@
 //! Keys and values of rows written to a cache. Twin of `shaders/cache_update.wgsl`, which has the
 //! formula.
 
-use super::dispatch_parts::words;
+use super::dispatch_parts::as_words;
 use crate::call_shapes::{C, HEADS, N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
@@ -98,7 +98,7 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
             Operand::Input(options.tensors()),
             Operand::Output(0),
         ],
-        params: words(&[
+        params: as_words(&[
             count,
             options.kv_heads,
             options.head_width / lanes,

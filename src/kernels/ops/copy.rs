@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::dispatch_parts::words;
+use super::dispatch_parts::as_words;
 use crate::call_shapes::{B, C, HEADS, KEPT, T, calls, shrunk, shrunk_around};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::{Runs, grid};
@@ -173,9 +173,8 @@ impl Move {
             y.copy_from_slice(&x[start..start + y.len()]);
             return;
         }
-        for (y, x) in y.iter_mut().zip(x[start..].iter().step_by(self.x_stride)) {
-            *y = *x;
-        }
+        let x = x[start..].iter().step_by(self.x_stride);
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = *x);
     }
 
     /// Returns the same copy on vectors of 4 elements; `None` if it is not aligned to them.
@@ -218,7 +217,7 @@ impl Move {
         let lists = [self.outer, self.x_outer_strides, self.y_outer_strides];
         let scalars = [count, across, self.last, self.x_stride, self.x_base, self.y_base];
         let rest = [self.begin, self.end, step];
-        words(&[lists.as_flattened(), &scalars, &rest].concat())
+        as_words(&[lists.as_flattened(), &scalars, &rest].concat())
     }
 }
 

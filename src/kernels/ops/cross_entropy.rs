@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::dispatch_parts::words;
+use super::dispatch_parts::as_words;
 use super::{cross_entropy_grad, cross_entropy_subgroups};
 use crate::call_shapes::{N, PROBE_ROWS, V, calls};
 use crate::cpu_kernel::COSTLY_TASK;
@@ -287,7 +287,7 @@ fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Disp
     } else {
         cross_entropy_grad::into_another(entry)
     };
-    let mut params = words(&[n, v, runs.across, runs.step, classes.first, classes.all]);
+    let mut params = as_words(&[n, v, runs.across, runs.step, classes.first, classes.all]);
     params.extend([classes.kept(), classes.even(), call.loss_scale].map(f32::to_bits));
     Dispatch {
         shader,

@@ -1,9 +1,10 @@
 //! Parts of dispatches and variants that the kernels of several ops share.
 
 use crate::{OpCall, Operand, Variant};
+use potluck_graph::Update;
 
 /// Returns sizes and counts as parameters of a shader.
-pub(super) fn words(numbers: &[usize]) -> Vec<u32> {
+pub(super) fn as_words(numbers: &[usize]) -> Vec<u32> {
     numbers.iter().map(|number| *number as u32).collect()
 }
 
@@ -14,6 +15,15 @@ pub(super) fn all_tensors(call: &OpCall) -> Vec<Operand> {
         operands.push(Operand::Input(input));
     }
     for output in 0..call.outputs.len() {
+        operands.push(Operand::Output(output));
+    }
+    operands
+}
+
+/// Returns the tensors of an update of a bucket: the gradients, the parameters and the moments.
+pub(super) fn bucket_operands(update: &Update) -> Vec<Operand> {
+    let mut operands = vec![Operand::Input(0)];
+    for output in 0..=update.moments() {
         operands.push(Operand::Output(output));
     }
     operands

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::dispatch_parts::{all_tensors, lanes_of, suffix, words};
+use super::dispatch_parts::{all_tensors, as_words, lanes_of, suffix};
 use super::row_sums;
 use super::row_terms::RowTerms;
 use crate::call_shapes::calls;
@@ -449,7 +449,7 @@ fn one(
         Op::GroupNorm { eps, .. } => (entries[0], *eps),
         _ => (entries[1], 0.0),
     };
-    let mut params = words(&[samples, positions, groups, width / lanes]);
+    let mut params = as_words(&[samples, positions, groups, width / lanes]);
     params.push(eps.to_bits());
     Dispatch {
         shader: Shader::new("group_norm", entry)

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::dispatch_parts::words;
+use super::dispatch_parts::as_words;
 use crate::bucket_probe::{normals, probe_count};
 use crate::dispatch::{Strips, grid};
 use crate::harness::Deviation;
@@ -134,7 +134,7 @@ pub fn dispatch(count: usize, caps: &Caps, places: NormSlots, slot: usize) -> [D
     let stage = |entry, groups| Dispatch {
         shader: Shader::new("norm", entry),
         operands: vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
-        params: words(&[count, parts, strip, lanes, slot, slots, room + 1]),
+        params: as_words(&[count, parts, strip, lanes, slot, slots, room + 1]),
         groups,
     };
     [stage(entry, groups), stage("total", grid(slots, 1))]

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::dispatch_parts::{all_tensors, lanes_of, push_new, suffix, words};
+use super::dispatch_parts::{all_tensors, as_words, lanes_of, push_new, suffix};
 use crate::call_shapes::{C, N, PROBE_ROWS, V, calls};
 use crate::cpu_kernel::COSTLY_TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
@@ -156,7 +156,7 @@ fn one(call: &OpCall, entry: &'static str, lanes: usize, groups: [u32; 3]) -> Di
             .with_text(source::values_of(lanes))
             .with_const("GROUP", if width < WIDE { 64 } else { 256 }),
         operands: all_tensors(call),
-        params: words(&[rows, width]),
+        params: as_words(&[rows, width]),
         groups,
     }
 }
