@@ -108,7 +108,6 @@ pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     vec![vectors(call).unwrap_or_else(|| plain(call))]
 }
 
-/// Returns all GPU kernel variants of the call.
 fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let mut variants = vec![Variant::new("binary", vec![plain(call)])];
     if let Some(way) = vectors(call) {

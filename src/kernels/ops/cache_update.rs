@@ -64,7 +64,6 @@ fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     vec![one(call, lanes(call))]
 }
 
-/// Returns all GPU kernel variants of the call.
 fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let mut variants = vec![Variant::new("cache_update", vec![one(call, 1)])];
     if lanes(call) == 4 {
@@ -133,7 +132,6 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(&Op::CacheUpdate(options), PROBE_ROWS.map(|rows| resized(inputs, rows)))
 }
 
-/// Returns the inputs with this many rows.
 fn resized(inputs: &[Dims], rows: usize) -> Vec<Dims> {
     inputs.iter().map(|dims| [&[rows, 1], &dims[2..]].concat()).collect()
 }

@@ -40,7 +40,7 @@ fn described<'a>(call: &'a OpCall) -> CustomCall<'a> {
     CustomCall { inputs: &call.inputs, output: &call.outputs[0] }
 }
 
-/// Reference: that of the definition, whose arithmetic is f64.
+/// Reference: calls the reference of the definition, whose arithmetic is f64.
 fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
     let mut widened: Vec<Vec<f64>> = Vec::new();
     for view in inputs {

@@ -3,7 +3,7 @@
 use crate::{OpCall, Operand, Variant};
 use potluck_graph::Update;
 
-/// Returns sizes and counts as parameters of a shader.
+/// Returns sizes and counts as words of the parameters of a shader.
 pub(super) fn as_words(numbers: &[usize]) -> Vec<u32> {
     numbers.iter().map(|number| *number as u32).collect()
 }
@@ -29,7 +29,8 @@ pub(super) fn bucket_operands(update: &Update) -> Vec<Operand> {
     operands
 }
 
-/// Returns the floats of a value for rows of `width` floats: 4 if they are whole vectors.
+/// Returns the number of floats that a kernel takes as one value from rows of `width` floats: 4 if
+/// rows are whole vectors, else 1.
 pub(super) fn lanes_of(width: usize) -> usize {
     if width.is_multiple_of(4) { 4 } else { 1 }
 }
@@ -39,7 +40,7 @@ pub(super) fn suffix(lanes: usize) -> &'static str {
     if lanes == 4 { "4" } else { "" }
 }
 
-/// Appends a variant unless one of this name is there.
+/// Appends a variant unless the list has one of the same name.
 pub(super) fn push_new(variants: &mut Vec<Variant>, variant: Variant) {
     if variants.iter().all(|known| known.name != variant.name) {
         variants.push(variant);

@@ -32,7 +32,6 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Parameters of the dropout mask.
 struct Mask {
     key: Key,
     /// An element is kept if its random word is at least this value; 0 keeps all.

@@ -59,7 +59,7 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     OpCall { op, inputs, outputs, accumulate: Accumulation::NONE, ..*call }
 }
 
-/// Returns the bytes that the host's kernel takes besides its tensors; 0 for another op.
+/// Returns the bytes that the CPU kernel takes besides its tensors; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     match call.op {
         Op::Fused { .. } => {
@@ -89,7 +89,7 @@ fn chain(call: &OpCall) -> Option<(usize, Vec<EpilogueStep>)> {
     Some((source, [vec![root], epilogue::steps(call)].concat()))
 }
 
-/// Reference: that of the root op, then one plain loop per step.
+/// Reference: the reference of the root op, then one plain loop per step.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
@@ -214,8 +214,8 @@ fn combine(function: Binary, start: usize, mut x: &[f32], b: &[f32], mut y: &mut
     }
 }
 
-/// Static choice: that of the root op, with the steps as its epilogue; for a chain, vectors of 4
-/// where lengths allow them.
+/// Static choice: the static choice of the root op, with the steps as its epilogue; for a chain,
+/// vectors of 4 where lengths allow them.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let Some((source, steps)) = chain(call) else {
         return (twin_of(&root_call(call)).dispatch)(&natural(call), caps);
@@ -306,7 +306,7 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     found
 }
 
-/// Returns the first axis of the outputs, by that of the root op.
+/// Returns the first axis of all outputs, given that of the root op.
 fn axis_of_rows(call: &OpCall, root: &OpCall, rows: &IndependentAxis) -> Option<IndependentAxis> {
     let count = call.output_len(0);
     let mut parts = rows.parts;
@@ -325,7 +325,7 @@ fn axis_of_rows(call: &OpCall, root: &OpCall, rows: &IndependentAxis) -> Option<
     Some(IndependentAxis { parts: gcd(parts, axis.parts), ..axis })
 }
 
-/// Returns the last axis of the outputs, by that of the root op, if all operands have it.
+/// Returns the last axis of all outputs, given that of the root op, if all operands have it.
 fn axis_of_columns(
     call: &OpCall,
     root: &OpCall,

@@ -90,7 +90,7 @@ impl GatherSizes {
 
     /// Calls `body` for each element of entry `(o, j)` of `y`, with the index of the element of `x`
     /// at its place, if it names a place, and its own index.
-    fn for_each<T: Float>(
+    fn for_each_element<T: Float>(
         &self,
         places: &[T],
         [o, j]: [usize; 2],
@@ -130,7 +130,7 @@ pub fn reference<T: Float>(
     for o in 0..sizes.outer {
         for j in 0..sizes.m {
             let places = if is_gather { second } else { first };
-            sizes.for_each(places, [o, j], |x, y| match x {
+            sizes.for_each_element(places, [o, j], |x, y| match x {
                 Some(x) if is_gather => result[y] = first[x],
                 Some(x) => result[x] += second[y],
                 None => {}
@@ -158,7 +158,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     tasks.for_each(|(o, dx)| {
         dx.fill(0.0);
         for j in 0..m {
-            sizes.for_each(first, [o, j], |x, y| {
+            sizes.for_each_element(first, [o, j], |x, y| {
                 if let Some(x) = x {
                     dx[x - o * n * inner] += second[y];
                 }
@@ -171,7 +171,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 fn gather_entry(sizes: &GatherSizes, [o, j]: [usize; 2], [x, places]: [&[f32]; 2], y: &mut [f32]) {
     if sizes.form == PlacesForm::Each {
         let first = (o * sizes.m + j) * sizes.inner;
-        sizes.for_each(places, [o, j], |from, to| {
+        sizes.for_each_element(places, [o, j], |from, to| {
             y[to - first] = if let Some(from) = from { x[from] } else { 0.0 };
         });
         return;

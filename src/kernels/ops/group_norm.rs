@@ -501,8 +501,8 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 }
 
 /// See [`Twin::probes`]: many samples, more values of a group than a workgroup has invocations,
-/// and more channels than a workgroup has columns. Channels grow by an odd factor, so that those of
-/// a group stay a multiple of 4, or none.
+/// and more channels than a workgroup has columns. The channels are an odd multiple of those of the
+/// call, so that a group has whole vectors if it has them in the call.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = inputs[0].last().copied().unwrap_or(1);
     let groups = match op {

@@ -82,18 +82,18 @@ pub fn reference<T: Float>(
         }
         (op, [x, stats, dy], [dweight, dbias @ ..]) if sums_of(op).is_some() => {
             let rows = x.len() / c;
-            for k in 0..c {
+            for (k, dweight) in dweight.iter_mut().enumerate() {
                 let terms = (0..rows).map(|row| {
                     let i = row * c + k;
                     dy[i] * (x[i] - stats[2 * row]) * stats[2 * row + 1]
                 });
                 let sum: T = terms.sum();
-                dweight[k] = if call.accumulates() { dweight[k] + sum } else { sum };
+                *dweight = if call.accumulates() { *dweight + sum } else { sum };
             }
             if let [dbias] = dbias {
-                for k in 0..c {
+                for (k, dbias) in dbias.iter_mut().enumerate() {
                     let sum: T = (0..rows).map(|row| dy[row * c + k]).sum();
-                    dbias[k] = if call.accumulates() { dbias[k] + sum } else { sum };
+                    *dbias = if call.accumulates() { *dbias + sum } else { sum };
                 }
             }
         }
@@ -352,7 +352,6 @@ fn named(way: Dispatch) -> Variant {
     Variant::new(format!("layer_norm_{}", way.shader.entry), vec![way])
 }
 
-/// Returns the dispatch of an entry point.
 fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     use Operand::{Input, Output};
     let (rows, c) = call.rows_and_last(0);

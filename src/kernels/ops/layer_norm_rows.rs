@@ -7,16 +7,20 @@ use crate::dispatch::{ITERATIONS_MAX, Operand, WORKSPACE_VALUES_MAX, grid};
 use crate::{Dispatch, OpCall, Shader, Variant};
 use potluck_graph::Op;
 
-/// Vectors of a row that an invocation keeps: about `ITEMS`, and up to `ITEMS_MAX` if the largest
-/// workgroup would not suffice for a row.
+/// Vectors of a row that an invocation keeps if workgroups can be large enough.
 const ITEMS: usize = 4;
+
+/// Maximum number of vectors of a row that an invocation keeps.
 const ITEMS_MAX: usize = 8;
 
-/// Workgroups that fill a large device, each with a block of rows, and the fewest rows of a block.
+/// Workgroups that fill a large device, each with a block of rows.
 const WORKGROUPS: usize = 512;
+
+/// Minimum rows of a block.
 const ROWS_MIN: usize = 16;
 
-/// Least and most invocations of a workgroup; between them, as many as share a row.
+/// Minimum and maximum number of invocations of a workgroup. Between them, a workgroup has as many
+/// as share a row.
 const GROUP: [usize; 2] = [64, 256];
 
 /// Returns the variant for a call with these operands and parameters; `None` for the gradients of

@@ -111,7 +111,7 @@ impl LinearSizes {
         (0..self.n).step_by(self.rows).map(move |start| start..self.n.min(start + self.rows))
     }
 
-    /// Returns the bytes of the logits of a chunk.
+    /// Returns the bytes of the logits of the largest chunk.
     fn logits_bytes(&self) -> usize {
         self.rows * self.v * DType::F32.bytes()
     }
@@ -429,7 +429,7 @@ fn cost(call: &OpCall) -> Cost {
     Cost { flops: n as f64 * v as f64 * of_logit, bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::iterations`]: those of the longest sum.
+/// See [`Twin::iterations`]: the iterations of the longest sum.
 fn iterations(call: &OpCall) -> usize {
     let sizes = LinearSizes::on_gpu(call, &Caps::EVERY);
     let ops = LossOps::of(&sizes);

@@ -73,7 +73,7 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
 /// The input that the sums read.
 const SUMMED: [usize; 1] = [0];
 
-/// Static choice: that of the product.
+/// Static choice: the static choice of the product, with the sums.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     joint::dispatch(matmul::dispatch(call, caps), &sum_call(call), &SUMMED, caps)
 }

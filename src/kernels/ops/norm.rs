@@ -22,9 +22,11 @@ const RUN: usize = 256;
 /// and enough invocations for a software adapter.
 const PARTIALS_MAX: usize = 4096;
 
-/// The same for GPUs, where a workgroup of 256 makes a partial sum: 4 vectors of 4 for each
-/// invocation, and enough workgroups to fill a large device.
+/// Elements per partial sum on GPUs, where a workgroup of 256 invocations computes each: 4 vectors
+/// of 4 for each invocation.
 const GROUP_RUN: usize = 4096;
+
+/// Maximum number of partial sums of a bucket on GPUs: enough workgroups to fill a large device.
 const GROUPS: usize = 1024;
 
 /// Every kind of value that is not finite, for probes and tests.

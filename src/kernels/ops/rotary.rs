@@ -126,7 +126,6 @@ fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     vec![one(call, lanes(call))]
 }
 
-/// Returns all GPU kernel variants of the call.
 fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let mut variants = vec![Variant::new("rotary", vec![one(call, 1)])];
     if lanes(call) == 4 {

@@ -85,7 +85,7 @@ vectorized! {
             let m = largest(x);
             y.iter_mut().zip(x).for_each(|(y, x)| {
                 let far = *x - m;
-                // What `exp` leaves of values far below would be larger than nothing.
+                // `exp` returns a small positive number where the result underflows.
                 *y = if far < -87.0 { 0.0 } else { exp::<S>(far) };
             });
             let sum = sum_of(c, |k| y[k]);
