@@ -58,7 +58,7 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
-    let c = call.rows_and_last(0).1;
+    let (rows, c) = call.rows_and_last(0);
     match (call.op, inputs.as_slice(), outputs) {
         (Op::LayerNorm { eps } | Op::RmsNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
             let eps = T::from_f64(f64::from(*eps));
@@ -75,13 +75,12 @@ pub fn reference<T: Float>(
         }
         (Op::LayerNormGrad | Op::RmsNormGrad, [x, weight, stats, dy], [dx]) => {
             for (row, dx) in dx.chunks_mut(c).enumerate() {
-                let rows = [&x[row * c..][..c], &dy[row * c..][..c]];
+                let own = [&x[row * c..][..c], &dy[row * c..][..c]];
                 let stats = [stats[2 * row], stats[2 * row + 1]];
-                reference_gradient(rows, weight, stats, is_centered(call.op), dx);
+                reference_gradient(own, weight, stats, is_centered(call.op), dx);
             }
         }
         (op, [x, stats, dy], [dweight, dbias @ ..]) if sums_of(op).is_some() => {
-            let rows = x.len() / c;
             for (k, dweight) in dweight.iter_mut().enumerate() {
                 let terms = (0..rows).map(|row| {
                     let i = row * c + k;
