@@ -75,7 +75,7 @@ fn sizes(width: usize) -> [usize; 2] {
 }
 
 /// Returns the shader of an entry point for rows of `width` vectors and this many sums of each
-/// column, without the constants of [`with_consts`].
+/// column, without the constants of the op.
 pub fn shader(entry: &'static str, width: usize, sums: usize) -> Shader {
     let [group, lanes] = sizes(width);
     let items = width.div_ceil(lanes);

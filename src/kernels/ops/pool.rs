@@ -284,7 +284,7 @@ vectorized! {
 }
 
 /// Static choice: vectors of 4 channels where their number allows them, and an invocation per cell
-/// where [`PoolSizes::has_cells`] holds.
+/// of a gradient whose windows do not overlap.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let sizes = PoolSizes::of(call);
     vec![kernel(call, lanes_of(sizes.c), sizes.has_cells())]

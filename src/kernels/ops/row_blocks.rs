@@ -46,7 +46,7 @@ pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant
     Some(Variant::new(name, vec![first, totals(terms, [blocks, strip], accumulate)]))
 }
 
-/// Returns the dispatch that adds the sums of `blocks` blocks of `strip` rows each, which are in the
+/// Returns the dispatch that adds the sums of `blocks` blocks of `strip` rows each in the
 /// workspace, and writes the totals to the outputs.
 pub fn totals(terms: &RowTerms, [blocks, strip]: [usize; 2], accumulate: bool) -> Dispatch {
     let workspace = Operand::workspace(terms.sums * terms.outer * blocks * terms.inner);
