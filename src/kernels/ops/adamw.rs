@@ -4,11 +4,12 @@
 use rayon::prelude::*;
 
 use super::adamw_bf16;
+use super::dispatch_parts::{as_words, bucket_operands};
 use super::update_parts::parts_of;
 use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
-use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
+use crate::{Dispatch, Float, Shader, UpdateTwin};
 use potluck_graph::{Update, UpdateRange};
 
 /// Twin of [`Update::AdamW`].
@@ -97,8 +98,10 @@ pub fn fast(
         let numbers = if decays { numbers } else { Numbers { decay: 0.0, ..numbers } };
         let parameters = parameters[part.clone()].par_chunks_mut(TASK);
         let gradients = gradients[part.clone()].par_chunks(TASK);
-        let moments = m[part.clone()].par_chunks_mut(TASK).zip(v[part].par_chunks_mut(TASK));
-        parameters.zip(gradients).zip(moments).for_each(|((parameters, gradients), (m, v))| {
+        let m = m[part.clone()].par_chunks_mut(TASK);
+        let v = v[part].par_chunks_mut(TASK);
+        let tasks = (parameters, gradients, m, v).into_par_iter();
+        tasks.for_each(|(parameters, gradients, m, v)| {
             update_slice(numbers, parameters, gradients, m, v);
         });
     }
@@ -127,12 +130,11 @@ vectorized! {
     }
 }
 
-/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4; of a
-/// range whose moments are rounded, that of `adamw_bf16`. Input 0 is the gradients, output 0 the
-/// parameters, outputs 1 and 2 the running averages.
+/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4; for a
+/// range whose moments are rounded, the dispatch of `adamw_bf16`. Input 0 is the gradients, output
+/// 0 the parameters, outputs 1 and 2 the running averages.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
-    let operands =
-        vec![Operand::Input(0), Operand::Output(0), Operand::Output(1), Operand::Output(2)];
+    let operands = bucket_operands(update);
     let params = params(update, range);
     if let Some(rounding) = &range.rounding {
         return adamw_bf16::dispatch(operands, params, range, rounding);
@@ -159,9 +161,9 @@ fn params(update: &Update, range: &UpdateRange) -> Vec<u32> {
         numbers.correction2,
         numbers.eps,
     ];
-    let counts = [range.start, range.length, range.decay_end].map(|count| count as u32);
-    let words = floats.map(|number| (number as f32).to_bits());
-    counts.into_iter().chain(words).collect()
+    let mut params = as_words(&[range.start, range.length, range.decay_end]);
+    params.extend(floats.map(|number| (number as f32).to_bits()));
+    params
 }
 
 /// See [`UpdateTwin::flops`].
@@ -181,8 +183,15 @@ fn catalog() -> Vec<Update> {
 
 /// Returns an update with these corrections and a large step.
 fn example(correction1: f32, correction2: f32) -> Update {
-    let (lr, beta1, beta2, eps, weight_decay) = (0.1, 0.9, 0.99, 1e-8, 0.1);
-    Update::AdamW { lr, beta1, beta2, eps, weight_decay, correction1, correction2 }
+    Update::AdamW {
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        correction1,
+        correction2,
+    }
 }
 
 #[cfg(test)]

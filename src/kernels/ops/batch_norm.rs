@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::as_words;
 use crate::call_shapes::{C, N, calls};
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::harness::InputFill;
@@ -33,7 +34,7 @@ pub static TWIN: Twin = Twin {
 /// Invocations that sum blocks of rows: enough to fill a large GPU.
 const INVOCATIONS: usize = 16 * 1024;
 
-/// Rows of a block at least, so that the sums of blocks are few beside the rows.
+/// Minimum rows of a block, so that there are far fewer sums of blocks than rows.
 const STRIP_MIN: usize = 16;
 
 /// Columns of a workgroup that adds the sums of blocks.
@@ -55,22 +56,23 @@ pub fn reference<T: Float>(
 ) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let (rows, c) = call.rows_and_last(0);
-    let (count, training) = (T::from_f64(rows as f64), call.random.training);
-    let column = |values: &[T], k: usize| values.iter().skip(k).step_by(c).copied().collect();
+    let training = call.random.training;
     match (call.op, inputs.as_slice(), outputs) {
         (Op::BatchNorm { eps }, [x, w, b, mean, variance], [y, stats, mean_sum, variance_sum]) => {
             let eps = T::from_f64(f64::from(*eps));
             let samples = T::from_f64(call.inputs[0][0] as f64);
             for k in 0..c {
-                let values: Vec<T> = column(x, k);
+                let values: Vec<T> = x.iter().skip(k).step_by(c).copied().collect();
                 let (mean, variance, unbiased) = if training {
                     statistics(&values)
                 } else {
                     (mean[k], variance[k], variance[k])
                 };
                 let rstd = (variance + eps).sqrt().recip();
-                (stats[k], stats[c + k]) = (mean, rstd);
-                (mean_sum[k], variance_sum[k]) = (samples * mean, samples * unbiased);
+                stats[k] = mean;
+                stats[c + k] = rstd;
+                mean_sum[k] = samples * mean;
+                variance_sum[k] = samples * unbiased;
                 for (row, x) in values.iter().enumerate() {
                     y[row * c + k] = (*x - mean) * rstd * w[k] + b[k];
                 }
@@ -78,14 +80,14 @@ pub fn reference<T: Float>(
         }
         (Op::BatchNormAffineGrad, [x, stats, dy], [dweight, dbias]) => {
             for k in 0..c {
-                let (x, dy): (Vec<T>, Vec<T>) = (column(x, k), column(dy, k));
-                let xhat = x.iter().map(|x| (*x - stats[k]) * stats[c + k]);
-                dweight[k] = xhat.zip(&dy).map(|(xhat, dy)| xhat * *dy).sum();
-                dbias[k] = dy.into_iter().sum();
+                let column = (0..rows).map(|row| row * c + k);
+                let products = column.clone().map(|i| (x[i] - stats[k]) * stats[c + k] * dy[i]);
+                dweight[k] = products.sum();
+                dbias[k] = column.map(|i| dy[i]).sum();
             }
         }
         (Op::BatchNormGrad, [x, weight, stats, dy, dweight, dbias], [dx]) => {
-            let share = if training { count.recip() } else { T::zero() };
+            let share = if training { T::from_f64(rows as f64).recip() } else { T::zero() };
             for (i, dx) in dx.iter_mut().enumerate() {
                 let k = i % c;
                 let xhat = (x[i] - stats[k]) * stats[c + k];
@@ -97,7 +99,7 @@ pub fn reference<T: Float>(
     }
 }
 
-/// Returns the mean, the variance and the unbiased variance, which of a single value is 0.
+/// Returns the mean, the variance and the unbiased variance, which is 0 for a single value.
 fn statistics<T: Float>(values: &[T]) -> (T, T, T) {
     let count = T::from_f64(values.len() as f64);
     let mean = values.iter().copied().sum::<T>() / count;
@@ -114,75 +116,84 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     // Rows per tile, and tiles per task.
     let times = TILED.div_ceil(c);
     let task = (TASK / (times * c)).max(1) * times * c;
-    let tiled = |values: &[f32]| values.repeat(times);
     match (call.op, inputs.as_slice(), outputs) {
         (Op::BatchNorm { eps }, [x, w, b, mean, variance], [y, stats, mean_sum, variance_sum]) => {
             let samples = call.inputs[0][0] as f32;
             let (new_mean, rstd) = stats.split_at_mut(c);
             if training {
-                let origin = tiled(&x[..c]);
-                let sums = two_sums(x, x, (task, c), |x, _, sums| shifted_sums(x, &origin, sums));
+                let origin = x[..c].repeat(times);
+                let sums = two_sums(x, x, task, c, |x, _, sums| shifted_sums(x, &origin, sums));
+                let count = rows as f64;
                 for k in 0..c {
-                    let count = rows as f64;
-                    let (sum, squares) = (sums[k] / count, sums[c + k]);
-                    let squares = (squares - sums[k] * sum).max(0.0);
-                    new_mean[k] = (f64::from(x[k]) + sum) as f32;
+                    let shift = sums[k] / count;
+                    let squares = (sums[c + k] - sums[k] * shift).max(0.0);
+                    new_mean[k] = (f64::from(x[k]) + shift) as f32;
                     rstd[k] = (squares / count + f64::from(*eps)).sqrt().recip() as f32;
                     mean_sum[k] = samples * new_mean[k];
                     variance_sum[k] = samples * (squares / (count - 1.0).max(1.0)) as f32;
                 }
             } else {
                 for k in 0..c {
-                    (new_mean[k], rstd[k]) = (mean[k], (variance[k] + eps).sqrt().recip());
-                    (mean_sum[k], variance_sum[k]) = (samples * mean[k], samples * variance[k]);
+                    new_mean[k] = mean[k];
+                    rstd[k] = (variance[k] + eps).sqrt().recip();
+                    mean_sum[k] = samples * mean[k];
+                    variance_sum[k] = samples * variance[k];
                 }
             }
             let factor: Vec<f32> = rstd.iter().zip(*w).map(|(rstd, w)| rstd * w).collect();
-            let (mean, factor, b) = (tiled(new_mean), tiled(&factor), tiled(b));
-            let tasks = y.par_chunks_mut(task).zip(x.par_chunks(task));
-            tasks.for_each(|(y, x)| normalize(x, &mean, &factor, &b, y));
+            let mean = new_mean.repeat(times);
+            let factor = factor.repeat(times);
+            let b = b.repeat(times);
+            let tasks = (x.par_chunks(task), y.par_chunks_mut(task)).into_par_iter();
+            tasks.for_each(|(x, y)| normalize(x, &mean, &factor, &b, y));
         }
         (Op::BatchNormAffineGrad, [x, stats, dy], [dweight, dbias]) => {
-            let mean = tiled(&stats[..c]);
-            let sums = two_sums(x, dy, (task, c), |x, dy, sums| affine_sums(x, dy, &mean, sums));
+            let mean = stats[..c].repeat(times);
+            let sums = two_sums(x, dy, task, c, |x, dy, sums| affine_sums(x, dy, &mean, sums));
             for k in 0..c {
                 dweight[k] = (sums[k] * f64::from(stats[c + k])) as f32;
                 dbias[k] = sums[c + k] as f32;
             }
         }
         (Op::BatchNormGrad, [x, weight, stats, dy, dweight, dbias], [dx]) => {
-            // dx = a dy + b x + d, with factors by column.
+            // dx = a dy + b x + d, with a, b and d per column.
             let share = if training { 1.0 / rows as f32 } else { 0.0 };
-            let (mut a, mut b, mut d) = (vec![0.0; c], vec![0.0; c], vec![0.0; c]);
+            let mut a = vec![0.0; c];
+            let mut b = vec![0.0; c];
+            let mut d = vec![0.0; c];
             for k in 0..c {
-                let (mean, rstd) = (stats[k], stats[c + k]);
+                let mean = stats[k];
+                let rstd = stats[c + k];
                 a[k] = weight[k] * rstd;
                 b[k] = -a[k] * share * dweight[k] * rstd;
                 d[k] = -a[k] * share * dbias[k] - b[k] * mean;
             }
-            let (a, b, d) = (tiled(&a), tiled(&b), tiled(&d));
-            let tasks = dx.par_chunks_mut(task).zip(x.par_chunks(task)).zip(dy.par_chunks(task));
-            tasks.for_each(|((dx, x), dy)| combine(x, dy, [&a, &b, &d], dx));
+            let [a, b, d] = [a, b, d].map(|factors| factors.repeat(times));
+            let tasks = (x.par_chunks(task), dy.par_chunks(task), dx.par_chunks_mut(task));
+            tasks.into_par_iter().for_each(|(x, dy, dx)| combine(x, dy, [&a, &b, &d], dx));
         }
         (other, ..) => panic!("{other} is not a batch normalization"),
     }
 }
 
-/// Returns two sums of each of `c` columns over the tasks of `x` and `y`, which `sum` adds to the
-/// two halves of its last argument, a tile of columns each. Tasks are added in order.
+/// Returns two sums of each of `c` columns of `x` and `y`. For each task of this many elements,
+/// `sum` adds them to the two halves of its last argument, each a tile of whole rows; the sums of
+/// tasks are added in order.
 fn two_sums(
     x: &[f32],
     y: &[f32],
-    (task, c): (usize, usize),
+    task: usize,
+    c: usize,
     sum: impl Fn(&[f32], &[f32], &mut [f32]) + Sync,
 ) -> Vec<f64> {
     let tile = TILED.div_ceil(c) * c;
-    let of_task = |(x, y): (&[f32], &[f32])| {
+    let tasks = (x.par_chunks(task), y.par_chunks(task)).into_par_iter().map(|(x, y)| {
         let mut sums = vec![0.0; 2 * tile];
         sum(x, y, &mut sums);
         sums
-    };
-    let tasks: Vec<Vec<f32>> = x.par_chunks(task).zip(y.par_chunks(task)).map(of_task).collect();
+    });
+    let tasks: Vec<Vec<f32>> = tasks.collect();
+
     let mut sums = vec![0.0; 2 * c];
     for of_task in tasks {
         for (half, tile) in of_task.chunks(tile).enumerate() {
@@ -313,14 +324,14 @@ impl<'a> BatchNormCall<'a> {
     fn one(&self, entry: &'static str, operands: &[Operand], groups: [u32; 3]) -> Dispatch {
         let eps = if let Op::BatchNorm { eps } = self.call.op { *eps } else { 0.0 };
         let value = if self.width == self.c { "f32" } else { "vec4f" };
-        let sizes = [self.rows, self.width, self.c, self.blocks, self.strip];
-        let samples = (self.call.inputs[0][0] as f32).to_bits();
-        let rest = [u32::from(self.call.random.training), eps.to_bits(), samples];
+        let mut params = as_words(&[self.rows, self.width, self.c, self.blocks, self.strip]);
+        let samples = self.call.inputs[0][0] as f32;
+        params.extend([u32::from(self.call.random.training), eps.to_bits(), samples.to_bits()]);
         Dispatch {
             shader: Shader::new("batch_norm", entry)
                 .with_text(&format!("alias Value = {value};\n")),
             operands: operands.to_vec(),
-            params: sizes.map(|size| size as u32).into_iter().chain(rest).collect(),
+            params,
             groups,
         }
     }
@@ -348,18 +359,17 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
 
 /// See [`Twin::forward`].
 fn forward(op: &Op) -> Option<Forward> {
-    // The running averages have no part in training.
-    matches!(op, Op::BatchNormGrad).then(|| Forward {
-        op: Op::BatchNorm { eps: 1e-5 },
-        inputs: vec![0, 1, 1, 1, 1],
-        outputs: vec![(1, 2)],
-    })
+    let Op::BatchNormGrad = op else { return None };
+    // In training, bias and running averages do not affect the statistics.
+    let op = Op::BatchNorm { eps: 1e-5 };
+    Some(Forward { op, inputs: vec![0, 1, 1, 1, 1], outputs: vec![(1, 2)] })
 }
 
 /// Returns the inputs of an op on `x`.
 fn sized(op: &Op, x: Dims) -> Vec<Dims> {
     let c = x.last().copied().unwrap_or(1);
-    let (column, stats) = (vec![c], vec![2, c]);
+    let column = vec![c];
+    let stats = vec![2, c];
     match op {
         Op::BatchNorm { .. } => [vec![x], vec![column; 4]].concat(),
         Op::BatchNormAffineGrad => vec![x.clone(), stats, x],
@@ -391,8 +401,13 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     let ops = [Op::BatchNorm { eps: 1e-5 }, Op::BatchNormAffineGrad, Op::BatchNormGrad];
-    let both = |op: Op| [C, C - 1].map(|c| (op.clone(), sized(&op, vec![N, 4, c])));
-    ops.into_iter().flat_map(both).collect()
+    let mut calls = Vec::new();
+    for op in ops {
+        for c in [C, C - 1] {
+            calls.push((op.clone(), sized(&op, vec![N, 4, c])));
+        }
+    }
+    calls
 }
 
 #[cfg(test)]

@@ -5,12 +5,13 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::{all_tensors, as_words};
 use super::elements::{self, Called};
 use crate::call_shapes::{C, N, calls};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::twin::{IndependentAxis, InputSpec, no_forward, short_loops};
-use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::{Binary, BinarySide, Op};
 
@@ -41,10 +42,12 @@ pub fn reference<T: Float>(
     inputs: &[HostTensorView<'_, T>],
     outputs: &mut [&mut [T]],
 ) {
-    let (a, b) = (inputs[0].floats(), inputs[1].floats());
+    let a = inputs[0].floats();
+    let b = inputs[1].floats();
     let (function, by) = function(call.op);
     for (i, y) in outputs[0].iter_mut().enumerate() {
-        let [a, b] = [a[i], b[i % b.len()]];
+        let a = a[i];
+        let b = b[i % b.len()];
         *y = match by {
             None => elements::value_of_two(function, a, b),
             Some(by) => elements::gradient_of_two(function, by, [a, b, inputs[2].floats()[i]]),
@@ -55,7 +58,8 @@ pub fn reference<T: Float>(
 /// CPU kernel: parallel and without an integer division. `b` is repeated until inner loops are
 /// long enough, and task sizes are multiples of its repeated length.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
-    let (a, b) = (inputs[0].floats(), inputs[1].floats());
+    let a = inputs[0].floats();
+    let b = inputs[1].floats();
     let (function, by) = function(call.op);
     if let Some(by) = by {
         return gradients(function, by, [a, b, inputs[2].floats()], outputs[0]);
@@ -64,25 +68,26 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
         return;
     }
     if a.len() == b.len() {
-        let tasks = outputs[0].par_chunks_mut(TASK).zip(a.par_chunks(TASK)).zip(b.par_chunks(TASK));
-        return tasks.for_each(|((y, a), b)| elements::combine(function, y, a, b));
+        let tasks = (outputs[0].par_chunks_mut(TASK), a.par_chunks(TASK), b.par_chunks(TASK));
+        tasks.into_par_iter().for_each(|(y, a, b)| elements::combine(function, y, a, b));
+        return;
     }
     let period = repeated(b);
     let task = period.len() * TASK.div_ceil(period.len());
-    let tasks = outputs[0].par_chunks_mut(task).zip(a.par_chunks(task));
-    tasks.for_each(|(y, a)| {
+    let tasks = (outputs[0].par_chunks_mut(task), a.par_chunks(task));
+    tasks.into_par_iter().for_each(|(y, a)| {
         for (y, a) in y.chunks_mut(period.len()).zip(a.chunks(period.len())) {
             elements::combine(function, y, a, &period);
         }
     });
 }
 
-/// Computes a gradient from `[a, b, dy]`, as [`fast`] does the functions.
+/// Computes a gradient from `[a, b, dy]` in the same way as [`fast`] a function.
 fn gradients(function: Binary, by: BinarySide, [a, b, dy]: [&[f32]; 3], d: &mut [f32]) {
     let period = repeated(b);
     let task = period.len() * TASK.div_ceil(period.len().max(1));
-    let tasks = d.par_chunks_mut(task).zip(a.par_chunks(task)).zip(dy.par_chunks(task));
-    tasks.for_each(|((d, a), dy)| {
+    let tasks = (d.par_chunks_mut(task), a.par_chunks(task), dy.par_chunks(task));
+    tasks.into_par_iter().for_each(|(d, a, dy)| {
         let whole = period.len();
         for ((d, a), dy) in d.chunks_mut(whole).zip(a.chunks(whole)).zip(dy.chunks(whole)) {
             elements::combine_gradients(function, by, [a, &period, dy], d);
@@ -90,9 +95,12 @@ fn gradients(function: Binary, by: BinarySide, [a, b, dy]: [&[f32]; 3], d: &mut 
     });
 }
 
-/// Returns `b`, repeated until loops over it are long enough.
+/// Returns `b`, repeated if it is shorter than [`LOOP`].
 pub(super) fn repeated(b: &[f32]) -> Cow<'_, [f32]> {
-    if b.len() < LOOP && !b.is_empty() { b.repeat(LOOP.div_ceil(b.len())).into() } else { b.into() }
+    if b.is_empty() || b.len() >= LOOP {
+        return b.into();
+    }
+    b.repeat(LOOP.div_ceil(b.len())).into()
 }
 
 /// Static choice: vectors of 4 where lengths allow them.
@@ -100,11 +108,12 @@ pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     vec![vectors(call).unwrap_or_else(|| plain(call))]
 }
 
-/// Returns all GPU kernel variants of the call.
 fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    let plain = Variant::new("binary", vec![plain(call)]);
-    let vectors = vectors(call).map(|way| Variant::new("binary4", vec![way]));
-    std::iter::once(plain).chain(vectors).collect()
+    let mut variants = vec![Variant::new("binary", vec![plain(call)])];
+    if let Some(way) = vectors(call) {
+        variants.push(Variant::new("binary4", vec![way]));
+    }
+    variants
 }
 
 /// Returns the baseline: one invocation per 8 elements.
@@ -116,27 +125,28 @@ fn plain(call: &OpCall) -> Dispatch {
 /// Returns the kernel with one invocation per 4 vectors of 4; `None` if a vector would have
 /// elements of two repetitions of `b`.
 fn vectors(call: &OpCall) -> Option<Dispatch> {
-    let (count, period) = (call.output_len(0), call.input_len(1));
+    let period = call.input_len(1);
+    if !call.output_len(0).is_multiple_of(4) || (period != 1 && !period.is_multiple_of(4)) {
+        return None;
+    }
     let entry = match (call.op, period) {
         (Op::BinaryGrad { .. }, 1) => "gradients_value4",
         (Op::BinaryGrad { .. }, _) => "gradients4",
         (_, 1) => "value4",
         (..) => "each4",
     };
-    let fits = count.is_multiple_of(4) && (period == 1 || period.is_multiple_of(4));
-    fits.then(|| one(call, entry, 1024))
+    Some(one(call, entry, 1024))
 }
 
 /// Returns the dispatch of an entry point whose workgroups process `size` elements each.
 fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
-    let (count, period) = (call.output_len(0), call.input_len(1));
-    let strides = [64 % period, 64 % (period / 4).max(1)];
-    let params = [count, period, strides[0], strides[1]];
-    let inputs = (0..call.inputs.len()).map(Operand::Input);
+    let count = call.output_len(0);
+    let period = call.input_len(1);
+    let [stride, stride4] = [64 % period, 64 % (period / 4).max(1)];
     Dispatch {
         shader: Shader::new("binary", entry).with_text(&text(call.op)),
-        operands: inputs.chain([Operand::Output(0)]).collect(),
-        params: params.map(|word| word as u32).to_vec(),
+        operands: all_tensors(call),
+        params: as_words(&[count, period, stride, stride4]),
         groups: grid(count, size),
     }
 }
@@ -173,7 +183,7 @@ fn function(op: &Op) -> (Binary, Option<BinarySide>) {
     }
 }
 
-/// See [`Twin::independent_axes`]: the first, unless `b` alone has it.
+/// See [`Twin::independent_axes`]: the first axis, which `b` lacks if it repeats.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     let is_broadcast = call.input_len(1) < call.input_len(0);
     IndependentAxis::leading(call, if is_broadcast { &[1] } else { &[] })
@@ -182,15 +192,23 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 /// See [`Twin::probes`]. The second operand equals the first one, is one row that repeats, or one
 /// value.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
-    let is_value = inputs[1].iter().product::<usize>() == 1;
-    let operands = |[rows, width]: [usize; 2]| {
+    let mut sizes = Vec::new();
+    for [rows, width] in [[9, 67], [67, 67], [9, 68], [67, 68]] {
         let first = vec![rows, width];
-        let row = || if is_value { Vec::new() } else { vec![width] };
-        let second = if inputs[0] == inputs[1] { first.clone() } else { row() };
-        let dy = matches!(op, Op::BinaryGrad { .. }).then(|| first.clone());
-        [first, second].into_iter().chain(dy).collect()
-    };
-    calls(op, [[9, 67], [67, 67], [9, 68], [67, 68]].map(operands))
+        let second = if inputs[0] == inputs[1] {
+            first.clone()
+        } else if inputs[1].iter().product::<usize>() == 1 {
+            Vec::new()
+        } else {
+            vec![width]
+        };
+        let mut operands = vec![first.clone(), second];
+        if let Op::BinaryGrad { .. } = op {
+            operands.push(first);
+        }
+        sizes.push(operands);
+    }
+    calls(op, sizes)
 }
 
 /// See [`Twin::inputs`].
@@ -198,7 +216,7 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     elements::inputs_of(function(op).0.domain(), inputs)
 }
 
-/// Functions for whose kernels all variants are tested; see those of one tensor.
+/// Functions for which all kernel variants are tested; see those of [`super::unary`].
 const FUNCTIONS: [Binary; 5] =
     [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum];
 

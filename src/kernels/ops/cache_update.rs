@@ -1,6 +1,7 @@
 //! Keys and values of rows written to a cache. Twin of `shaders/cache_update.wgsl`, which has the
 //! formula.
 
+use super::dispatch_parts::as_words;
 use crate::call_shapes::{C, HEADS, N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
@@ -34,13 +35,14 @@ fn options(op: &Op) -> CacheUpdateOptions {
     options
 }
 
-/// Reference and CPU kernel: `tensors (b, n, ..), places (b, n) -> cache`, of which only what the
-/// rows have places of changes. It copies a few kilobytes of a row.
+/// Reference and CPU kernel: `tensors (b, n, ..), places (b, n) -> cache`, of which only the
+/// entries at the places of rows change. It copies a few kilobytes of a row.
 fn update<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
     let options = options(call.op);
     let CacheUpdateOptions { kv_heads, head_width: d, sequences, context, .. } = options;
     let places = inputs[options.tensors()].ints();
-    for (row, place) in places.iter().map(|place| *place as usize).enumerate() {
+    for (row, place) in places.iter().enumerate() {
+        let place = *place as usize;
         if place >= sequences * context {
             continue;
         }
@@ -57,28 +59,28 @@ fn update<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &m
     }
 }
 
-/// Static choice: vectors of 4 if heads and columns are of whole ones.
+/// Static choice: vectors of 4 where lengths and places of columns allow them.
 fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     vec![one(call, lanes(call))]
 }
 
-/// Returns all GPU kernel variants of the call.
 fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    let mut ways = vec![Variant::new("cache_update", vec![one(call, 1)])];
+    let mut variants = vec![Variant::new("cache_update", vec![one(call, 1)])];
     if lanes(call) == 4 {
-        ways.push(Variant::new("cache_update4", vec![one(call, 4)]));
+        variants.push(Variant::new("cache_update4", vec![one(call, 4)]));
     }
-    ways
+    variants
 }
 
-/// Returns the floats of a value: 4 if all that is copied is of whole vectors.
+/// Returns the floats of a value: 4 if heads and columns are whole vectors.
 fn lanes(call: &OpCall) -> usize {
     let options = options(call.op);
-    let are_whole = |place: &AttentionPlace| {
-        place.first.is_multiple_of(4) && call.rows_and_last(place.input).1.is_multiple_of(4)
-    };
-    let is_whole = options.head_width.is_multiple_of(4) && options.places.iter().all(are_whole);
-    if is_whole { 4 } else { 1 }
+    let mut are_whole = options.head_width.is_multiple_of(4);
+    for place in options.places {
+        let (_, width) = call.rows_and_last(place.input);
+        are_whole &= place.first.is_multiple_of(4) && width.is_multiple_of(4);
+    }
+    if are_whole { 4 } else { 1 }
 }
 
 fn one(call: &OpCall, lanes: usize) -> Dispatch {
@@ -95,7 +97,7 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
             Operand::Input(options.tensors()),
             Operand::Output(0),
         ],
-        params: [
+        params: as_words(&[
             count,
             options.kv_heads,
             options.head_width / lanes,
@@ -105,14 +107,12 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
             key_width / lanes,
             values.first / lanes,
             value_width / lanes,
-        ]
-        .map(|word| word as u32)
-        .to_vec(),
+        ]),
         groups: grid(count, 64),
     }
 }
 
-/// Returns the cost: what is copied is read and written once.
+/// Returns the cost: each element that is copied is read and written once.
 fn cost(call: &OpCall) -> Cost {
     let rows = call.rows_and_last(0).0;
     Cost { flops: 0.0, bytes: 16.0 * (rows * options(call.op).columns()) as f64 }
@@ -132,37 +132,31 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(&Op::CacheUpdate(options), PROBE_ROWS.map(|rows| resized(inputs, rows)))
 }
 
-/// Returns the inputs of so many rows.
 fn resized(inputs: &[Dims], rows: usize) -> Vec<Dims> {
-    let resized = |dims: &Dims| [&[rows, 1], &dims[2..]].concat();
-    inputs.iter().map(resized).collect()
+    inputs.iter().map(|dims| [&[rows, 1], &dims[2..]].concat()).collect()
 }
 
-/// See [`Twin::catalog`]: packed as in a GPT, and apart with shared keys as in a Llama.
+/// See [`Twin::catalog`]: packed as in a GPT, in two tensors with shared keys as in a Llama, and
+/// heads that are not whole vectors.
 fn catalog() -> Vec<CallShape> {
     let d = C / HEADS;
     let place = AttentionPlace::new;
-    let options = |places, kv_heads, head_width| {
-        Op::CacheUpdate(CacheUpdateOptions {
-            places,
-            kv_heads,
-            head_width,
-            sequences: 8,
-            context: 64,
-        })
-    };
     let places = vec![N, 1];
     vec![
         (
-            options([place(0, C), place(0, 2 * C)], HEADS, d),
+            update_of([place(0, C), place(0, 2 * C)], HEADS, d),
             vec![vec![N, 1, 3 * C], places.clone()],
         ),
         (
-            options([place(0, 0), place(1, 0)], HEADS / 2, d),
+            update_of([place(0, 0), place(1, 0)], HEADS / 2, d),
             vec![vec![N, 1, C / 2], vec![N, 1, C / 2], places.clone()],
         ),
-        (options([place(0, 6), place(0, 18)], 2, 6), vec![vec![N, 1, 30], places]),
+        (update_of([place(0, 6), place(0, 18)], 2, 6), vec![vec![N, 1, 30], places]),
     ]
+}
+
+fn update_of(places: [AttentionPlace; 2], kv_heads: usize, head_width: usize) -> Op {
+    Op::CacheUpdate(CacheUpdateOptions { places, kv_heads, head_width, sequences: 8, context: 64 })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::as_words;
 use crate::call_shapes::{B, C, HEADS, KEPT, T, calls, shrunk, shrunk_around};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::{Runs, grid};
@@ -34,12 +35,15 @@ pub fn reference<T: Float>(
     inputs: &[HostTensorView<'_, T>],
     outputs: &mut [&mut [T]],
 ) {
-    let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
+    let x = inputs[0].floats();
+    let y = &mut *outputs[0];
     match call.op {
         Op::Permute { axes } => {
-            let (dims, strides) = (&call.outputs[0], strides(&call.inputs[0]));
+            let dims = &call.outputs[0];
+            let strides = strides(&call.inputs[0]);
             for (index, y) in y.iter_mut().enumerate() {
-                let (mut rest, mut from) = (index, 0);
+                let mut rest = index;
+                let mut from = 0;
                 for axis in (0..dims.len()).rev() {
                     from += rest % dims[axis] * strides[axes[axis]];
                     rest /= dims[axis];
@@ -62,7 +66,8 @@ pub fn reference<T: Float>(
             }
         }
         Op::Concat { axis } => {
-            let (whole, mut start) = (call.outputs[0][*axis], 0);
+            let whole = call.outputs[0][*axis];
+            let mut start = 0;
             for (x, dims) in inputs.iter().zip(&call.inputs) {
                 let (outer, length, inner) = around(dims, *axis);
                 for (o, i, j) in triples(outer, length, inner) {
@@ -76,8 +81,9 @@ pub fn reference<T: Float>(
     }
 }
 
+/// Returns all triples of numbers below these bounds, the last one counting fastest.
 fn triples(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-    (0..a).flat_map(move |i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k))))
+    (0..a * b * c).map(move |index| (index / (b * c), index / c % b, index % c))
 }
 
 /// Returns the product of the dimensions before an axis, the axis, and the product of those after
@@ -105,8 +111,8 @@ struct Move {
 }
 
 impl Move {
-    /// Creates a copy of `rows` runs of `last` elements each; the runs are `x_row` elements apart
-    /// in the input and `y_row` in the output.
+    /// Creates a copy of `rows` runs of `last` elements each, which begin `x_row` elements apart in
+    /// the input and `y_row` in the output.
     fn rows(rows: usize, last: usize, x_row: usize, y_row: usize) -> Self {
         Self {
             outer: [1, 1, 1, rows],
@@ -124,16 +130,18 @@ impl Move {
     fn permute(axes: &[usize], from: &[usize]) -> Self {
         let x_strides = strides(from);
         let dims = merged(axes.iter().map(|&axis| (from[axis], x_strides[axis])));
-        let y_strides = strides(&dims.iter().map(|(dim, _)| *dim).collect::<Vec<_>>());
         let (last, x_stride) = dims.last().copied().unwrap_or((1, 1));
         let mut copy = Self::rows(1, last, 0, 0);
         copy.x_stride = x_stride;
+
         let shift = 5 - dims.len().max(1);
-        for axis in 0..dims.len().saturating_sub(1) {
-            let at = axis + shift;
-            copy.outer[at] = dims[axis].0;
-            copy.x_outer_strides[at] = dims[axis].1;
-            copy.y_outer_strides[at] = y_strides[axis];
+        let mut y_stride = last;
+        for axis in (0..dims.len().saturating_sub(1)).rev() {
+            let (dim, x_stride) = dims[axis];
+            copy.outer[axis + shift] = dim;
+            copy.x_outer_strides[axis + shift] = x_stride;
+            copy.y_outer_strides[axis + shift] = y_stride;
+            y_stride *= dim;
         }
         copy
     }
@@ -146,7 +154,8 @@ impl Move {
 
     /// Returns the offset of run `row` in the input.
     fn x_start(&self, row: usize) -> usize {
-        let (mut rest, mut start) = (row, self.x_base);
+        let mut rest = row;
+        let mut start = self.x_base;
         for axis in (0..4).rev() {
             start += rest % self.outer[axis] * self.x_outer_strides[axis];
             rest /= self.outer[axis];
@@ -160,20 +169,22 @@ impl Move {
         y[..self.begin].fill(0.0);
         y[self.end..].fill(0.0);
         let y = &mut y[self.begin..self.end];
-        match self.x_stride {
-            1 => y.copy_from_slice(&x[start..start + y.len()]),
-            stride => {
-                y.iter_mut().zip(x[start..].iter().step_by(stride)).for_each(|(y, x)| *y = *x)
-            }
+        if self.x_stride == 1 {
+            y.copy_from_slice(&x[start..start + y.len()]);
+            return;
         }
+        let x = x[start..].iter().step_by(self.x_stride);
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = *x);
     }
 
     /// Returns the same copy on vectors of 4 elements; `None` if it is not aligned to them.
     fn vectors(&self) -> Option<Self> {
-        let lists = [self.x_outer_strides, self.y_outer_strides].into_iter().flatten();
         let scalars = [self.last, self.x_base, self.y_base, self.begin, self.end];
-        let whole = lists.chain(scalars).all(|number| number.is_multiple_of(4));
-        (whole && self.x_stride == 1).then(|| Self {
+        let numbers = [&self.x_outer_strides[..], &self.y_outer_strides, &scalars].concat();
+        if self.x_stride != 1 || !numbers.iter().all(|number| number.is_multiple_of(4)) {
+            return None;
+        }
+        Some(Self {
             outer: self.outer,
             x_outer_strides: self.x_outer_strides.map(|stride| stride / 4),
             y_outer_strides: self.y_outer_strides.map(|stride| stride / 4),
@@ -189,7 +200,10 @@ impl Move {
     /// Returns the dispatch that copies input `input`; `None` if it has no elements.
     fn dispatch(&self, input: usize, entry: &'static str) -> Option<Dispatch> {
         let (_, count) = self.invocations();
-        (count > 0).then(|| Dispatch {
+        if count == 0 {
+            return None;
+        }
+        Some(Dispatch {
             shader: Shader::new("copy", entry),
             operands: vec![Operand::Input(input), Operand::Output(0)],
             params: self.params(),
@@ -203,19 +217,22 @@ impl Move {
         let lists = [self.outer, self.x_outer_strides, self.y_outer_strides];
         let scalars = [count, across, self.last, self.x_stride, self.x_base, self.y_base];
         let rest = [self.begin, self.end, step];
-        let words = lists.into_iter().flatten().chain(scalars).chain(rest);
-        words.map(|word| word as u32).collect()
+        as_words(&[lists.as_flattened(), &scalars, &rest].concat())
     }
 }
 
 /// Merges adjacent (dimension, stride) pairs that one longer dimension can replace, so that runs
-/// are as long as possible.
+/// are as long as possible. Dimensions of 1 are left out.
 fn merged(dims: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
     let mut joined: Vec<(usize, usize)> = Vec::new();
-    for (dim, stride) in dims.filter(|(dim, _)| *dim != 1) {
+    for (dim, stride) in dims {
+        if dim == 1 {
+            continue;
+        }
         match joined.last_mut() {
             Some((before, outer)) if *outer == dim * stride => {
-                (*before, *outer) = (*before * dim, stride)
+                *before *= dim;
+                *outer = stride;
             }
             _ => joined.push((dim, stride)),
         }
@@ -239,15 +256,16 @@ fn moves(call: &OpCall) -> Vec<Move> {
             vec![Move { begin: before * inner, end: (before + length) * inner, ..rows }]
         }
         Op::Concat { axis } => {
+            let mut moves = Vec::new();
             let mut y_base = 0;
-            let inputs = call.inputs.iter().map(|dims| {
+            for dims in &call.inputs {
                 let (outer, length, inner) = around(dims, *axis);
                 let run = length * inner;
                 let rows = Move::rows(outer, run, run, call.outputs[0][*axis] * inner);
+                moves.push(Move { y_base, ..rows });
                 y_base += run;
-                Move { y_base: y_base - run, ..rows }
-            });
-            inputs.collect()
+            }
+            moves
         }
         other => panic!("{other} does not only move elements"),
     }
@@ -273,20 +291,29 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 
 /// Static choice: one dispatch per input, on vectors of 4 where they fit.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
-    let best = |(input, copy): (usize, Move)| match copy.vectors() {
-        Some(vectors) => vectors.dispatch(input, "strided4"),
-        None => copy.dispatch(input, "strided"),
-    };
-    moves(call).into_iter().enumerate().filter_map(best).collect()
+    let mut dispatches = Vec::new();
+    for (input, copy) in moves(call).into_iter().enumerate() {
+        dispatches.extend(match copy.vectors() {
+            Some(vectors) => vectors.dispatch(input, "strided4"),
+            None => copy.dispatch(input, "strided"),
+        });
+    }
+    dispatches
 }
 
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let single = |(input, copy): (usize, Move)| copy.dispatch(input, "strided");
-    let plain: Vec<Dispatch> = moves(call).into_iter().enumerate().filter_map(single).collect();
-    let vectors = Some(dispatch(call, caps)).filter(|best| *best != plain);
-    let vectors = vectors.map(|best| Variant::new("copy_vectors", best));
-    std::iter::once(Variant::new("copy", plain)).chain(vectors).collect()
+    let mut plain = Vec::new();
+    for (input, copy) in moves(call).into_iter().enumerate() {
+        plain.extend(copy.dispatch(input, "strided"));
+    }
+    let best = dispatch(call, caps);
+    let has_vectors = best != plain;
+    let mut variants = vec![Variant::new("copy", plain)];
+    if has_vectors {
+        variants.push(Variant::new("copy_vectors", best));
+    }
+    variants
 }
 
 /// Returns the cost: no FLOPs, and all operands moved once.
@@ -294,7 +321,7 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 0.0)
 }
 
-/// See [`Twin::independent_axes`]: the first that is copied as a whole.
+/// See [`Twin::independent_axes`]: the first axis of the input that is copied as a whole.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     let (input, output) = match call.op {
         Op::Permute { axes } => (0, axes.iter().position(|axis| *axis == 0)),
@@ -310,27 +337,29 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 /// See [`Twin::probes`]. Attributes shrink with the dimensions.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let x = &inputs[0];
-    let along = |axis: usize| shrunk_around(x, axis..=axis);
-    // An axis whose length the kernel would have to keep, at another length.
-    let resized = |axis: usize, length: usize| {
-        let mut dims = along(axis);
-        dims[axis] = length;
-        vec![dims]
-    };
     match op {
         Op::Permute { .. } => calls(op, [vec![shrunk(x)]]),
         Op::Slice { axis, .. } | Op::Pad { axis, .. } if x[*axis] <= KEPT => {
-            calls(op, [vec![along(*axis)]])
+            calls(op, [vec![shrunk_around(x, *axis..=*axis)]])
         }
         &Op::Slice { axis, .. } => {
-            vec![(Op::Slice { axis, start: 5, length: 11 }, resized(axis, 37))]
+            calls(&Op::Slice { axis, start: 5, length: 11 }, [vec![shrunk_to(x, axis, 37)]])
         }
-        &Op::Pad { axis, .. } => vec![(Op::Pad { axis, before: 3, after: 5 }, resized(axis, 7))],
+        &Op::Pad { axis, .. } => {
+            calls(&Op::Pad { axis, before: 3, after: 5 }, [vec![shrunk_to(x, axis, 7)]])
+        }
         Op::Concat { axis } => {
             calls(op, [inputs.iter().map(|x| shrunk_around(x, *axis..=*axis)).collect()])
         }
         other => panic!("{other} does not move elements"),
     }
+}
+
+/// Returns the dimensions of a tensor with all of them made small, and one of them this length.
+fn shrunk_to(dims: &Dims, axis: usize, length: usize) -> Dims {
+    let mut dims = shrunk_around(dims, axis..=axis);
+    dims[axis] = length;
+    dims
 }
 
 /// See [`Twin::catalog`].

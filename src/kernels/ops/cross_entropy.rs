@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::as_words;
 use super::{cross_entropy_grad, cross_entropy_subgroups};
 use crate::call_shapes::{N, PROBE_ROWS, V, calls};
 use crate::cpu_kernel::COSTLY_TASK;
@@ -36,7 +37,6 @@ pub static TWIN: Twin = Twin {
 /// one element.
 const GROUP: usize = 256;
 
-/// Returns the classes of a call.
 fn classes_of(call: &OpCall) -> LossClasses {
     match call.op {
         Op::CrossEntropy(classes) | Op::CrossEntropyGrad(classes) => *classes,
@@ -47,14 +47,14 @@ fn classes_of(call: &OpCall) -> LossClasses {
 /// Target of a row of logits.
 #[derive(Clone, Copy)]
 struct RowTarget {
-    /// True if it is a class, whoever has its logits.
+    /// True if the target is a class, also if the logits of this class are in another call.
     counts: bool,
-    /// Its index among the logits, if it is one of their classes.
+    /// Index of the target among the logits, if its class is one of theirs.
     own: Option<usize>,
 }
 
 impl RowTarget {
-    /// Returns a target for `v` logits.
+    /// Creates the target of a row of `v` logits.
     fn new(classes: LossClasses, target: u32, v: usize) -> Self {
         let target = target as usize;
         let own = target.checked_sub(classes.first).filter(|class| *class < v);
@@ -62,7 +62,7 @@ impl RowTarget {
     }
 }
 
-/// Gradient of a call.
+/// Attributes of a call of the gradient.
 #[derive(Clone, Copy)]
 struct GradientOf {
     classes: LossClasses,
@@ -84,21 +84,26 @@ pub fn reference<T: Float>(
     let kept = T::one() - smoothing;
     let even = smoothing / T::from(classes.all).unwrap_or_else(T::nan);
     let scale = T::from_f64(f64::from(call.loss_scale));
-    let rows = inputs[0].floats().chunks_exact(v).zip(inputs[1].ints()).enumerate();
-    for (row, (x, &target)) in rows {
-        let RowTarget { counts, own } = RowTarget::new(classes, target, v);
+    let targets = inputs[1].ints();
+    for (row, x) in inputs[0].floats().chunks_exact(v).enumerate() {
+        let RowTarget { counts, own } = RowTarget::new(classes, targets[row], v);
         if let Op::CrossEntropyGrad { .. } = call.op {
             let lse = inputs[2].floats()[row];
-            for (j, (dx, x)) in outputs[0][row * v..][..v].iter_mut().zip(x).enumerate() {
+            let dx = &mut outputs[0][row * v..][..v];
+            for j in 0..v {
                 let hit = if own == Some(j) { kept + even } else { even };
-                *dx = if counts { scale * ((*x - lse).exp() - hit) } else { T::zero() };
+                dx[j] = if counts { scale * ((x[j] - lse).exp() - hit) } else { T::zero() };
             }
             continue;
         }
+
         let m = x.iter().copied().fold(x[0], T::max);
-        let log_s = x.iter().map(|x| (*x - m).exp()).sum::<T>().ln();
-        let lse = m + log_s;
-        let mut part = own.map_or([T::zero(); 2], |class| [lse - kept * x[class], T::one()]);
+        let s: T = x.iter().map(|x| (*x - m).exp()).sum();
+        let lse = m + s.ln();
+        let mut part = [T::zero(); 2];
+        if let Some(class) = own {
+            part = [lse - kept * x[class], T::one()];
+        }
         if counts && smoothing > T::zero() {
             part[0] -= even * x.iter().copied().sum::<T>();
         }
@@ -110,37 +115,43 @@ pub fn reference<T: Float>(
 /// CPU kernel: parallel over rows.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let v = call.rows_and_last(0).1;
-    let (logits, targets) = (inputs[0].floats(), inputs[1].ints());
     let classes = classes_of(call);
     let rows = (COSTLY_TASK / v).max(1);
-    let tasks = logits.par_chunks(rows * v).zip(targets.par_chunks(rows));
+    let logits = inputs[0].floats().par_chunks(rows * v);
+    let targets = inputs[1].ints().par_chunks(rows);
     match outputs {
         [dlogits] => {
             let lse = inputs[2].floats().par_chunks(rows);
             let of = GradientOf { classes, scale: call.loss_scale };
-            tasks.zip(lse).zip(dlogits.par_chunks_mut(rows * v)).for_each(|(((x, t), lse), dx)| {
-                let rows = x.chunks_exact(v).zip(t).zip(lse).zip(dx.chunks_exact_mut(v));
-                rows.for_each(|(((x, &target), &lse), dx)| {
-                    dx.copy_from_slice(x);
-                    gradient_of_row(dx, of, RowTarget::new(of.classes, target, v), lse);
-                });
+            let tasks = (logits, targets, lse, dlogits.par_chunks_mut(rows * v));
+            tasks.into_par_iter().for_each(|(x, targets, lse, dx)| {
+                dx.copy_from_slice(x);
+                gradient_of_rows(dx, v, of, targets, lse);
             });
         }
         [parts, lse] => {
-            let outputs = parts.par_chunks_mut(2 * rows).zip(lse.par_chunks_mut(rows));
-            tasks.zip(outputs).for_each(|((x, t), (parts, lse))| {
-                let rows = x.chunks_exact(v).zip(t).zip(parts.chunks_exact_mut(2)).zip(lse);
-                rows.for_each(|(((x, &target), part), lse)| {
-                    *lse = loss_row(x, classes, RowTarget::new(classes, target, v), part);
-                });
+            let parts = parts.par_chunks_mut(2 * rows);
+            let tasks = (logits, targets, parts, lse.par_chunks_mut(rows));
+            tasks.into_par_iter().for_each(|(x, targets, parts, lse)| {
+                for (row, x) in x.chunks_exact(v).enumerate() {
+                    let target = RowTarget::new(classes, targets[row], v);
+                    lse[row] = loss_row(x, classes, target, &mut parts[2 * row..][..2]);
+                }
             });
         }
         other => panic!("{} has no {} outputs", call.op, other.len()),
     }
 }
 
-/// Replaces rows of logits by the gradient of a call, with the targets and `lse` of the rows: in
-/// any precision.
+/// Replaces rows of `v` logits by their gradients.
+fn gradient_of_rows(x: &mut [f32], v: usize, of: GradientOf, targets: &[u32], lse: &[f32]) {
+    for (row, x) in x.chunks_exact_mut(v).enumerate() {
+        gradient_of_row(x, of, RowTarget::new(of.classes, targets[row], v), lse[row]);
+    }
+}
+
+/// Replaces rows of logits by the gradient of a call, given the targets and `lse` of the rows: the
+/// reference, in any precision.
 pub(super) fn reference_in_place<T: Float>(
     call: &OpCall,
     logits: &mut [T],
@@ -153,17 +164,13 @@ pub(super) fn reference_in_place<T: Float>(
     reference(call, &inputs, &mut [logits]);
 }
 
-/// Does the same as [`reference_in_place`], parallel over rows.
+/// Computes the same as [`reference_in_place`], parallel over rows.
 pub(super) fn fast_in_place(call: &OpCall, logits: &mut [f32], targets: &[u32], lse: &[f32]) {
     let v = call.rows_and_last(0).1;
     let of = GradientOf { classes: classes_of(call), scale: call.loss_scale };
     let rows = (COSTLY_TASK / v).max(1);
-    let tasks = logits.par_chunks_mut(rows * v).zip(targets.par_chunks(rows));
-    tasks.zip(lse.par_chunks(rows)).for_each(|((x, targets), lse)| {
-        for ((x, &target), &lse) in x.chunks_exact_mut(v).zip(targets).zip(lse) {
-            gradient_of_row(x, of, RowTarget::new(of.classes, target, v), lse);
-        }
-    });
+    let tasks = (logits.par_chunks_mut(rows * v), targets.par_chunks(rows), lse.par_chunks(rows));
+    tasks.into_par_iter().for_each(|(x, targets, lse)| gradient_of_rows(x, v, of, targets, lse));
 }
 
 vectorized! {
@@ -205,16 +212,23 @@ vectorized! {
 /// Static choice: vectors of 4 for gradients whose number of classes is a multiple of 4, else the
 /// baseline.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let group = group(call).filter(|_| caps.suits_hardware());
-    vec![group.or_else(|| vectors(call)).unwrap_or_else(|| plain(call))]
+    if caps.suits_hardware()
+        && let Some(way) = group(call)
+    {
+        return vec![way];
+    }
+    vec![vectors(call).unwrap_or_else(|| plain(call))]
 }
 
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let subgroups = of_groups(call).and_then(|way| cross_entropy_subgroups::way(way, caps));
-    let others = [vectors(call), group(call), subgroups].into_iter().flatten();
-    let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
-    std::iter::once(plain(call)).chain(others).map(named).collect()
+    let mut ways = vec![plain(call)];
+    ways.extend(vectors(call));
+    ways.extend(group(call));
+    if let Some(way) = of_groups(call) {
+        ways.extend(cross_entropy_subgroups::way(way, caps));
+    }
+    ways.into_iter().map(|way| Variant::new(way.shader.entry, vec![way])).collect()
 }
 
 /// Returns the baseline: one invocation per row, or one workgroup if an invocation would exceed
@@ -235,21 +249,23 @@ fn plain(call: &OpCall) -> Dispatch {
 /// classes is a multiple of 4.
 fn vectors(call: &OpCall) -> Option<Dispatch> {
     let (n, v) = call.rows_and_last(0);
+    if !v.is_multiple_of(4) || !matches!(call.op, Op::CrossEntropyGrad { .. }) {
+        return None;
+    }
     let runs = Runs::new(v / 4);
-    let fits = v.is_multiple_of(4) && matches!(call.op, Op::CrossEntropyGrad { .. });
-    fits.then(|| one(call, "cross_entropy_grad4", runs, grid(n * runs.across, 64)))
+    Some(one(call, "cross_entropy_grad4", runs, grid(n * runs.across, 64)))
 }
 
 /// Returns the loss kernel with one workgroup per row, if rows are long enough and it is not the
 /// baseline.
 fn group(call: &OpCall) -> Option<Dispatch> {
-    of_groups(call).filter(|_| 2 * call.rows_and_last(0).1 <= ITERATIONS_MAX)
+    if 2 * call.rows_and_last(0).1 > ITERATIONS_MAX { None } else { of_groups(call) }
 }
 
 /// Returns the loss kernel with one workgroup per row, if rows are long enough.
 fn of_groups(call: &OpCall) -> Option<Dispatch> {
     let fits = call.rows_and_last(0).1 >= GROUP && matches!(call.op, Op::CrossEntropy { .. });
-    fits.then(|| by_groups(call))
+    if fits { Some(by_groups(call)) } else { None }
 }
 
 fn by_groups(call: &OpCall) -> Dispatch {
@@ -271,8 +287,7 @@ fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Disp
     } else {
         cross_entropy_grad::into_another(entry)
     };
-    let sizes = [n, v, runs.across, runs.step, classes.first, classes.all];
-    let mut params = sizes.map(|word| word as u32).to_vec();
+    let mut params = as_words(&[n, v, runs.across, runs.step, classes.first, classes.all]);
     params.extend([classes.kept(), classes.even(), call.loss_scale].map(f32::to_bits));
     Dispatch {
         shader,
@@ -282,8 +297,8 @@ fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Disp
     }
 }
 
-/// Returns the kernel of a gradient whose input 0, the logits, is also its output, with the
-/// operands `logits, targets, lse`; the plain one, or by vectors where rows are whole ones.
+/// Returns the kernel of a gradient that replaces its input 0, the logits, with the operands
+/// `logits, targets, lse`: the baseline if `is_plain`, else on vectors of 4 where they fit.
 pub(super) fn in_place(call: &OpCall, is_plain: bool) -> Dispatch {
     let chosen = if is_plain { None } else { vectors(call) };
     let mut dispatch = chosen.unwrap_or_else(|| plain(call));
@@ -307,26 +322,25 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
 
 /// See [`Twin::forward`].
 fn forward(op: &Op) -> Option<Forward> {
-    let (inputs, outputs) = (vec![0, 1], vec![(1, 2)]);
     let &Op::CrossEntropyGrad(classes) = op else { return None };
-    Some(Forward { op: Op::CrossEntropy(classes), inputs, outputs })
+    Some(Forward { op: Op::CrossEntropy(classes), inputs: vec![0, 1], outputs: vec![(1, 2)] })
 }
 
 /// See [`Twin::probes`].
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = inputs[0].last().copied().unwrap_or(1);
-    let rows = |n| [vec![vec![n, c]], vec![vec![n]; inputs.len() - 1]].concat();
-    calls(op, PROBE_ROWS.map(rows))
+    calls(op, PROBE_ROWS.map(|n| [vec![vec![n, c]], vec![vec![n]; inputs.len() - 1]].concat()))
 }
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
-    let classes = |v| LossClasses { smoothing: 0.1, ..LossClasses::whole(v) };
+    let few = LossClasses { smoothing: 0.1, ..LossClasses::whole(V) };
+    // Enough for one workgroup per row.
+    let many = LossClasses { smoothing: 0.1, ..LossClasses::whole(GROUP + V) };
     vec![
-        (Op::CrossEntropy(classes(V)), vec![vec![N, V], vec![N]]),
-        // Rows that a workgroup shares.
-        (Op::CrossEntropy(classes(GROUP + V)), vec![vec![N, GROUP + V], vec![N]]),
-        (Op::CrossEntropyGrad(classes(V)), vec![vec![N, V], vec![N], vec![N]]),
+        (Op::CrossEntropy(few), vec![vec![N, few.all], vec![N]]),
+        (Op::CrossEntropy(many), vec![vec![N, many.all], vec![N]]),
+        (Op::CrossEntropyGrad(few), vec![vec![N, few.all], vec![N], vec![N]]),
     ]
 }
 

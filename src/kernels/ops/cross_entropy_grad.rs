@@ -1,10 +1,11 @@
-//! Shaders of the gradient of the cross-entropy, which is written to a tensor of its own or to the
-//! place of the logits. Twin of `shaders/cross_entropy_grad.wgsl`; the host's are beside the loss,
-//! in [`super::cross_entropy`].
+//! Shaders of the gradient of the cross-entropy, which is written to a tensor of its own or
+//! replaces the logits. Twin of `shaders/cross_entropy_grad.wgsl`; [`super::cross_entropy`] has the
+//! reference and the CPU kernel.
 
 use crate::Shader;
 
-/// WGSL in front of the gradient: the logits and what writes their gradient.
+/// WGSL in front of the gradient: the bindings of the logits and of their gradient, and the
+/// functions that write the gradient.
 const INTO_ANOTHER: &str = "\
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(0) var<storage, read> x4: array<vec4f>;
@@ -13,7 +14,8 @@ const INTO_ANOTHER: &str = "\
 fn put(at: u32, value: f32) { dx[at] = value; }
 fn put4(at: u32, value: vec4f) { dx4[at] = value; }
 ";
-/// The same of a gradient in the place of the logits.
+
+/// The same for a gradient that replaces the logits.
 const IN_PLACE: &str = "\
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
 @group(0) @binding(0) var<storage, read_write> x4: array<vec4f>;

@@ -4,12 +4,14 @@
 
 use crate::{Caps, Dispatch, Shader};
 
-/// Returns the way of a call that the kernel with one workgroup per row has, with subgroup
-/// operations; `None` if the device has none.
+/// Returns the dispatch `group` of the kernel with one workgroup per row, with subgroup operations
+/// instead; `None` if the device has none.
 pub fn way(group: Dispatch, caps: &Caps) -> Option<Dispatch> {
+    if !caps.subgroups || !caps.suits_hardware() {
+        return None;
+    }
     let shader = Shader::new("cross_entropy_subgroups", "cross_entropy_subgroups");
-    let suits = caps.subgroups && caps.suits_hardware();
-    suits.then_some(Dispatch { shader, ..group })
+    Some(Dispatch { shader, ..group })
 }
 
 #[cfg(test)]

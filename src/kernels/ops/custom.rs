@@ -1,10 +1,12 @@
-//! Twin of the ops that are defined outside the crate: what their definitions give, as calls, host
-//! functions and dispatches. The CPU device runs the reference, in f64.
+//! Twin of the ops that are defined outside the crate: calls, host functions and dispatches made
+//! from their definitions. The CPU device runs the reference, in f64.
 
+use super::dispatch_parts::all_tensors;
+use crate::call_shapes::calls;
 use crate::harness::InputFill;
 use crate::twin::{no_axes, no_forward, short_loops};
 use crate::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, InputSpec, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, InputSpec, OpCall, Shader, Twin, Variant,
 };
 use potluck_core::HostTensorView;
 use potluck_graph::{CustomCall, CustomInput, Op, SharedCustomOp};
@@ -38,20 +40,24 @@ fn described<'a>(call: &'a OpCall) -> CustomCall<'a> {
     CustomCall { inputs: &call.inputs, output: &call.outputs[0] }
 }
 
-/// Reference: the definition's own, whose arithmetic is f64.
+/// Reference: calls the reference of the definition, whose arithmetic is f64.
 fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
-    let wide = |view: &HostTensorView<'_, T>| match view {
-        HostTensorView::Float(values) => values.iter().map(|value| value.as_f64()).collect(),
-        HostTensorView::Int(_) => Vec::new(),
-    };
-    let floats: Vec<Vec<f64>> = inputs.iter().map(wide).collect();
-    let views = inputs.iter().zip(&floats).map(|(view, floats)| match view {
-        HostTensorView::Int(values) => HostTensorView::Int(values),
-        HostTensorView::Float(_) => HostTensorView::<f64>::Float(floats),
-    });
-    let inputs: Vec<HostTensorView<f64>> = views.collect();
+    let mut widened: Vec<Vec<f64>> = Vec::new();
+    for view in inputs {
+        widened.push(match view {
+            HostTensorView::Float(values) => values.iter().map(|value| value.as_f64()).collect(),
+            HostTensorView::Int(_) => Vec::new(),
+        });
+    }
+    let mut views: Vec<HostTensorView<f64>> = Vec::new();
+    for (view, floats) in inputs.iter().zip(&widened) {
+        views.push(match view {
+            HostTensorView::Float(_) => HostTensorView::Float(floats),
+            HostTensorView::Int(values) => HostTensorView::Int(values),
+        });
+    }
     let mut output = vec![f64::NAN; call.output_len(0)];
-    definition(call.op).reference(&described(call), &inputs, &mut output);
+    definition(call.op).reference(&described(call), &views, &mut output);
     for (to, from) in outputs[0].iter_mut().zip(output) {
         *to = T::from_f64(from);
     }
@@ -60,10 +66,9 @@ fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs:
 fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let op = definition(call.op);
     let kernel = op.kernel(&described(call));
-    let inputs = (0..call.inputs.len()).map(Operand::Input);
     vec![Dispatch {
         shader: Shader::foreign(first_word(&op.name()), "main", kernel.wgsl),
-        operands: inputs.chain([Operand::Output(0)]).collect(),
+        operands: all_tensors(call),
         params: kernel.params,
         groups: kernel.workgroups,
     }]
@@ -82,17 +87,19 @@ fn cost(call: &OpCall) -> Cost {
 }
 
 fn input_spec(op: &Op, _: &[Dims]) -> InputSpec {
-    let fill = |input| match input {
-        CustomInput::Float { low, high } => InputFill::Uniform(low, high),
-        CustomInput::Ids { below } => InputFill::Ids(below.max(1)),
-    };
-    let fills = definition(op).inputs().into_iter().map(fill).collect();
+    let mut fills = Vec::new();
+    for input in definition(op).inputs() {
+        fills.push(match input {
+            CustomInput::Float { low, high } => InputFill::Uniform(low, high),
+            CustomInput::Ids { below } => InputFill::Ids(below.max(1)),
+        });
+    }
     InputSpec { fills, samples: None, unbatched: None }
 }
 
 /// See [`Twin::probes`].
 fn probes(op: &Op, _: &[Dims]) -> Vec<CallShape> {
-    definition(op).probes().into_iter().map(|inputs| (op.clone(), inputs)).collect()
+    calls(op, definition(op).probes())
 }
 
 #[cfg(test)]

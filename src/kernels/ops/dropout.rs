@@ -32,7 +32,6 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Parameters of the dropout mask.
 struct Mask {
     key: Key,
     /// An element is kept if its random word is at least this value; 0 keeps all.
@@ -41,9 +40,9 @@ struct Mask {
     factor: f64,
     /// Elements per sample.
     elements: usize,
-    /// Columns of a row, and of the whole graph's row, by whose places elements are numbered; a
-    /// sample is one row if all columns are there.
+    /// Columns of a row of this call; a sample is one row if the call has all columns.
     width: usize,
+    /// Columns of the whole graph's row, in which elements are numbered.
     columns: ColumnRange,
 }
 
@@ -75,7 +74,8 @@ impl Mask {
 
     /// Returns the number of an element of a sample in the whole graph's rows.
     fn place(&self, element: usize) -> u32 {
-        let (row, column) = (element / self.width, element % self.width);
+        let row = element / self.width;
+        let column = element % self.width;
         (row * self.columns.all + self.columns.first + column) as u32
     }
 
@@ -83,22 +83,25 @@ impl Mask {
     fn apply(&self, sample: u32, first: usize, mut x: &[f32], mut y: &mut [f32]) {
         let factor = self.factor as f32;
         if self.threshold == 0 {
-            return y.iter_mut().zip(x).for_each(|(y, x)| *y = factor * x);
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = factor * x);
+            return;
         }
         let mut element = first;
         while !x.is_empty() {
-            // Elements up to the end of a row are neighbours in the whole graph's row.
+            // Elements up to the end of a row are adjacent in the whole graph's row.
             let length = (self.width - element % self.width).min(x.len());
             let (own, rest) = y.split_at_mut(length);
             let counter = [sample, self.place(element)];
             drop_run(self.key, counter, (self.threshold, factor), &x[..length], own);
-            (x, y, element) = (&x[length..], rest, element + length);
+            x = &x[length..];
+            y = rest;
+            element += length;
         }
     }
 }
 
 vectorized! {
-    /// Computes `y` of neighbours, of which the first has this counter.
+    /// Computes `y` of adjacent elements, of which the first has this counter.
     fn drop_run<S>(key: Key, counter: [u32; 2], kept: (u32, f32), x: &[f32], y: &mut [f32]) {
         let ([sample, first], (threshold, factor)) = (counter, kept);
         for (at, (y, x)) in y.iter_mut().zip(x).enumerate() {
@@ -114,7 +117,8 @@ pub fn reference<T: Float>(
     inputs: &[HostTensorView<'_, T>],
     outputs: &mut [&mut [T]],
 ) {
-    let (x, samples) = (inputs[0].floats(), inputs[1].ints());
+    let x = inputs[0].floats();
+    let samples = inputs[1].ints();
     let mask = Mask::new(call);
     for (i, (y, x)) in outputs[0].iter_mut().zip(x).enumerate() {
         let keep = mask.keeps(samples[i / mask.elements], i % mask.elements);
@@ -124,13 +128,13 @@ pub fn reference<T: Float>(
 
 /// CPU kernel: parallel over runs of elements within a sample.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
-    let (x, samples) = (inputs[0].floats(), inputs[1].ints());
     let mask = Mask::new(call);
-    let per_sample = outputs[0].par_chunks_mut(mask.elements.max(1));
-    let per_sample = per_sample.zip(x.par_chunks(mask.elements.max(1))).zip(samples);
-    per_sample.for_each(|((y, x), &sample)| {
-        let runs = y.par_chunks_mut(COSTLY_TASK).zip(x.par_chunks(COSTLY_TASK)).enumerate();
-        runs.for_each(|(run, (y, x))| mask.apply(sample, run * COSTLY_TASK, x, y));
+    let elements = mask.elements.max(1);
+    let x = inputs[0].floats().par_chunks(elements);
+    let samples = (x, inputs[1].ints(), outputs[0].par_chunks_mut(elements));
+    samples.into_par_iter().for_each(|(x, &sample, y)| {
+        let runs = (x.par_chunks(COSTLY_TASK), y.par_chunks_mut(COSTLY_TASK)).into_par_iter();
+        runs.enumerate().for_each(|(run, (x, y))| mask.apply(sample, run * COSTLY_TASK, x, y));
     });
 }
 
@@ -142,9 +146,11 @@ pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
 
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    let vectors = call.output_len(0).is_multiple_of(4).then_some("dropout4");
-    let entries = std::iter::once("dropout").chain(vectors);
-    entries.map(|entry| Variant::new(entry, vec![one(call, entry)])).collect()
+    let mut variants = vec![Variant::new("dropout", vec![one(call, "dropout")])];
+    if call.output_len(0).is_multiple_of(4) {
+        variants.push(Variant::new("dropout4", vec![one(call, "dropout4")]));
+    }
+    variants
 }
 
 /// Returns the dispatch of an entry point: one invocation per 8 elements, or per 4 vectors of 4.

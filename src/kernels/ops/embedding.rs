@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::as_words;
 use super::embedding_rows;
 use crate::call_shapes::{C, N, V, calls};
 use crate::cpu_kernel::TASK;
@@ -41,14 +42,14 @@ const PER_INVOCATION: usize = 8;
 /// rows, and few enough that it stays cheap for each of them to read all ids.
 const GRAD_WORKGROUPS: usize = 1024;
 
-/// Ids of other rows than those of a shard, among the inputs of its calls.
+/// Number of ids behind the rows of a shard that the inputs of its calls may have.
 const OTHER_IDS: usize = 3;
 
-/// Tokens that a workgroup of the gradient scans at a time to list those of its rows.
+/// Tokens that a workgroup of the gradient scans in one round, to list those of its rows.
 const NOTED: usize = 2048;
 
 /// Reference: `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`.
-/// An id of a row that the table has not selects zeros, and adds to no row, as in the shader.
+/// An id without a row in the table selects zeros, and adds to no row, as in the shader.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
@@ -56,12 +57,11 @@ pub fn reference<T: Float>(
 ) {
     let ids = inputs[0].ints();
     let EmbeddingTable { first, rows, columns } = EmbeddingTable::of(call);
-    let row_of = |id: u32| row(id, first, rows);
     match call.op {
         Op::Embedding { .. } => {
             let table = inputs[1].floats();
             for (y, &id) in outputs[0].chunks_exact_mut(columns).zip(ids) {
-                match row_of(id) {
+                match row(id, first, rows) {
                     Some(row) => y.copy_from_slice(&table[row * columns..][..columns]),
                     None => y.fill(T::zero()),
                 }
@@ -72,7 +72,7 @@ pub fn reference<T: Float>(
                 outputs[0].fill(T::zero());
             }
             for (dy, &id) in inputs[1].floats().chunks_exact(columns).zip(ids) {
-                let Some(row) = row_of(id) else { continue };
+                let Some(row) = row(id, first, rows) else { continue };
                 for (sum, dy) in outputs[0][row * columns..][..columns].iter_mut().zip(dy) {
                     *sum += *dy;
                 }
@@ -101,7 +101,7 @@ impl EmbeddingTable {
     }
 }
 
-/// Returns the row of an id, if the table has it.
+/// Returns the row of an id in a table whose row 0 has the id `first`, if the table has it.
 #[inline(always)]
 fn row(id: u32, first: usize, rows: usize) -> Option<usize> {
     (id as usize).checked_sub(first).filter(|row| *row < rows)
@@ -110,16 +110,16 @@ fn row(id: u32, first: usize, rows: usize) -> Option<usize> {
 /// CPU kernel: parallel over tokens. The gradient is parallel over rows of the table: each task
 /// processes all tokens in order, so the result is bitwise independent of the number of tasks.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
-    let (ids, table) = (inputs[0].ints(), EmbeddingTable::of(call));
+    let ids = inputs[0].ints();
+    let table = EmbeddingTable::of(call);
     let c = table.columns;
-    let row_of = |id: u32| row(id, table.first, table.rows);
     let values = inputs[1].floats();
     if let Op::Embedding { .. } = call.op {
         let rows = (TASK / c).max(1);
-        let tasks = outputs[0].par_chunks_mut(rows * c).zip(ids.par_chunks(rows));
-        tasks.for_each(|(y, ids)| {
+        let tasks = (ids.par_chunks(rows), outputs[0].par_chunks_mut(rows * c));
+        tasks.into_par_iter().for_each(|(ids, y)| {
             for (y, &id) in y.chunks_exact_mut(c).zip(ids) {
-                match row_of(id) {
+                match row(id, table.first, table.rows) {
                     Some(row) => y.copy_from_slice(&values[row * c..][..c]),
                     None => y.fill(0.0),
                 }
@@ -137,7 +137,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 }
 
 vectorized! {
-    /// Adds the rows of `dy` to those of the table from `start` on, whose sums these are.
+    /// Adds rows of `dy` to `sums`, which has the rows of the table from `start` on.
     fn add_rows<S>(
         ids: &[u32],
         dy: &[f32],
@@ -163,19 +163,29 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if is_gradient && caps.suits_hardware() {
         return embedding_rows::variant(call).dispatches;
     }
-    let wide = !is_gradient || EmbeddingTable::of(call).columns >= 4 * 64;
-    vectors(call).filter(|_| wide).unwrap_or_else(|| plain(call))
+    let is_wide = EmbeddingTable::of(call).columns >= 4 * 64;
+    if (!is_gradient || is_wide)
+        && let Some(dispatches) = vectors(call)
+    {
+        return dispatches;
+    }
+    plain(call)
 }
 
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let named = |way: Vec<Dispatch>| Variant::new(way[0].shader.entry, way);
-    let mut ways = vec![named(plain(call))];
-    ways.extend(vectors(call).map(named));
-    if matches!(call.op, Op::EmbeddingGrad { .. }) && caps.suits_hardware() {
-        ways.push(embedding_rows::variant(call));
+    let mut variants = vec![named(plain(call))];
+    if let Some(dispatches) = vectors(call) {
+        variants.push(named(dispatches));
     }
-    ways
+    if matches!(call.op, Op::EmbeddingGrad { .. }) && caps.suits_hardware() {
+        variants.push(embedding_rows::variant(call));
+    }
+    variants
+}
+
+fn named(dispatches: Vec<Dispatch>) -> Variant {
+    Variant::new(dispatches[0].shader.entry, dispatches)
 }
 
 fn plain(call: &OpCall) -> Vec<Dispatch> {
@@ -187,8 +197,10 @@ fn plain(call: &OpCall) -> Vec<Dispatch> {
 
 /// Returns the kernel on vectors of 4, if the row width is a multiple of 4.
 fn vectors(call: &OpCall) -> Option<Vec<Dispatch>> {
-    let fits = EmbeddingTable::of(call).columns.is_multiple_of(4);
-    fits.then(|| match call.op {
+    if !EmbeddingTable::of(call).columns.is_multiple_of(4) {
+        return None;
+    }
+    Some(match call.op {
         Op::Embedding { .. } => gather(call, "embedding4", 2 * PER_INVOCATION),
         _ => scatter(call, "embedding_grad4", 4),
     })
@@ -196,20 +208,24 @@ fn vectors(call: &OpCall) -> Option<Vec<Dispatch>> {
 
 /// Returns the dispatch of the lookup, with `per_invocation` elements of a row per invocation.
 fn gather(call: &OpCall, entry: &'static str, per_invocation: usize) -> Vec<Dispatch> {
-    let (n, across) =
-        (call.input_len(0), EmbeddingTable::of(call).columns.div_ceil(per_invocation));
+    let n = call.input_len(0);
+    let across = EmbeddingTable::of(call).columns.div_ceil(per_invocation);
     vec![one(call, entry, 0..n, across, grid(n * across, 64))]
 }
 
-/// Returns the dispatches of the gradient, with columns in vectors of `lanes`: one for as many
+/// Returns the dispatches of the gradient, with columns in vectors of `lanes`. Each is for as many
 /// tokens as the iteration limit of an invocation allows if all of them have the same id.
 fn scatter(call: &OpCall, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
-    let (n, EmbeddingTable { rows, columns, .. }) = (call.input_len(0), EmbeddingTable::of(call));
+    let n = call.input_len(0);
+    let EmbeddingTable { rows, columns, .. } = EmbeddingTable::of(call);
     let iterations = 2 + columns.div_ceil(64 * lanes);
     let tokens = (ITERATIONS_MAX / iterations / NOTED * NOTED).max(NOTED);
     let groups = grid(rows.div_ceil(share(rows)), 1);
-    let each = (0..n.max(1)).step_by(tokens);
-    each.map(|first| one(call, entry, first..n.min(first + tokens), 1, groups)).collect()
+    let mut dispatches = Vec::new();
+    for first in (0..n.max(1)).step_by(tokens) {
+        dispatches.push(one(call, entry, first..n.min(first + tokens), 1, groups));
+    }
+    dispatches
 }
 
 /// Returns the number of table rows per workgroup of the gradient.
@@ -226,21 +242,21 @@ fn one(
 ) -> Dispatch {
     let EmbeddingTable { first, rows, columns } = EmbeddingTable::of(call);
     let accumulate = usize::from(call.accumulates() || tokens.start > 0);
-    let (begin, end) = (tokens.start, tokens.end);
-    let params = [begin, end, columns, rows, across, share(rows), accumulate, first];
+    let Range { start, end } = tokens;
     Dispatch {
         shader: Shader::new("embedding", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-        params: params.map(|word| word as u32).to_vec(),
+        params: as_words(&[start, end, columns, rows, across, share(rows), accumulate, first]),
         groups,
     }
 }
 
-/// Returns the cost: for the gradient, an addition per element of `dy` and, because each workgroup
-/// looks for its rows among all ids, a comparison per id and workgroup of the variant that has the
-/// most; the lookup moves only the rows that it selects.
+/// Returns the cost. The gradient has an addition per element of `dy` and, because each workgroup
+/// searches all ids for its rows, a comparison per id and workgroup, of the variant with the most
+/// workgroups. The lookup moves only the rows that it selects.
 pub fn cost(call: &OpCall) -> Cost {
-    let (ids, elements) = (call.input_len(0) as f64, call.output_len(0) as f64);
+    let ids = call.input_len(0) as f64;
+    let elements = call.output_len(0) as f64;
     match call.op {
         Op::Embedding { .. } => Cost { flops: 0.0, bytes: 4.0 * (ids + 2.0 * elements) },
         _ => {
@@ -255,7 +271,7 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     let ids = match op {
         Op::EmbeddingGrad { first: 0, rows } => *rows,
         Op::Embedding { first: 0 } => inputs[1][0],
-        // Of a shard, ids before its rows and behind them too.
+        // A shard also has ids before its rows and behind them.
         Op::Embedding { first } => first + inputs[1][0] + OTHER_IDS,
         Op::EmbeddingGrad { first, rows } => first + rows + OTHER_IDS,
         other => panic!("{other} is not an embedding"),
@@ -280,16 +296,18 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     match op {
         Op::EmbeddingGrad { first, rows } => {
             let c = inputs[1].last().copied().unwrap_or(1);
-            let sized = |v: usize, n: usize| {
-                let op = Op::EmbeddingGrad { first: few(*first), rows: v.min(*rows) };
-                (op, vec![vec![n], vec![n, c]])
-            };
-            // More rows than there are workgroups for, and more tokens than one notes at a time.
+            // More rows than workgroups, and more tokens than a workgroup notes in one round.
             let many = GRAD_WORKGROUPS.max(embedding_rows::OWNERS_MAX) + 77;
-            vec![sized(29, 67), sized(many, 67), sized(many, NOTED + 53)]
+            let mut probes = Vec::new();
+            for [v, n] in [[29, 67], [many, 67], [many, NOTED + 53]] {
+                let op = Op::EmbeddingGrad { first: few(*first), rows: v.min(*rows) };
+                probes.push((op, vec![vec![n], vec![n, c]]));
+            }
+            probes
         }
         Op::Embedding { first } => {
-            let (v, c) = (inputs[1][0], inputs[1][1]);
+            let v = inputs[1][0];
+            let c = inputs[1][1];
             let op = Op::Embedding { first: few(*first) };
             calls(&op, [7, 37].map(|n| vec![vec![n], vec![v.min(29), c]]))
         }
@@ -297,7 +315,7 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     }
 }
 
-/// Returns the first row of a shard in a probe: early, so that the probe has ids of its rows.
+/// Returns the first row of a shard in a probe: small, so that the probe has ids of its rows.
 fn few(first: usize) -> usize {
     first.min(5)
 }

@@ -5,6 +5,7 @@
 //! It is meant for GPUs: many workgroups share the columns of a row and the tokens of a frequent
 //! id, at the price of barriers.
 
+use super::dispatch_parts::{as_words, lanes_of};
 use super::embedding::EmbeddingTable;
 use crate::dispatch::{ITERATIONS_MAX, Operand, grid};
 use crate::{Dispatch, OpCall, Shader, Variant};
@@ -14,19 +15,20 @@ use crate::{Dispatch, OpCall, Shader, Variant};
 /// 2^10 or more where the table has more rows.
 pub(crate) const OWNERS_MAX: usize = 1024;
 
-/// Tokens that a workgroup lists at a time.
+/// Tokens that a workgroup lists in one round.
 const NOTED: usize = 2048;
 
-/// Upper bounds of the loop iterations of an invocation per `NOTED` tokens: where all have the
-/// workgroup's one row, which at least 4 invocations share, and where each row differs from the one
-/// before.
+/// Upper bounds of the loop iterations of an invocation per `NOTED` tokens: if all have the
+/// workgroup's only row, which at least 4 invocations share, and if each row differs from the
+/// previous one.
 const ITERATIONS: [usize; 2] = [64 + NOTED / 4, 64 + 3 * NOTED];
 
-/// Returns the values of a row, and those of them in a workgroup.
+/// Returns the number of values (floats or vectors) of a row, and of a workgroup.
 fn row(v: usize, c: usize) -> (usize, usize) {
-    let width = if c.is_multiple_of(4) { c / 4 } else { c };
-    // Of a table of few rows, rows are divided further, so that there are enough workgroups.
-    (width, width.next_power_of_two().clamp(4, if v <= OWNERS_MAX { 16 } else { 64 }))
+    let width = c / lanes_of(c);
+    // Rows of a small table are divided further, so that there are enough workgroups.
+    let columns_max = if v <= OWNERS_MAX { 16 } else { 64 };
+    (width, width.next_power_of_two().clamp(4, columns_max))
 }
 
 /// Returns the number of workgroups for a table, each of which reads all ids.
@@ -39,22 +41,25 @@ pub(super) fn workgroups(table: EmbeddingTable) -> usize {
 pub fn variant(call: &OpCall) -> Variant {
     let table = EmbeddingTable::of(call);
     let EmbeddingTable { first: first_row, rows: v, columns: c } = table;
-    let (value, (width, columns)) = (if c.is_multiple_of(4) { "vec4f" } else { "f32" }, row(v, c));
+    let (width, columns) = row(v, c);
+    let value = if c.is_multiple_of(4) { "vec4f" } else { "f32" };
     let shader = Shader::new("embedding_rows", "embedding_rows")
         .with_text(&format!("alias Value = {value};\n"))
         .with_const("COLUMNS", columns as u32);
-    let (n, owners) = (call.input_len(0), v.min(OWNERS_MAX));
+    let n = call.input_len(0);
+    let owners = v.min(OWNERS_MAX);
     let rounds = ITERATIONS_MAX / ITERATIONS[usize::from(v > OWNERS_MAX)];
     let tokens = rounds * NOTED;
-    let part = |first: usize| {
+    let mut dispatches = Vec::new();
+    for first in (0..n.max(1)).step_by(tokens) {
+        let end = n.min(first + tokens);
         let accumulate = usize::from(call.accumulates() || first > 0);
-        let params = [first, n.min(first + tokens), width, v, owners, accumulate, first_row];
-        Dispatch {
+        dispatches.push(Dispatch {
             shader: shader.clone(),
             operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-            params: params.map(|word| word as u32).to_vec(),
+            params: as_words(&[first, end, width, v, owners, accumulate, first_row]),
             groups: grid(workgroups(table), 1),
-        }
-    };
-    Variant::new("embedding_grad_rows", (0..n.max(1)).step_by(tokens).map(part).collect())
+        });
+    }
+    Variant::new("embedding_grad_rows", dispatches)
 }

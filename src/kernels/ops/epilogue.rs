@@ -31,18 +31,20 @@ pub enum EpilogueStep {
 pub fn steps(call: &OpCall) -> Vec<EpilogueStep> {
     let Op::Fused { epilogue, .. } = call.op else { return Vec::new() };
     let operands = epilogue.iter().filter(|step| step.has_operand()).count();
-    let (mut input, mut output) = (call.inputs.len() - operands, 1);
-    let next = |count: &mut usize| {
-        *count += 1;
-        *count - 1
-    };
-    let numbered = epilogue.iter().map(|step| match *step {
-        EpilogueOp::Binary(function) => EpilogueStep::Binary(function, next(&mut input)),
-        EpilogueOp::Unary(function) => EpilogueStep::Unary(function),
-        EpilogueOp::UnaryGrad(function) => EpilogueStep::UnaryGrad(function, next(&mut input)),
-        EpilogueOp::Store => EpilogueStep::Store(next(&mut output)),
-    });
-    numbered.collect()
+    let mut input = call.inputs.len() - operands;
+    let mut output = 1;
+    let mut steps = Vec::with_capacity(epilogue.len());
+    for step in epilogue {
+        steps.push(match *step {
+            EpilogueOp::Binary(function) => EpilogueStep::Binary(function, input),
+            EpilogueOp::Unary(function) => EpilogueStep::Unary(function),
+            EpilogueOp::UnaryGrad(function) => EpilogueStep::UnaryGrad(function, input),
+            EpilogueOp::Store => EpilogueStep::Store(output),
+        });
+        input += usize::from(step.has_operand());
+        output += usize::from(matches!(step, EpilogueOp::Store));
+    }
+    steps
 }
 
 /// Returns an elementwise op as an epilogue step, after the index of the input that it
@@ -68,7 +70,8 @@ pub fn of(call: &OpCall, first: usize) -> Epilogue {
 /// accumulates. It moves 4 bytes per value, operand and stored value.
 pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue {
     let mut operands = Vec::new();
-    let (mut bindings, mut body) = (String::new(), String::new());
+    let mut bindings = String::new();
+    let mut body = String::new();
     for step in steps {
         let name = format!("e{}", first + operands.len());
         let bound = match *step {
@@ -90,7 +93,7 @@ pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> E
     Epilogue { text: format!("{library}{bindings}{store}    c[at] {assign} v;\n}}\n"), operands }
 }
 
-/// Returns the WGSL of the binding of the output, for kernels whose file leaves it to the epilogue.
+/// Returns the WGSL of the binding of the output, for kernels whose file does not declare it.
 pub(crate) fn output_binding(number: usize, element: &str) -> String {
     format!("@group(0) @binding({number}) var<storage, read_write> c: array<{element}>;\n")
 }
@@ -106,7 +109,7 @@ pub(crate) fn library(steps: &[EpilogueStep]) -> String {
     elements::library(&called)
 }
 
-/// Returns the function of a step; `None` of one that stores.
+/// Returns the function of a step; `None` if it stores.
 fn called(step: EpilogueStep) -> Option<Called> {
     match step {
         EpilogueStep::Unary(function) => Some(Called::Unary(function)),

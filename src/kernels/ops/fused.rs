@@ -1,6 +1,6 @@
 //! Fused ops: a root op and epilogue steps on its values in one kernel. The root is a matrix
-//! product, the gradient of layer norm, to which a sum is all that is fused, or the first op of an
-//! elementwise chain, which is `shaders/fused.wgsl`. [`epilogue`]
+//! product, a convolution, the gradient of layer norm (with which only a sum is fused), or the
+//! first op of an elementwise chain, for which `shaders/fused.wgsl` is the kernel. [`epilogue`]
 //! generates the WGSL of the steps.
 
 mod probes;
@@ -44,10 +44,8 @@ const TASK: usize = 4096;
 
 /// Returns the root op of a call, and the number of inputs that are operands of the steps.
 fn root_of<'a>(call: &OpCall<'a>) -> (&'a Op, usize) {
-    match call.op {
-        Op::Fused { root, epilogue } => (root, epilogue.iter().filter(|s| s.has_operand()).count()),
-        other => panic!("{other} is not fused"),
-    }
+    let Op::Fused { root, epilogue } = call.op else { panic!("{} is not fused", call.op) };
+    (root, epilogue.iter().filter(|step| step.has_operand()).count())
 }
 
 /// Returns the call of the root op without the steps.
@@ -57,11 +55,11 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     let typed: Vec<_> = inputs.iter().map(|dims| (Shape::fixed(dims), DType::F32)).collect();
     let outputs = shapes::outputs(op, &typed)
         .unwrap_or_else(|error| panic!("the shape rules have checked {op}: {error}"));
-    let outputs = outputs.iter().map(|(shape, _)| shape.dims().to_vec()).collect();
+    let outputs = outputs.into_iter().map(|(shape, _)| shape.dims().to_vec()).collect();
     OpCall { op, inputs, outputs, accumulate: Accumulation::NONE, ..*call }
 }
 
-/// Returns the bytes that the host's kernel takes besides its tensors; 0 for another op.
+/// Returns the bytes that the CPU kernel takes besides its tensors; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     match call.op {
         Op::Fused { .. } => {
@@ -72,7 +70,7 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
     }
 }
 
-/// See [`Twin::forward`]: that of the root op, whose inputs come first.
+/// See [`Twin::forward`]: the forward op of the root op, whose inputs come first.
 fn forward(op: &Op) -> Option<Forward> {
     (twin(op.root_op())?.forward)(op.root_op())
 }
@@ -91,7 +89,7 @@ fn chain(call: &OpCall) -> Option<(usize, Vec<EpilogueStep>)> {
     Some((source, [vec![root], epilogue::steps(call)].concat()))
 }
 
-/// Reference: that of the root op, then one plain loop per step.
+/// Reference: the reference of the root op, then one plain loop per step.
 pub fn reference<T: Float>(
     call: &OpCall,
     inputs: &[HostTensorView<'_, T>],
@@ -116,16 +114,14 @@ pub fn reference<T: Float>(
                 }
             }
             EpilogueStep::UnaryGrad(function, input) => {
-                let x = inputs[input].floats();
-                values
-                    .iter_mut()
-                    .zip(x)
-                    .for_each(|(v, x)| *v = elements::gradient(function, *x, *v));
+                for (v, x) in values.iter_mut().zip(inputs[input].floats()) {
+                    *v = elements::gradient(function, *x, *v);
+                }
             }
             EpilogueStep::Binary(function, input) => {
-                let b = inputs[input].floats().iter().cycle();
-                let each = values.iter_mut().zip(b);
-                each.for_each(|(v, b)| *v = elements::value_of_two(function, *v, *b));
+                for (v, b) in values.iter_mut().zip(inputs[input].floats().iter().cycle()) {
+                    *v = elements::value_of_two(function, *v, *b);
+                }
             }
             EpilogueStep::Store(output) => outputs[output].copy_from_slice(&values),
         }
@@ -133,8 +129,8 @@ pub fn reference<T: Float>(
     outputs[0].copy_from_slice(&values);
 }
 
-/// CPU kernel: a root op, and its steps in a second pass over it; a chain in one pass. Tasks of
-/// `TASK` elements run in parallel, and each step is the loop that computes the op where it is
+/// CPU kernel: a root op, and its steps in a second pass over its values; a chain in one pass.
+/// Tasks of `TASK` elements run in parallel, and each step is the same loop as of the op that is
 /// not fused.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (source, steps) = match chain(call) {
@@ -149,8 +145,9 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let mut tasks: Vec<Vec<&mut [f32]>> = Vec::new();
     tasks.resize_with(call.output_len(0).div_ceil(TASK), Vec::new);
     for output in outputs {
-        let parts = tasks.iter_mut().zip(output.chunks_mut(TASK));
-        parts.for_each(|(task, part)| task.push(part));
+        for (task, part) in tasks.iter_mut().zip(output.chunks_mut(TASK)) {
+            task.push(part);
+        }
     }
     tasks.par_iter_mut().enumerate().for_each(|(task, parts)| {
         run_task(source, &steps, &operands, task * TASK, parts);
@@ -211,33 +208,34 @@ fn combine(function: Binary, start: usize, mut x: &[f32], b: &[f32], mut y: &mut
         let length = x.len().min(b.len() - at);
         let (part, rest) = y.split_at_mut(length);
         elements::combine(function, part, &x[..length], &b[at..at + length]);
-        (x, y, at) = (&x[length..], rest, 0);
+        x = &x[length..];
+        y = rest;
+        at = 0;
     }
 }
 
-/// Static choice: that of the root op, with the steps as its epilogue; for a chain, vectors of 4
-/// where lengths allow them.
+/// Static choice: the static choice of the root op, with the steps as its epilogue; for a chain,
+/// vectors of 4 where lengths allow them.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    match chain(call) {
-        Some((source, steps)) => {
-            let vectors = elementwise4(call, source, &steps);
-            vec![vectors.unwrap_or_else(|| elementwise(call, source, &steps))]
-        }
-        None => (twin_of(&root_call(call)).dispatch)(&natural(call), caps),
+    let Some((source, steps)) = chain(call) else {
+        return (twin_of(&root_call(call)).dispatch)(&natural(call), caps);
+    };
+    match elementwise4(call, source, &steps) {
+        Some(vectors) => vec![vectors],
+        None => vec![elementwise(call, source, &steps)],
     }
 }
 
 /// Returns the kernel variants of the root op, with the steps as their epilogue.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    match chain(call) {
-        Some((source, steps)) => {
-            let plain = Variant::new("chain", vec![elementwise(call, source, &steps)]);
-            let vectors = elementwise4(call, source, &steps);
-            let vectors = vectors.map(|way| Variant::new("chain4", vec![way]));
-            std::iter::once(plain).chain(vectors).collect()
-        }
-        None => (twin_of(&root_call(call)).variants)(&natural(call), caps),
+    let Some((source, steps)) = chain(call) else {
+        return (twin_of(&root_call(call)).variants)(&natural(call), caps);
+    };
+    let mut variants = vec![Variant::new("chain", vec![elementwise(call, source, &steps)])];
+    if let Some(vectors) = elementwise4(call, source, &steps) {
+        variants.push(Variant::new("chain4", vec![vectors]));
     }
+    variants
 }
 
 fn elementwise(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Dispatch {
@@ -270,15 +268,19 @@ fn elementwise4(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Option<
 pub fn cost(call: &OpCall) -> Cost {
     let root = root_call(call);
     let first_flops = twin(root.op).map_or(0.0, |twin| (twin.cost)(&root).flops);
-    let flops = |step: &EpilogueStep| match *step {
+    let each: f64 = epilogue::steps(call).into_iter().map(step_flops).sum();
+    let flops = first_flops + each * call.output_len(0) as f64;
+    Cost { flops, bytes: Cost::moved(call) }
+}
+
+/// Returns the FLOPs of a step per element.
+fn step_flops(step: EpilogueStep) -> f64 {
+    match step {
         EpilogueStep::Unary(function) => unary::flops(function, false),
         EpilogueStep::UnaryGrad(function, _) => unary::flops(function, true),
         EpilogueStep::Binary(..) => 1.0,
         EpilogueStep::Store(_) => 0.0,
-    };
-    let each: f64 = epilogue::steps(call).iter().map(flops).sum();
-    let flops = first_flops + each * call.output_len(0) as f64;
-    Cost { flops, bytes: Cost::moved(call) }
+    }
 }
 
 /// See [`Twin::iterations`]: those of the root op; a chain has no loops.
@@ -292,39 +294,58 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     let root = root_call(call);
     let axes = (twin_of(&root).independent_axes)(&root);
     let last = root.outputs[0].len().checked_sub(1);
-    let rows = axes.iter().find(|axis| axis.outputs == [Some(0)]);
-    let columns = axes.iter().find(|axis| axis.outputs == [last] && last != Some(0));
-    let rows = rows.and_then(|axis| axis_of_rows(call, &root, axis));
-    rows.into_iter().chain(columns.and_then(|axis| axis_of_columns(call, &root, axis))).collect()
+    let mut found = Vec::new();
+    if let Some(rows) = axes.iter().find(|axis| axis.outputs == [Some(0)]) {
+        found.extend(axis_of_rows(call, &root, rows));
+    }
+    if last != Some(0)
+        && let Some(columns) = axes.iter().find(|axis| axis.outputs == [last])
+    {
+        found.extend(axis_of_columns(call, &root, columns));
+    }
+    found
 }
 
-/// Returns the first axis of the outputs, by that of the root op.
+/// Returns the first axis of all outputs, given that of the root op.
 fn axis_of_rows(call: &OpCall, root: &OpCall, rows: &IndependentAxis) -> Option<IndependentAxis> {
     let count = call.output_len(0);
-    let (mut parts, mut inputs) = (rows.parts, rows.inputs.clone());
+    let mut parts = rows.parts;
+    let mut inputs = rows.inputs.clone();
     for operand in root.inputs.len()..call.inputs.len() {
-        // A smaller operand is repeated, in each part from its beginning.
-        let is_whole = call.input_len(operand) < count;
-        parts = if is_whole { gcd(parts, count / call.input_len(operand)) } else { parts };
-        inputs.push((!is_whole).then_some(0));
+        let length = call.input_len(operand);
+        if length < count {
+            // A smaller operand is repeated, in each part from its beginning.
+            parts = gcd(parts, count / length);
+            inputs.push(None);
+        } else {
+            inputs.push(Some(0));
+        }
     }
     let axis = IndependentAxis::of(call, inputs, vec![Some(0); call.outputs.len()])?;
     Some(IndependentAxis { parts: gcd(parts, axis.parts), ..axis })
 }
 
-/// Returns the last axis of the outputs, by that of the root op, if all operands have it.
+/// Returns the last axis of all outputs, given that of the root op, if all operands have it.
 fn axis_of_columns(
     call: &OpCall,
     root: &OpCall,
     columns: &IndependentAxis,
 ) -> Option<IndependentAxis> {
-    let last = |dims: &Vec<usize>| {
-        let is_whole_rows = dims.last() == root.outputs[0].last();
-        is_whole_rows.then(|| Some(dims.len() - 1))
-    };
-    let operands: Option<Vec<_>> = call.inputs[root.inputs.len()..].iter().map(last).collect();
-    let outputs: Option<Vec<_>> = call.outputs.iter().map(last).collect();
-    IndependentAxis::of(call, [columns.inputs.clone(), operands?].concat(), outputs?)
+    let width = root.outputs[0].last();
+    let mut inputs = columns.inputs.clone();
+    for dims in &call.inputs[root.inputs.len()..] {
+        inputs.push(Some(last_axis(dims, width)?));
+    }
+    let mut outputs = Vec::new();
+    for dims in &call.outputs {
+        outputs.push(Some(last_axis(dims, width)?));
+    }
+    IndependentAxis::of(call, inputs, outputs)
+}
+
+/// Returns the last axis of a tensor, if it has this length.
+fn last_axis(dims: &[usize], length: Option<&usize>) -> Option<usize> {
+    if dims.last() == length { dims.len().checked_sub(1) } else { None }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Elementwise chains on vectors of 4 neighbouring values: the WGSL of
+//! Elementwise chains on vectors of 4 adjacent values: the WGSL of
 //! `fn store4(at: u32, total: vec4f)`, which applies the steps to vector `at`. Twin of
 //! `shaders/fused_vectors.wgsl`, and a variant of [`super::fused`], which has the reference and the
 //! tests. Matrix products in workgroup memory use the same text.
@@ -20,9 +20,15 @@ enum Bound {
 /// stored vector. `None` if the values, or the period of an operand that is more than one value,
 /// are not whole vectors.
 pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Option<Epilogue> {
-    let (mut bindings, mut body, mut operands) = (String::new(), String::new(), Vec::new());
+    if !call.output_len(0).is_multiple_of(4) {
+        return None;
+    }
+    let mut bindings = String::new();
+    let mut body = String::new();
+    let mut operands = Vec::new();
     for step in steps {
-        let (bound, number) = (bound(call, *step), first + operands.len());
+        let bound = bound(call, *step);
+        let number = first + operands.len();
         if !is_whole(call, bound) {
             return None;
         }
@@ -37,7 +43,7 @@ pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> O
     let store = format!("fn store4(at: u32, total: vec4f) {{\n    var v = total;\n{body}");
     let assign = if call.accumulates() { "+=" } else { "=" };
     let text = format!("{library}{bindings}{store}    c[at] {assign} v;\n}}\n");
-    call.output_len(0).is_multiple_of(4).then_some(Epilogue { text, operands })
+    Some(Epilogue { text, operands })
 }
 
 fn bound(call: &OpCall, step: EpilogueStep) -> Bound {

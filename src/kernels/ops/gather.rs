@@ -1,8 +1,11 @@
 //! Entries along an axis by their places, and their gradient: sums of entries by their places. Twin
 //! of `shaders/gather.wgsl`, which has the formulas.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
+use super::dispatch_parts::as_words;
 use crate::cpu_kernel::TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::harness::InputFill;
@@ -31,7 +34,8 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Places along an axis, of which those of the whole tensor have many.
+/// Shape of the tensor of places: one for each entry along the axis, also for each entry of the
+/// outer axes, or for each element.
 #[derive(Clone, Copy, PartialEq)]
 enum PlacesForm {
     /// `(m)`
@@ -60,19 +64,22 @@ impl GatherSizes {
             Op::ScatterAdd { axis, .. } => (axis, output, &call.inputs[0], &call.inputs[1]),
             ref other => panic!("{other} is no gather"),
         };
-        let product = |dims: &[usize]| dims.iter().product::<usize>();
-        let (outer, inner) = (product(&x[..axis]), product(&x[axis + 1..]));
-        let (n, m) = (x[axis], y[axis]);
         let form = match places.len() {
             1 => PlacesForm::Shared,
             rank if rank == axis + 1 => PlacesForm::Outer,
             _ => PlacesForm::Each,
         };
-        Self { outer, n, m, inner, form }
+        Self {
+            outer: x[..axis].iter().product(),
+            n: x[axis],
+            m: y[axis],
+            inner: x[axis + 1..].iter().product(),
+            form,
+        }
     }
 
-    /// Returns the numbers of places from one entry of the outer axes, the axis and the inner ones
-    /// to the next.
+    /// Returns the strides of the tensor of places along the outer axes, the axis and the inner
+    /// axes.
     fn strides(&self) -> [usize; 3] {
         match self.form {
             PlacesForm::Shared => [0, 1, 0],
@@ -81,9 +88,9 @@ impl GatherSizes {
         }
     }
 
-    /// Calls `body` with the numbers of the elements of `x` and `y` that belong together, of those
-    /// of `y` in the entry `j` of the outer one `o`; of `x` there is none if no place is named.
-    fn for_each<T: Float>(
+    /// Calls `body` for each element of entry `(o, j)` of `y`, with the index of the element of `x`
+    /// at its place, if it names a place, and its own index.
+    fn for_each_element<T: Float>(
         &self,
         places: &[T],
         [o, j]: [usize; 2],
@@ -97,13 +104,13 @@ impl GatherSizes {
         }
     }
 
-    /// Returns the floats of a value of the shader: 4 where neighbours have their place in common.
+    /// Returns the floats of a value of the shader: 4 where 4 adjacent elements share their place.
     fn lanes(&self) -> usize {
         if self.form != PlacesForm::Each && self.inner.is_multiple_of(4) { 4 } else { 1 }
     }
 }
 
-/// Returns the place that a number names, if there is one of `n`.
+/// Returns the place that a number names, if it is one of `n` places.
 #[inline(always)]
 fn place_of<T: Float>(number: T, n: usize) -> Option<usize> {
     if number >= T::zero() { number.to_usize().filter(|place| *place < n) } else { None }
@@ -123,7 +130,7 @@ pub fn reference<T: Float>(
     for o in 0..sizes.outer {
         for j in 0..sizes.m {
             let places = if is_gather { second } else { first };
-            sizes.for_each(places, [o, j], |x, y| match x {
+            sizes.for_each_element(places, [o, j], |x, y| match x {
                 Some(x) if is_gather => result[y] = first[x],
                 Some(x) => result[x] += second[y],
                 None => {}
@@ -140,17 +147,18 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     if matches!(call.op, Op::Gather { .. }) {
         let entries = (TASK / inner).max(1);
         let tasks = outputs[0].par_chunks_mut(entries * inner).enumerate();
-        return tasks.for_each(|(task, y)| {
+        tasks.for_each(|(task, y)| {
             for (row, y) in (task * entries..).zip(y.chunks_exact_mut(inner)) {
                 gather_entry(&sizes, [row / m, row % m], [first, second], y);
             }
         });
+        return;
     }
     let tasks = outputs[0].par_chunks_mut(n * inner).enumerate();
     tasks.for_each(|(o, dx)| {
         dx.fill(0.0);
         for j in 0..m {
-            sizes.for_each(first, [o, j], |x, y| {
+            sizes.for_each_element(first, [o, j], |x, y| {
                 if let Some(x) = x {
                     dx[x - o * n * inner] += second[y];
                 }
@@ -159,13 +167,14 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     });
 }
 
-/// Computes an entry of `y`, of `x` and its places.
+/// Computes entry `(o, j)` of `y` from `x` and the places.
 fn gather_entry(sizes: &GatherSizes, [o, j]: [usize; 2], [x, places]: [&[f32]; 2], y: &mut [f32]) {
     if sizes.form == PlacesForm::Each {
         let first = (o * sizes.m + j) * sizes.inner;
-        return sizes.for_each(places, [o, j], |from, to| {
-            y[to - first] = from.map_or(0.0, |from| x[from]);
+        sizes.for_each_element(places, [o, j], |from, to| {
+            y[to - first] = if let Some(from) = from { x[from] } else { 0.0 };
         });
+        return;
     }
     let [outer_stride, ..] = sizes.strides();
     match place_of(places[o * outer_stride + j], sizes.n) {
@@ -174,7 +183,7 @@ fn gather_entry(sizes: &GatherSizes, [o, j]: [usize; 2], [x, places]: [&[f32]; 2
     }
 }
 
-/// Static choice: four floats at a time where they have their place in common.
+/// Static choice: vectors of 4 where 4 adjacent elements share their place.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     kernel(call, GatherSizes::of(call).lanes())
 }
@@ -182,41 +191,52 @@ pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let name = if matches!(call.op, Op::Gather { .. }) { "gather" } else { "scatter" };
-    let mut ways = vec![Variant::new(name, kernel(call, 1))];
+    let mut variants = vec![Variant::new(name, kernel(call, 1))];
     if GatherSizes::of(call).lanes() == 4 {
-        ways.push(Variant::new(format!("{name}4"), kernel(call, 4)));
+        variants.push(Variant::new(format!("{name}4"), kernel(call, 4)));
     }
-    ways
+    variants
 }
 
-/// Returns the dispatches with so many floats per value: sums are cleared first, and have one for
-/// as many entries as the iteration limit of an invocation allows.
+/// Returns the dispatches with `lanes` floats per value. A gradient clears the sums first, and then
+/// has a dispatch for as many entries as the iteration limit of an invocation allows.
 fn kernel(call: &OpCall, lanes: usize) -> Vec<Dispatch> {
     let sizes = GatherSizes::of(call);
-    let one = |entry, operands: &[Operand], count: usize, [first, end]: [usize; 2]| {
-        let [outer_stride, stride, inner_stride] = sizes.strides();
-        let inner = sizes.inner / lanes;
-        let of_sizes = [count, sizes.n, sizes.m, inner, outer_stride, stride, inner_stride];
-        let params = [&of_sizes[..], &[first, end]].concat();
-        Dispatch {
-            shader: Shader::new("gather", entry).with_text(source::values_of(lanes)),
-            operands: operands.to_vec(),
-            params: params.into_iter().map(|word| word as u32).collect(),
-            groups: grid(count, 64),
-        }
-    };
     let all = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
     let count = call.output_len(0) / lanes;
     if matches!(call.op, Op::Gather { .. }) {
-        return vec![one("gather", &all, count, [0, 0])];
+        return vec![one(&sizes, "gather", lanes, &all, count, 0..0)];
     }
-    let mut dispatches = vec![one("clear", &[Operand::Output(0)], count, [0, 0])];
+    let mut dispatches = vec![one(&sizes, "clear", lanes, &[Operand::Output(0)], count, 0..0)];
     let columns = sizes.outer * sizes.inner / lanes;
     for first in (0..sizes.m).step_by(ITERATIONS_MAX) {
-        let end = sizes.m.min(first + ITERATIONS_MAX);
-        dispatches.push(one("scatter", &all, columns, [first, end]));
+        let entries = first..sizes.m.min(first + ITERATIONS_MAX);
+        dispatches.push(one(&sizes, "scatter", lanes, &all, columns, entries));
     }
     dispatches
+}
+
+/// Returns the dispatch of an entry point with `count` invocations, for these entries along the
+/// axis.
+fn one(
+    sizes: &GatherSizes,
+    entry: &'static str,
+    lanes: usize,
+    operands: &[Operand],
+    count: usize,
+    entries: Range<usize>,
+) -> Dispatch {
+    let GatherSizes { n, m, inner, .. } = *sizes;
+    let [outer_stride, stride, inner_stride] = sizes.strides();
+    let Range { start, end } = entries;
+    let params =
+        as_words(&[count, n, m, inner / lanes, outer_stride, stride, inner_stride, start, end]);
+    Dispatch {
+        shader: Shader::new("gather", entry).with_text(source::values_of(lanes)),
+        operands: operands.to_vec(),
+        params,
+        groups: grid(count, 64),
+    }
 }
 
 /// Returns the cost: entries are read and written once, and sums three times.
@@ -230,7 +250,7 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops: entries, bytes: 4.0 * moved }
 }
 
-/// See [`Twin::inputs`]: places, and some that are not there.
+/// See [`Twin::inputs`]: places, and numbers that name none.
 fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     let spec = InputSpec::normal(inputs);
     match *op {
@@ -242,7 +262,7 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
 
 /// See [`Twin::independent_axes`]: the first axis, or the entries of a table.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
-    let own = (GatherSizes::of(call).form != PlacesForm::Shared).then_some(0);
+    let own = if GatherSizes::of(call).form == PlacesForm::Shared { None } else { Some(0) };
     let axis = match *call.op {
         Op::Gather { axis: 0 } => IndependentAxis::of(call, vec![None, Some(0)], vec![Some(0)]),
         Op::Gather { .. } => IndependentAxis::of(call, vec![Some(0), own], vec![Some(0)]),
@@ -264,23 +284,25 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
         inner if inner.is_multiple_of(4) => 12,
         _ => 7,
     };
-    let sized = |n: usize, m: usize| {
+    let mut probes = Vec::new();
+    for [n, m] in [[3, 2], [29, 67], [67, 29]] {
         let places = match places.len() {
             1 => vec![m],
             rank if rank == axis + 1 => vec![5, m],
             _ => vec![5, m, inner],
         };
-        match op {
+        probes.push(match op {
             Op::Gather { .. } => (Op::Gather { axis: 1 }, vec![vec![5, n, inner], places]),
             _ => (Op::ScatterAdd { axis: 1, length: n }, vec![places, vec![5, m, inner]]),
-        }
-    };
-    vec![sized(3, 2), sized(29, 67), sized(67, 29)]
+        });
+    }
+    probes
 }
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
-    let (x, y) = (vec![32, 96, 64], vec![32, 80, 64]);
+    let x = vec![32, 96, 64];
+    let y = vec![32, 80, 64];
     let mut calls = Vec::new();
     for places in [vec![80], vec![32, 80], y.clone()] {
         calls.push((Op::Gather { axis: 1 }, vec![x.clone(), places.clone()]));

@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::{all_tensors, as_words, lanes_of, suffix};
 use super::row_sums;
 use super::row_terms::RowTerms;
 use crate::call_shapes::calls;
@@ -67,7 +68,8 @@ impl GroupedSizes {
             Op::GroupNormGrad { groups } | Op::GroupNormAffineGrad { groups } => *groups,
             other => panic!("{other} is not a group normalization"),
         };
-        let (samples, (rows, c)) = (call.inputs[0][0], call.rows_and_last(0));
+        let samples = call.inputs[0][0];
+        let (rows, c) = call.rows_and_last(0);
         Self { samples, positions: rows / samples.max(1), groups, width: c / groups }
     }
 
@@ -83,10 +85,14 @@ impl GroupedSizes {
     /// Returns the elements of a group in a sample: the index and the channel of each.
     fn places(self, group: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
         let channels = group * self.width..(group + 1) * self.width;
-        let of_position = move |position: usize| {
+        (0..self.positions).flat_map(move |position| {
             channels.clone().map(move |k| (position * self.channels() + k, k))
-        };
-        (0..self.positions).flat_map(of_position)
+        })
+    }
+
+    /// Returns the number of elements of a group in a sample.
+    fn of_group(self) -> usize {
+        self.positions * self.width
     }
 }
 
@@ -111,9 +117,11 @@ pub fn reference<T: Float>(
             let at = sample * sizes.groups + group;
             match (call.op, &mut *outputs) {
                 (Op::GroupNorm { eps, .. }, [y, stats]) => {
-                    let (weight, bias) = (inputs[1], inputs[2]);
+                    let weight = inputs[1];
+                    let bias = inputs[2];
                     let [mean, rstd] = statistics(sizes, x, group, T::from_f64(f64::from(*eps)));
-                    (stats[2 * at], stats[2 * at + 1]) = (mean, rstd);
+                    stats[2 * at] = mean;
+                    stats[2 * at + 1] = rstd;
                     let y = &mut y[sample * whole..][..whole];
                     for (i, k) in sizes.places(group) {
                         y[i] = (x[i] - mean) * rstd * weight[k] + bias[k];
@@ -127,7 +135,8 @@ pub fn reference<T: Float>(
                 }
                 (_, [dweight, dbias]) => {
                     let dy = &inputs[2][sample * whole..][..whole];
-                    let (mean, rstd) = (inputs[1][2 * at], inputs[1][2 * at + 1]);
+                    let mean = inputs[1][2 * at];
+                    let rstd = inputs[1][2 * at + 1];
                     for (i, k) in sizes.places(group) {
                         dweight[k] += dy[i] * (x[i] - mean) * rstd;
                         dbias[k] += dy[i];
@@ -141,10 +150,10 @@ pub fn reference<T: Float>(
 
 /// Returns the mean and the reciprocal standard deviation of a group of a sample.
 fn statistics<T: Float>(sizes: GroupedSizes, x: &[T], group: usize, eps: T) -> [T; 2] {
-    let count = T::from_f64((sizes.positions * sizes.width) as f64);
+    let count = T::from_f64(sizes.of_group() as f64);
     let mean = sizes.places(group).map(|(i, _)| x[i]).sum::<T>() / count;
-    let squares = sizes.places(group).map(|(i, _)| (x[i] - mean) * (x[i] - mean));
-    [mean, (squares.sum::<T>() / count + eps).sqrt().recip()]
+    let squares: T = sizes.places(group).map(|(i, _)| (x[i] - mean) * (x[i] - mean)).sum();
+    [mean, (squares / count + eps).sqrt().recip()]
 }
 
 /// Computes the gradient of a group of a sample, given its x, weight and dy.
@@ -155,10 +164,11 @@ fn gradient<T: Float>(
     group: usize,
     dx: &mut [T],
 ) {
-    let count = T::from_f64((sizes.positions * sizes.width) as f64);
+    let count = T::from_f64(sizes.of_group() as f64);
     let places = sizes.places(group);
-    let mean_g = places.clone().map(|(i, k)| weight[k] * dy[i]).sum::<T>() / count;
+    let sum_g: T = places.clone().map(|(i, k)| weight[k] * dy[i]).sum();
     let products = places.clone().map(|(i, k)| weight[k] * dy[i] * (x[i] - mean) * rstd);
+    let mean_g = sum_g / count;
     let mean_product = products.sum::<T>() / count;
     for (i, k) in places {
         let xhat = (x[i] - mean) * rstd;
@@ -170,28 +180,31 @@ fn gradient<T: Float>(
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let inputs: Vec<&[f32]> = inputs.iter().map(|input| input.floats()).collect();
     let sizes = GroupedSizes::of(call);
-    let (whole, stat) = (sizes.of_sample(), 2 * sizes.groups);
+    let whole = sizes.of_sample();
+    let stat = 2 * sizes.groups;
     let x = inputs[0].par_chunks(whole);
     match (call.op, outputs) {
         (Op::GroupNorm { eps, .. }, [y, stats]) => {
-            let tasks = x.zip(y.par_chunks_mut(whole)).zip(stats.par_chunks_mut(stat));
-            tasks.for_each(|((x, y), stats)| {
+            let tasks = (x, y.par_chunks_mut(whole), stats.par_chunks_mut(stat));
+            tasks.into_par_iter().for_each(|(x, y, stats)| {
                 forward_of_sample(sizes, *eps, [x, inputs[1], inputs[2]], y, stats);
             });
         }
         (Op::GroupNormGrad { .. }, [dx]) => {
-            let tasks = x.zip(dx.par_chunks_mut(whole)).zip(inputs[2].par_chunks(stat));
-            tasks.zip(inputs[3].par_chunks(whole)).for_each(|(((x, dx), stats), dy)| {
+            let stats = inputs[2].par_chunks(stat);
+            let dy = inputs[3].par_chunks(whole);
+            let tasks = (x, stats, dy, dx.par_chunks_mut(whole));
+            tasks.into_par_iter().for_each(|(x, stats, dy, dx)| {
                 grad_of_sample(sizes, [x, inputs[1], stats, dy], dx);
             });
         }
         (_, [dweight, dbias]) => {
-            let tasks = x.zip(inputs[1].par_chunks(stat)).zip(inputs[2].par_chunks(whole));
-            let affine = |((x, stats), dy)| {
+            let tasks = (x, inputs[1].par_chunks(stat), inputs[2].par_chunks(whole));
+            let sums = tasks.into_par_iter().map(|(x, stats, dy)| {
                 let [means, rstds] = sizes.by_channel(stats);
                 affine_sums(x, dy, &means, &rstds)
-            };
-            let sums: Vec<[Vec<f32>; 2]> = tasks.map(affine).collect();
+            });
+            let sums: Vec<[Vec<f32>; 2]> = sums.collect();
             if !call.accumulates() {
                 dweight.fill(0.0);
                 dbias.fill(0.0);
@@ -209,19 +222,28 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 const BLOCK: usize = 64;
 
 impl GroupedSizes {
-    /// Returns the mean over a group of what is summed per channel, for each group.
-    fn means(self, of_channels: &[f32]) -> Vec<f32> {
-        let count = (self.positions * self.width) as f32;
-        of_channels.chunks(self.width).map(|of| of.iter().sum::<f32>() / count).collect()
+    /// Returns the mean over each group, given the sum over positions of each channel.
+    fn means(self, sums: &[f32]) -> Vec<f32> {
+        let count = self.of_group() as f32;
+        sums.chunks(self.width).map(|sums| sums.iter().sum::<f32>() / count).collect()
     }
 
-    /// Returns the two statistics of groups, for each channel.
+    /// Returns the mean and the reciprocal standard deviation of each channel's group.
     fn by_channel(self, stats: &[f32]) -> [Vec<f32>; 2] {
-        [0, 1].map(|which| {
-            let of_group = |k: usize| stats[k / self.width * 2 + which];
-            (0..self.channels()).map(of_group).collect()
-        })
+        let mut means = Vec::with_capacity(self.channels());
+        let mut rstds = Vec::with_capacity(self.channels());
+        for k in 0..self.channels() {
+            let group = k / self.width;
+            means.push(stats[2 * group]);
+            rstds.push(stats[2 * group + 1]);
+        }
+        [means, rstds]
     }
+}
+
+/// Returns the products of elements at the same index.
+fn products(a: &[f32], b: &[f32]) -> Vec<f32> {
+    a.iter().zip(b).map(|(a, b)| a * b).collect()
 }
 
 /// Normalizes a sample of `x`, given `weight` and `bias`.
@@ -233,37 +255,39 @@ fn forward_of_sample(
     stats: &mut [f32],
 ) {
     let zeros = vec![0.0; sizes.channels()];
-    let means = sizes.means(&column_sums(x, &zeros)[0]);
-    for (stats, mean) in stats.chunks_mut(2).zip(&means) {
-        stats[0] = *mean;
+    let [sums, _] = column_sums(x, &zeros);
+    for (group, mean) in sizes.means(&sums).into_iter().enumerate() {
+        stats[2 * group] = mean;
     }
-    let of_channels = sizes.by_channel(stats);
-    let variances = sizes.means(&column_sums(x, &of_channels[0])[1]);
-    for (stats, variance) in stats.chunks_mut(2).zip(&variances) {
-        stats[1] = 1.0 / (variance + eps).sqrt();
+    let [means, _] = sizes.by_channel(stats);
+    let [_, squares] = column_sums(x, &means);
+    for (group, variance) in sizes.means(&squares).into_iter().enumerate() {
+        stats[2 * group + 1] = 1.0 / (variance + eps).sqrt();
     }
     let [means, rstds] = sizes.by_channel(stats);
-    let factors: Vec<f32> = rstds.iter().zip(weight).map(|(rstd, w)| rstd * w).collect();
-    normalize(x, y, &means, &factors, bias);
+    normalize(x, y, &means, &products(&rstds, weight), bias);
 }
 
 /// Computes the gradient of a sample, given its `x, weight, stats, dy`.
 fn grad_of_sample(sizes: GroupedSizes, inputs: [&[f32]; 4], dx: &mut [f32]) {
     let [x, weight, stats, dy] = inputs;
     let [means, rstds] = sizes.by_channel(stats);
-    let weighed = |sums: &[f32]| -> Vec<f32> {
-        sizes.means(&sums.iter().zip(weight).map(|(sum, w)| sum * w).collect::<Vec<_>>())
-    };
     let [of_weight, of_bias] = affine_sums(x, dy, &means, &rstds);
-    let (mean_g, mean_product) = (weighed(&of_bias), weighed(&of_weight));
+    let mean_g = sizes.means(&products(&of_bias, weight));
+    let mean_product = sizes.means(&products(&of_weight, weight));
+
     // dx = rstd weight dy - rstd mean_g - rstd^2 mean_product (x - mean)
-    let of_channel = |k: usize| {
-        let (group, rstd) = (k / sizes.width, rstds[k]);
-        [rstd * weight[k], rstd * mean_g[group], rstd * rstd * mean_product[group]]
-    };
-    let of_channels: Vec<[f32; 3]> = (0..sizes.channels()).map(of_channel).collect();
-    let column = |which: usize| of_channels.iter().map(|of| of[which]).collect::<Vec<_>>();
-    grad_rows([x, dy, &means], [&column(0), &column(1), &column(2)], dx);
+    let channels = sizes.channels();
+    let mut a = vec![0.0; channels];
+    let mut b = vec![0.0; channels];
+    let mut c = vec![0.0; channels];
+    for k in 0..channels {
+        let group = k / sizes.width;
+        a[k] = rstds[k] * weight[k];
+        b[k] = rstds[k] * mean_g[group];
+        c[k] = rstds[k] * rstds[k] * mean_product[group];
+    }
+    grad_rows([x, dy, &means], [&a, &b, &c], dx);
 }
 
 vectorized! {
@@ -330,8 +354,9 @@ vectorized! {
     }
 }
 
-/// Static choice: vectors of 4 where the channels of a group are whole ones; on GPUs a workgroup
-/// per group of a sample, on software adapters an invocation, if it need not take too many steps.
+/// Static choice: vectors of 4 if the channels of a group are a multiple of 4; on GPUs a workgroup
+/// per group of a sample, on software adapters an invocation if it stays within the iteration
+/// limit.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if let Some(terms) = terms(call) {
         return row_sums::chosen(NAME, &terms, call.accumulates(), caps).dispatches;
@@ -368,65 +393,70 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
         return row_sums::variants(NAME, &terms, call.accumulates(), caps);
     }
     let lanes = lanes(call);
-    let suffix = if lanes == 4 { "4" } else { "" };
-    let grouped = |lanes: usize, suffix: &str, group: u32| {
-        let way = by_groups(call, lanes, group);
-        Variant::new(format!("group_norm_{}{suffix}_{group}", way.shader.entry), vec![way])
-    };
-    let mut ways = vec![grouped(1, "", GROUPS[0])];
+    let mut variants = vec![group_variant(call, 1, GROUPS[0])];
     if lanes == 4 {
-        ways.push(grouped(4, suffix, GROUPS[0]));
+        variants.push(group_variant(call, 4, GROUPS[0]));
     }
     if caps.suits_hardware() {
-        ways.push(grouped(lanes, suffix, GROUPS[1]));
+        variants.push(group_variant(call, lanes, GROUPS[1]));
     }
-    let each = each(call, lanes).filter(|_| caps.suits_software());
-    ways.extend(
-        each.map(|way| Variant::new(format!("group_norm_{}{suffix}", way.shader.entry), vec![way])),
-    );
-    ways
+    if caps.suits_software()
+        && let Some(way) = each(call, lanes)
+    {
+        let name = format!("group_norm_{}{}", way.shader.entry, suffix(lanes));
+        variants.push(Variant::new(name, vec![way]));
+    }
+    variants
 }
 
-/// Returns the floats of a value: 4 if the channels of a group are whole vectors.
+fn group_variant(call: &OpCall, lanes: usize, group: u32) -> Variant {
+    let way = by_groups(call, lanes, group);
+    let name = format!("group_norm_{}{}_{group}", way.shader.entry, suffix(lanes));
+    Variant::new(name, vec![way])
+}
+
 fn lanes(call: &OpCall) -> usize {
-    if GroupedSizes::of(call).width.is_multiple_of(4) { 4 } else { 1 }
+    lanes_of(GroupedSizes::of(call).width)
 }
 
 /// Returns the kernel with one workgroup per group of a sample.
 fn by_groups(call: &OpCall, lanes: usize, group: u32) -> Dispatch {
     let GroupedSizes { samples, groups, .. } = GroupedSizes::of(call);
-    one(call, ["forward", "grad"], lanes, (group, grid(samples * groups, 1)))
+    one(call, ["forward", "grad"], lanes, group, grid(samples * groups, 1))
 }
 
 /// Returns the kernel with one invocation per group of a sample; `None` if it would exceed the
 /// iteration limit.
 fn each(call: &OpCall, lanes: usize) -> Option<Dispatch> {
     let GroupedSizes { samples, positions, groups, width } = GroupedSizes::of(call);
-    let fits = 3 * positions * (width / lanes + 1) <= ITERATIONS_MAX;
-    let groups = grid(samples * groups, 64);
-    fits.then(|| one(call, ["forward_each", "grad_each"], lanes, (GROUPS[0], groups)))
+    if 3 * positions * (width / lanes + 1) > ITERATIONS_MAX {
+        return None;
+    }
+    let entries = ["forward_each", "grad_each"];
+    Some(one(call, entries, lanes, GROUPS[0], grid(samples * groups, 64)))
 }
 
-/// Returns the dispatch of the entry point of the normalization, or of its gradient.
+/// Returns the dispatch of one of two entry points, for the normalization and for its gradient.
 fn one(
     call: &OpCall,
     entries: [&'static str; 2],
     lanes: usize,
-    (group, workgroups): (u32, [u32; 3]),
+    group: u32,
+    workgroups: [u32; 3],
 ) -> Dispatch {
     let GroupedSizes { samples, positions, groups, width } = GroupedSizes::of(call);
-    let (entry, eps, outputs) = match call.op {
-        Op::GroupNorm { eps, .. } => (entries[0], *eps, 2),
-        _ => (entries[1], 0.0, 1),
+    let (entry, eps) = match call.op {
+        Op::GroupNorm { eps, .. } => (entries[0], *eps),
+        _ => (entries[1], 0.0),
     };
-    let inputs = (0..call.inputs.len()).map(Operand::Input);
-    let sizes = [samples, positions, groups, width / lanes].map(|word| word as u32);
+    let mut params = as_words(&[samples, positions, groups, width / lanes]);
+    params.push(eps.to_bits());
     Dispatch {
         shader: Shader::new("group_norm", entry)
             .with_text(source::values_of(lanes))
             .with_const("GROUP", group),
-        operands: inputs.chain((0..outputs).map(Operand::Output)).collect(),
-        params: [&sizes[..], &[eps.to_bits()]].concat(),
+        operands: all_tensors(call),
+        params,
         groups: workgroups,
     }
 }
@@ -471,8 +501,8 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 }
 
 /// See [`Twin::probes`]: many samples, more values of a group than a workgroup has invocations,
-/// and more channels than one has columns. Whether the channels of a group are whole vectors stays
-/// as it is.
+/// and more channels than a workgroup has columns. The channels are an odd multiple of those of the
+/// call, so that a group has whole vectors if it has them in the call.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = inputs[0].last().copied().unwrap_or(1);
     let groups = match op {
@@ -480,30 +510,35 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
         Op::GroupNormGrad { groups } | Op::GroupNormAffineGrad { groups } => *groups,
         other => panic!("{other} is not a group normalization"),
     };
-    let wide = (1..).step_by(2).map(|times| times * c).find(|wide| *wide > 128).unwrap_or(c);
-    let sized = |[samples, positions, c]: [usize; 3]| {
-        let (x, stats) = (vec![samples, positions, c], vec![samples, groups, 2]);
-        match op {
+    let mut wide = c;
+    while wide <= 128 {
+        wide += 2 * c;
+    }
+    // More groups than a workgroup has invocations, as software adapters give each of them one.
+    let many = 64 / groups + 1;
+    let mut sizes = Vec::new();
+    for [samples, positions, c] in [[many, 5, c], [3, 67, wide], [2, 131, c]] {
+        let x = vec![samples, positions, c];
+        let stats = vec![samples, groups, 2];
+        sizes.push(match op {
             Op::GroupNorm { .. } => vec![x, vec![c], vec![c]],
             Op::GroupNormGrad { .. } => vec![x.clone(), vec![c], stats, x],
             _ => vec![x.clone(), stats, x],
-        }
-    };
-    // More groups than a workgroup has invocations, as software adapters give each of them one.
-    let many = 64 / groups + 1;
-    calls(op, [[many, 5, c], [3, 67, wide], [2, 131, c]].map(sized))
+        });
+    }
+    calls(op, sizes)
 }
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     let mut calls = Vec::new();
-    // Groups of whole vectors, and of values.
+    // Groups of vectors, and of floats.
     for (groups, c) in [(8, 64), (5, 35)] {
-        let (x, stats) = (vec![4, 8, 8, c], vec![4, groups, 2]);
-        let weight = vec![c];
+        let x = vec![4, 8, 8, c];
+        let stats = vec![4, groups, 2];
         let norm = Op::GroupNorm { groups, eps: 1e-5 };
-        calls.push((norm, vec![x.clone(), weight.clone(), weight.clone()]));
-        let inputs = vec![x.clone(), weight, stats.clone(), x.clone()];
+        calls.push((norm, vec![x.clone(), vec![c], vec![c]]));
+        let inputs = vec![x.clone(), vec![c], stats.clone(), x.clone()];
         calls.push((Op::GroupNormGrad { groups }, inputs));
         calls.push((Op::GroupNormAffineGrad { groups }, vec![x.clone(), stats, x]));
     }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::as_words;
 use crate::bucket_probe::probe_count;
 use crate::cpu_kernel::TASK;
 use crate::dispatch::{Strips, grid};
@@ -15,7 +16,7 @@ use crate::{BucketProbe, Dispatch, Operand, Shader};
 use potluck_core::Site;
 use potluck_core::rng::Key;
 
-/// Words per invocation, in buckets that need fewer than `PARTIALS_MAX` invocations.
+/// Words per invocation, in ranges for which fewer than `PARTIALS_MAX` invocations suffice.
 const RUN: usize = 256;
 
 /// Maximum number of invocations of the first stage: enough to fill large devices, and few enough
@@ -49,17 +50,19 @@ fn term(i: u32, word: u32) -> [u32; 2] {
 /// Reference: returns the hash of words at index `start` and following, with the first lane in
 /// the low half. The hash of no words is 0.
 pub fn reference(words: &[u32], start: u32) -> u64 {
-    let numbered = (start..).zip(words);
-    let terms = numbered.map(|(i, word)| term(i, *word));
-    let [a, b] = terms.fold([0u32; 2], |a, b| [0, 1].map(|lane| a[lane].wrapping_add(b[lane])));
-    join([a, b])
+    let mut lanes = [0u32; 2];
+    for (i, word) in (start..).zip(words) {
+        let [a, b] = term(i, *word);
+        lanes = [lanes[0].wrapping_add(a), lanes[1].wrapping_add(b)];
+    }
+    join(lanes)
 }
 
 /// CPU kernel: the reference in parallel.
 pub fn fast(words: &[u32], start: u32) -> u64 {
     let tasks = words.par_chunks(TASK).enumerate();
-    let parts = tasks.map(|(task, words)| join(sums(words, start + (task * TASK) as u32)));
-    parts.reduce(|| 0, combine)
+    let hashes = tasks.map(|(task, words)| join(sums(words, start + (task * TASK) as u32)));
+    hashes.reduce(|| 0, combine)
 }
 
 vectorized! {
@@ -76,9 +79,9 @@ vectorized! {
 
 /// Returns the hash of a range from the hashes of its two parts.
 pub fn combine(a: u64, b: u64) -> u64 {
-    let lanes = |hash: u64| [hash as u32, (hash >> 32) as u32];
-    let (a, b) = (lanes(a), lanes(b));
-    join([0, 1].map(|lane| a[lane].wrapping_add(b[lane])))
+    let low = (a as u32).wrapping_add(b as u32);
+    let high = ((a >> 32) as u32).wrapping_add((b >> 32) as u32);
+    join([low, high])
 }
 
 /// Packs the two lanes into one number.
@@ -102,35 +105,35 @@ pub fn dispatch(range: Range<usize>, parts: usize) -> Vec<Dispatch> {
     let strips = Strips::new(if whole { count / 4 } else { count }, partials(count).min(parts));
     let Strips { parts, strip, lanes } = strips;
     let first = if whole { "partial_sums4" } else { "partial_sums" };
-    let stage = |entry, operands, groups| Dispatch {
-        shader: Shader::new("hash", entry),
-        operands,
-        params: [range.start, count, parts, strip, lanes].map(|word| word as u32).to_vec(),
-        groups,
+    let partial_sums = Dispatch {
+        shader: Shader::new("hash", first),
+        operands: vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
+        params: as_words(&[range.start, count, parts, strip, lanes]),
+        groups: grid(parts, 64),
     };
-    let operands = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
-    vec![stage(first, operands.clone(), grid(parts, 64)), stage("total", operands, [1, 1, 1])]
+    let total =
+        Dispatch { shader: Shader::new("hash", "total"), groups: [1; 3], ..partial_sums.clone() };
+    vec![partial_sums, total]
 }
 
-/// Makes a probe for the kernels that a bucket of `like` words runs. The result, whose bits are
-/// those of floats, must be exact: the deviation is 0 or infinite. With a factor other than 1, one
-/// is added to the result.
+/// Creates a probe for the kernels that a bucket of `like` words runs. The result, which is read as
+/// floats, must have the exact bits: the deviation is 0 or infinite. With a factor other than 1,
+/// one is added to the result.
 pub fn probe(like: usize) -> BucketProbe {
     let count = probe_count(like, |count| dispatch(0..count, 1).swap_remove(0).shader);
     let key = Key::new(42).site(Site(52));
     let words: Vec<u32> = (0..count).map(|i| key.words([i as u32, 0])[0]).collect();
     let expected = reference(&words, 0);
-    let error = move |outputs: &[Vec<f32>], factor: f32| {
-        let lanes = [outputs[1][0].to_bits(), outputs[1][1].to_bits()];
-        let got = join(lanes).wrapping_add(u64::from(factor != 1.0));
-        if got == expected { Deviation::default() } else { Deviation::WRONG }
-    };
     BucketProbe {
         name: "hash",
         input: words,
         dispatches: dispatch(0..count, partials(count)),
         starts: vec![vec![f32::NAN; 2 * partials(count)], vec![f32::NAN; 2]],
-        error: Box::new(error),
+        error: Box::new(move |outputs, factor| {
+            let lanes = [outputs[1][0].to_bits(), outputs[1][1].to_bits()];
+            let got = join(lanes).wrapping_add(u64::from(factor != 1.0));
+            if got == expected { Deviation::default() } else { Deviation::WRONG }
+        }),
     }
 }
 

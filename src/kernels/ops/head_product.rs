@@ -1,5 +1,5 @@
-//! The softmax of a head of attention on the thread that calls, and its columns in rows of all
-//! heads.
+//! Softmax of the scores of a head of attention on the calling thread, and copies of the columns of
+//! a head into rows of all heads.
 
 use crate::simd::{exp, largest, sum_of, vectorized};
 

@@ -1,12 +1,12 @@
-//! Matrix products on the host, of which the crate `gemm` computes tiles.
+//! Matrix products on the host, by the crate `gemm`.
 //!
-//! The bits of a product are those of the instruction set, whatever the number of threads and the
-//! sizes of caches: `gemm` adds up the terms of a sum in one order, if there are at most 512. Of
-//! longer sums it takes parts whose lengths depend on the caches, so that they are taken here.
+//! The bits of a product depend on the instruction set only, not on the number of threads or the
+//! sizes of caches: `gemm` adds up to 512 terms of a sum in one order. It would split longer sums
+//! into parts whose lengths depend on the caches, so they are split here.
 
 use gemm::Parallelism;
 
-/// The most terms of a sum that `gemm` is given at a time: what it never divides.
+/// Maximum number of terms of a sum in a call of `gemm`, which does not split so few.
 const TERMS_MAX: usize = 512;
 
 /// A strided matrix view of a slice, which starts at its first element.
@@ -18,7 +18,7 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Creates a view with these distances of neighbours in a column, and in a row.
+    /// Creates a view with these distances between adjacent elements of a column, and of a row.
     pub fn strided(values: &'a [f32], [row_stride, column_stride]: [usize; 2]) -> Self {
         Self { values, row_stride, column_stride }
     }
@@ -65,8 +65,7 @@ impl HostProduct {
         assert!((m - 1) * stride + n <= out.len() && n <= stride, "{m} {n} {stride}");
         for first in (0..k).step_by(TERMS_MAX) {
             // SAFETY: the last element of each matrix lies within its slice, as just asserted, and
-            // `out` is borrowed mutably, so it overlaps neither `a` nor `b`; it is read only if
-            // something is in it.
+            // `out` is borrowed mutably, so it overlaps neither `a` nor `b`.
             unsafe {
                 gemm::gemm(
                     m,

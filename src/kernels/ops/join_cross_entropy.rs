@@ -1,13 +1,14 @@
-//! Join of the losses over some classes each to those over all. Twin of
+//! Join of the losses over two sets of classes to the losses over both. Twin of
 //! `shaders/join_cross_entropy.wgsl`, which has the formulas.
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::{all_tensors, as_words};
 use crate::call_shapes::{N, PROBE_ROWS, calls};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
 use crate::twin::{InputSpec, leading_axis, no_forward, short_loops};
-use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::{ClassLoss, Op};
 
@@ -34,12 +35,11 @@ const TASK: usize = 512;
 
 /// Reference: `parts (n, 2), lse (n), parts (n, 2), lse (n) -> parts (n, 2), lse (n)`.
 pub fn reference<T: Float>(_: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
-    let number = |value: T| value.to_f64().unwrap_or(f64::NAN);
     for row in 0..outputs[1].len() {
-        let sides = [0, 2].map(|side| ClassLoss {
-            loss: number(inputs[side].floats()[2 * row]),
-            count: number(inputs[side].floats()[2 * row + 1]),
-            lse: number(inputs[side + 1].floats()[row]),
+        let sides = [0, 2].map(|side| {
+            let parts = &inputs[side].floats()[2 * row..];
+            let lse = inputs[side + 1].floats()[row];
+            ClassLoss { loss: wide(parts[0]), count: wide(parts[1]), lse: wide(lse) }
         });
         let ClassLoss { loss, count, lse } = ClassLoss::joined(sides.into_iter());
         outputs[0][2 * row] = T::from_f64(loss);
@@ -48,11 +48,15 @@ pub fn reference<T: Float>(_: &OpCall, inputs: &[HostTensorView<'_, T>], outputs
     }
 }
 
+fn wide<T: Float>(value: T) -> f64 {
+    value.to_f64().unwrap_or(f64::NAN)
+}
+
 /// CPU kernel: the reference, parallel over rows.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let [parts, lse] = outputs else { panic!("{} has 2 outputs", call.op) };
-    let tasks = parts.par_chunks_mut(2 * TASK).zip(lse.par_chunks_mut(TASK)).enumerate();
-    tasks.for_each(|(task, (parts, lse))| {
+    let tasks = (parts.par_chunks_mut(2 * TASK), lse.par_chunks_mut(TASK)).into_par_iter();
+    tasks.enumerate().for_each(|(task, (parts, lse))| {
         let mut own = Vec::with_capacity(inputs.len());
         for (index, input) in inputs.iter().enumerate() {
             let columns = if index % 2 == 0 { 2 } else { 1 };
@@ -66,11 +70,10 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 /// The only kernel: one invocation per row.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let n = call.output_len(1);
-    let inputs = (0..4).map(Operand::Input);
     vec![Dispatch {
         shader: Shader::new("join_cross_entropy", "join_cross_entropy"),
-        operands: inputs.chain([0, 1].map(Operand::Output)).collect(),
-        params: vec![n as u32],
+        operands: all_tensors(call),
+        params: as_words(&[n]),
         groups: grid(n, 64),
     }]
 }

@@ -1,6 +1,7 @@
-//! Ops that stand for two, of which some kernels compute both: the other kernels are those of the
-//! first op, followed by one of the second.
+//! Ops that consist of two parts, which some kernels of the first part compute together: its other
+//! kernels are followed by one of the second part.
 
+use super::dispatch_parts::push_new;
 use crate::{Caps, DeviceClass, Dispatch, OpCall, Operand, Twin, Variant, twin};
 
 /// Returns the twin of a part of an op.
@@ -8,8 +9,8 @@ pub(crate) fn twin_of(part: &OpCall) -> &'static Twin {
     twin(part.op).unwrap_or_else(|| panic!("{} has kernels", part.op))
 }
 
-/// Returns the static choice of the first part, given its dispatches, followed by that of the
-/// second part, whose inputs are these of the whole call.
+/// Returns the static choice of both parts, given the dispatches of the first. `inputs` are the
+/// inputs of the whole call that the second part reads.
 pub(crate) fn dispatch(
     first: Vec<Dispatch>,
     second: &OpCall,
@@ -22,9 +23,10 @@ pub(crate) fn dispatch(
     [first, behind((twin_of(second).dispatch)(second, caps), inputs)].concat()
 }
 
-/// Returns the variants of the first part, each followed by the second part's, whose inputs are
-/// these of the whole call: the baseline by the baseline, and each by the static choices of the
-/// classes of devices that the capabilities stand for.
+/// Returns the variants of both parts, given those of the first: its baseline is followed by the
+/// baseline of the second part, and each variant by the static choices of the second part for the
+/// classes of devices that the capabilities stand for. `inputs` are the inputs of the whole call
+/// that the second part reads.
 pub(crate) fn variants(
     first: Vec<Variant>,
     second: &OpCall,
@@ -53,26 +55,31 @@ pub(crate) fn variants(
     variants
 }
 
-/// Returns true if dispatches of the first part compute both: if they write to the outputs of the
-/// second, which follow the one of the first.
+/// Returns true if dispatches of the first part compute both parts: if they write to outputs of the
+/// second, which follow the only output of the first.
 fn is_whole(dispatches: &[Dispatch]) -> bool {
-    let mut operands = dispatches.iter().flat_map(|dispatch| &dispatch.operands);
-    operands.any(|operand| matches!(operand, Operand::Output(output) if *output > 0))
+    dispatches.iter().any(|dispatch| {
+        let mut operands = dispatch.operands.iter();
+        operands.any(|operand| matches!(operand, Operand::Output(output) if *output > 0))
+    })
 }
 
 /// Returns dispatches of the second part with the operands of the whole call.
 pub(crate) fn behind(mut dispatches: Vec<Dispatch>, inputs: &[usize]) -> Vec<Dispatch> {
-    for operand in dispatches.iter_mut().flat_map(|dispatch| &mut dispatch.operands) {
-        match operand {
-            Operand::Input(input) => *input = inputs[*input],
-            Operand::Output(output) => *output += 1,
-            _ => {}
+    for dispatch in &mut dispatches {
+        for operand in &mut dispatch.operands {
+            match operand {
+                Operand::Input(input) => *input = inputs[*input],
+                Operand::Output(output) => *output += 1,
+                _ => {}
+            }
         }
     }
     dispatches
 }
 
-/// Returns the static choices of a call, one for each class of devices that differs.
+/// Returns the distinct static choices of a call on the classes of devices that the capabilities
+/// stand for.
 fn static_choices(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let classes: &[DeviceClass] = match caps.class {
         DeviceClass::Any => &[DeviceClass::Hardware, DeviceClass::Software],
@@ -81,10 +88,7 @@ fn static_choices(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     };
     let mut choices: Vec<Variant> = Vec::new();
     for class in classes {
-        let choice = twin_of(call).static_choice(call, &Caps { class: *class, ..*caps });
-        if choices.iter().all(|known| known.name != choice.name) {
-            choices.push(choice);
-        }
+        push_new(&mut choices, twin_of(call).static_choice(call, &Caps { class: *class, ..*caps }));
     }
     choices
 }

@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::push_new;
 use super::layer_norm_consts::{adds, is_centered, with_consts};
 use super::row_terms::RowTerms;
 use super::{layer_norm_group, layer_norm_rows, row_sums};
@@ -33,8 +34,8 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Terms of the gradients of weight and bias for `shaders/row_sums.wgsl`, in front of what `term`
-/// returns: x, stats and dy are bound.
+/// Terms of the gradients of weight and bias for `shaders/row_sums.wgsl`, up to the return
+/// statement of `term`: x, stats and dy are bound.
 const TERMS: &str = "
 @group(0) @binding(0) var<storage, read> x: array<Value>;
 @group(0) @binding(1) var<storage, read> stats: array<vec2f>;
@@ -57,45 +58,65 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
-    let c = call.rows_and_last(0).1;
+    let (rows, c) = call.rows_and_last(0);
     match (call.op, inputs.as_slice(), outputs) {
         (Op::LayerNorm { eps } | Op::RmsNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
-            let rows = y.chunks_mut(c).zip(x.chunks(c)).zip(stats.chunks_mut(2));
-            for ((y, x), stats) in rows {
-                let eps = T::from_f64(f64::from(*eps));
-                (stats[0], stats[1]) = statistics(x, eps, is_centered(call.op));
+            let eps = T::from_f64(f64::from(*eps));
+            for (row, y) in y.chunks_mut(c).enumerate() {
+                let x = &x[row * c..][..c];
+                let (mean, rstd) = statistics(x, eps, is_centered(call.op));
+                stats[2 * row] = mean;
+                stats[2 * row + 1] = rstd;
                 for k in 0..c {
-                    let bias = bias.first().map_or(T::zero(), |bias| bias[k]);
-                    y[k] = (x[k] - stats[0]) * stats[1] * weight[k] + bias;
+                    let bias = if let [bias] = bias { bias[k] } else { T::zero() };
+                    y[k] = (x[k] - mean) * rstd * weight[k] + bias;
                 }
             }
         }
         (Op::LayerNormGrad | Op::RmsNormGrad, [x, weight, stats, dy], [dx]) => {
-            let rows = dx.chunks_mut(c).zip(x.chunks(c)).zip(dy.chunks(c)).zip(stats.chunks(2));
-            for (((dx, x), dy), stats) in rows {
-                let xhat = |k: usize| (x[k] - stats[0]) * stats[1];
-                let g = |k: usize| weight[k] * dy[k];
-                let count = T::from_f64(c as f64);
-                let mean_g =
-                    if is_centered(call.op) { (0..c).map(g).sum::<T>() / count } else { T::zero() };
-                let mean_g_xhat = (0..c).map(|k| g(k) * xhat(k)).sum::<T>() / count;
-                for (k, dx) in dx.iter_mut().enumerate() {
-                    *dx = stats[1] * (g(k) - mean_g - xhat(k) * mean_g_xhat);
-                }
+            for (row, dx) in dx.chunks_mut(c).enumerate() {
+                let own = [&x[row * c..][..c], &dy[row * c..][..c]];
+                let stats = [stats[2 * row], stats[2 * row + 1]];
+                reference_gradient(own, weight, stats, is_centered(call.op), dx);
             }
         }
         (op, [x, stats, dy], [dweight, dbias @ ..]) if sums_of(op).is_some() => {
-            let total = |before: T, sum: T| if call.accumulates() { before + sum } else { sum };
             for (k, dweight) in dweight.iter_mut().enumerate() {
-                let rows = x.chunks(c).zip(dy.chunks(c)).zip(stats.chunks(2));
-                let sum: T = rows.map(|((x, dy), s)| dy[k] * (x[k] - s[0]) * s[1]).sum();
-                *dweight = total(*dweight, sum);
+                let terms = (0..rows).map(|row| {
+                    let i = row * c + k;
+                    dy[i] * (x[i] - stats[2 * row]) * stats[2 * row + 1]
+                });
+                let sum: T = terms.sum();
+                *dweight = if call.accumulates() { *dweight + sum } else { sum };
             }
-            for (k, dbias) in dbias.iter_mut().flat_map(|dbias| dbias.iter_mut()).enumerate() {
-                *dbias = total(*dbias, dy.chunks(c).map(|dy| dy[k]).sum());
+            if let [dbias] = dbias {
+                for (k, dbias) in dbias.iter_mut().enumerate() {
+                    let sum: T = (0..rows).map(|row| dy[row * c + k]).sum();
+                    *dbias = if call.accumulates() { *dbias + sum } else { sum };
+                }
             }
         }
         (other, ..) => panic!("{other} is not a layer normalization"),
+    }
+}
+
+/// Computes the gradient of a row, given its `x` and `dy`, and its mean and reciprocal standard
+/// deviation.
+fn reference_gradient<T: Float>(
+    [x, dy]: [&[T]; 2],
+    weight: &[T],
+    [mean, rstd]: [T; 2],
+    is_centered: bool,
+    dx: &mut [T],
+) {
+    let c = x.len();
+    let count = T::from_f64(c as f64);
+    let xhat = |k: usize| (x[k] - mean) * rstd;
+    let g = |k: usize| weight[k] * dy[k];
+    let mean_g = if is_centered { (0..c).map(g).sum::<T>() / count } else { T::zero() };
+    let mean_g_xhat = (0..c).map(|k| g(k) * xhat(k)).sum::<T>() / count;
+    for (k, dx) in dx.iter_mut().enumerate() {
+        *dx = rstd * (g(k) - mean_g - xhat(k) * mean_g_xhat);
     }
 }
 
@@ -109,7 +130,7 @@ fn sums_of(op: &Op) -> Option<usize> {
     }
 }
 
-/// Returns true if an op is the normalization itself.
+/// Returns true if an op is a normalization, and not a gradient of one.
 fn is_forward(op: &Op) -> bool {
     matches!(op, Op::LayerNorm { .. } | Op::RmsNorm { .. })
 }
@@ -130,34 +151,38 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     let rows = (TASK / c).max(1);
     match (call.op, inputs.as_slice(), outputs) {
         (Op::LayerNorm { eps } | Op::RmsNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
-            let (bias, kind) = (bias.first().copied(), (*eps, is_centered(call.op)));
-            let tasks = y.par_chunks_mut(rows * c).zip(stats.par_chunks_mut(rows * 2));
-            tasks.zip(x.par_chunks(rows * c)).for_each(|((y, stats), x)| {
+            let bias = bias.first().copied();
+            let kind = (*eps, is_centered(call.op));
+            let x = x.par_chunks(rows * c);
+            let tasks = (x, y.par_chunks_mut(rows * c), stats.par_chunks_mut(rows * 2));
+            tasks.into_par_iter().for_each(|(x, y, stats)| {
                 forward_rows(x, weight, bias, kind, y, stats);
             });
         }
         (Op::LayerNormGrad | Op::RmsNormGrad, [x, weight, stats, dy], [dx]) => {
             let is_centered = is_centered(call.op);
-            let tasks = dx.par_chunks_mut(rows * c).zip(stats.par_chunks(rows * 2));
-            let tasks = tasks.zip(x.par_chunks(rows * c)).zip(dy.par_chunks(rows * c));
-            tasks.for_each(|(((dx, stats), x), dy)| {
+            let x = x.par_chunks(rows * c);
+            let dy = dy.par_chunks(rows * c);
+            let tasks = (x, stats.par_chunks(rows * 2), dy, dx.par_chunks_mut(rows * c));
+            tasks.into_par_iter().for_each(|(x, stats, dy, dx)| {
                 grad_rows(x, weight, stats, dy, dx, is_centered);
             });
         }
         (op, [x, stats, dy], outputs) if sums_of(op) == Some(outputs.len()) => {
-            let chunks = x.par_chunks(CHUNK_ROWS * c).zip(dy.par_chunks(CHUNK_ROWS * c));
-            let chunks = chunks.zip(stats.par_chunks(CHUNK_ROWS * 2));
+            let x = x.par_chunks(CHUNK_ROWS * c);
+            let chunks = (x, stats.par_chunks(CHUNK_ROWS * 2), dy.par_chunks(CHUNK_ROWS * c));
             let has_bias = outputs.len() == 2;
-            let sums: Vec<Vec<f32>> =
-                chunks.map(|((x, dy), stats)| affine_rows(x, stats, dy, c, has_bias)).collect();
+            let sums =
+                chunks.into_par_iter().map(|(x, stats, dy)| affine_rows(x, stats, dy, c, has_bias));
+            let sums: Vec<Vec<f32>> = sums.collect();
             add_sums(&sums, outputs, call.accumulates());
         }
         (other, ..) => panic!("{other} is not a layer normalization"),
     }
 }
 
-/// Adds the sums of chunks of rows, those of an output behind those of the one before, to the
-/// outputs.
+/// Adds the sums of chunks of rows, each with the sums of all outputs one after the other, to the
+/// outputs, or replaces the outputs.
 fn add_sums(sums: &[Vec<f32>], outputs: &mut [&mut [f32]], accumulate: bool) {
     if !accumulate {
         for output in outputs.iter_mut() {
@@ -166,7 +191,9 @@ fn add_sums(sums: &[Vec<f32>], outputs: &mut [&mut [f32]], accumulate: bool) {
     }
     for sum in sums {
         let parts = sum.chunks(outputs[0].len());
-        outputs.iter_mut().zip(parts).for_each(|(output, part)| add(output, part));
+        for (output, part) in outputs.iter_mut().zip(parts) {
+            add(output, part);
+        }
     }
 }
 
@@ -239,21 +266,25 @@ vectorized! {
     }
 }
 
-/// Static choice: vectors of 4 if the width is a multiple of 4, else scalars.
+/// Static choice: on GPUs, workgroups that share rows; on software adapters one invocation per row,
+/// with vectors of 4 if the width is a multiple of 4, else scalars.
 ///
 /// On two busy cores of an AMD EPYC with (1024, 768), the vector kernels took 0.6 (llvmpipe 0.4)
-/// of the time of the scalar kernels in the forward pass and 0.85 (0.3) for the gradient. On GPUs,
-/// workgroups that share rows.
+/// of the time of the scalar kernels in the forward pass and 0.85 (0.3) for the gradient.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if let Some((name, terms)) = terms(call) {
         return row_sums::chosen(name, &terms, call.accumulates(), caps).dispatches;
     }
-    let workgroups = caps.suits_hardware().then(|| by_workgroups(call));
-    let workgroups = workgroups.and_then(|mut ways| ways.pop()).map(|way| way.dispatches);
-    workgroups.unwrap_or_else(|| vec![by_rows(call)])
+    if caps.suits_hardware()
+        && let Some(best) = by_workgroups(call).pop()
+    {
+        return best.dispatches;
+    }
+    vec![by_rows(call)]
 }
 
-/// Returns the sums over rows of a gradient of parameters, with the name of its kernels.
+/// Returns the sums over rows of a gradient of parameters, with the name of its kernels; `None` of
+/// another op.
 pub(super) fn terms(call: &OpCall) -> Option<(&'static str, RowTerms)> {
     let sums = sums_of(call.op)?;
     let (rows, c) = call.rows_and_last(0);
@@ -261,11 +292,17 @@ pub(super) fn terms(call: &OpCall) -> Option<(&'static str, RowTerms)> {
         1 => ("layer_norm_weight", "weight"),
         _ => ("layer_norm_affine", "Sums(weight, bias)"),
     };
-    let text = format!("{TERMS}    return {result};\n}}\n");
-    let operands = [0, 1, 2].map(Operand::Input).to_vec();
-    let (vectors, words) = (true, [0; 3]);
-    let [outer, middle, inner] = [1, rows, c];
-    Some((name, RowTerms { outer, middle, inner, operands, sums, vectors, words, text }))
+    let terms = RowTerms {
+        outer: 1,
+        middle: rows,
+        inner: c,
+        operands: [0, 1, 2].map(Operand::Input).to_vec(),
+        sums,
+        vectors: true,
+        words: [0; 3],
+        text: format!("{TERMS}    return {result};\n}}\n"),
+    };
+    Some((name, terms))
 }
 
 /// Returns the kernel with one invocation per row.
@@ -281,39 +318,39 @@ fn by_rows(call: &OpCall) -> Dispatch {
 }
 
 /// Returns all GPU kernel variants of the call: one invocation per row, or per column for the
-/// gradients of parameters; the static choice for software adapters; and those of workgroups.
+/// gradients of parameters; the static choice for software adapters; and those whose workgroups
+/// share rows.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if let Some((name, terms)) = terms(call) {
         return row_sums::variants(name, &terms, call.accumulates(), caps);
     }
     let (rows, _) = call.rows_and_last(0);
     let entry = if is_forward(call.op) { "forward" } else { "grad" };
-    let mut ways = vec![named(one(call, entry, grid(rows, 64)))];
-    let is_of_hardware = |way: &Variant| way.dispatches[0].shader.file == "layer_norm_rows";
-    let shared = by_workgroups(call).into_iter();
-    let shared = shared.filter(|way| caps.suits_hardware() || !is_of_hardware(way));
-    for way in std::iter::once(named(by_rows(call))).chain(shared) {
-        if ways.iter().all(|known| known.name != way.name) {
-            ways.push(way);
+    let mut variants = vec![named(one(call, entry, grid(rows, 64)))];
+    push_new(&mut variants, named(by_rows(call)));
+    for variant in by_workgroups(call) {
+        let is_for_gpus = variant.dispatches[0].shader.file == "layer_norm_rows";
+        if caps.suits_hardware() || !is_for_gpus {
+            push_new(&mut variants, variant);
         }
     }
-    ways
+    variants
 }
 
 /// Returns the variants whose workgroups share rows, the best for GPUs at the end; none if a row
 /// fits neither in workgroup memory nor in registers.
 fn by_workgroups(call: &OpCall) -> Vec<Variant> {
     let Dispatch { operands, params, .. } = one(call, "", [1; 3]);
-    let group = layer_norm_group::variant(call, operands.clone(), params.clone());
-    group.into_iter().chain(layer_norm_rows::variant(call, operands, params)).collect()
+    let mut variants = Vec::new();
+    variants.extend(layer_norm_group::variant(call, operands.clone(), params.clone()));
+    variants.extend(layer_norm_rows::variant(call, operands, params));
+    variants
 }
 
-/// Returns the variant of a dispatch, with a name made of that of its entry point.
 fn named(way: Dispatch) -> Variant {
     Variant::new(format!("layer_norm_{}", way.shader.entry), vec![way])
 }
 
-/// Returns the dispatch of an entry point.
 fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     use Operand::{Input, Output};
     let (rows, c) = call.rows_and_last(0);
@@ -386,25 +423,32 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 /// See [`Twin::probes`].
 pub(super) fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = inputs[0].last().copied().unwrap_or(1);
-    let sized = |rows| match op {
-        Op::LayerNormGrad | Op::RmsNormGrad => {
-            // With one or two values, the gradient is nearly 0 and consists of rounding errors.
-            let c = if c < 8 { c + 8 } else { c };
-            vec![vec![rows, c], vec![c], vec![rows, 2], vec![rows, c]]
-        }
-        Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => {
-            vec![vec![rows, c], vec![rows, 2], vec![rows, c]]
-        }
-        _ => [vec![vec![rows, c]], vec![vec![c]; inputs.len() - 1]].concat(),
-    };
-    // Gradients of parameters are also of several blocks of rows.
-    let rows = PROBE_ROWS.into_iter().chain(sums_of(op).map(|_| 259));
-    calls(op, rows.map(sized))
+    let mut probe_rows = PROBE_ROWS.to_vec();
+    if sums_of(op).is_some() {
+        // Several blocks of rows.
+        probe_rows.push(259);
+    }
+    let mut sizes = Vec::new();
+    for rows in probe_rows {
+        sizes.push(match op {
+            Op::LayerNormGrad | Op::RmsNormGrad => {
+                // With one or two values, the gradient is nearly 0 and consists of rounding errors.
+                let c = if c < 8 { c + 8 } else { c };
+                vec![vec![rows, c], vec![c], vec![rows, 2], vec![rows, c]]
+            }
+            Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => {
+                vec![vec![rows, c], vec![rows, 2], vec![rows, c]]
+            }
+            _ => [vec![vec![rows, c]], vec![vec![c]; inputs.len() - 1]].concat(),
+        });
+    }
+    calls(op, sizes)
 }
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
-    let (x, stats) = (vec![N, C], vec![N, 2]);
+    let x = vec![N, C];
+    let stats = vec![N, 2];
     vec![
         (Op::LayerNorm { eps: 1e-5 }, vec![x.clone(), vec![C], vec![C]]),
         (Op::LayerNormGrad, vec![x.clone(), vec![C], stats.clone(), x.clone()]),

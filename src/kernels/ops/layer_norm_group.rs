@@ -16,8 +16,8 @@ const WORKGROUP_BYTES: usize = 16 * 1024;
 /// Minimum row width for workgroups of 256 invocations.
 const WIDE: usize = 2048;
 
-/// Returns the variant for a call with these operands and parameters; `None` for the weight
-/// gradient, and if a row does not fit in workgroup memory.
+/// Returns the variant for a call with these operands and parameters; `None` for the gradients of
+/// parameters, and if a row does not fit in workgroup memory.
 pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let group = if c < WIDE { 64 } else { 256 };
@@ -26,7 +26,7 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
         Op::LayerNormGrad | Op::RmsNormGrad => ("grad", 2),
         _ => return None,
     };
-    // Of the row, and of what is joined, two floats of each invocation and of each eight.
+    // The rows, and for the reductions two floats of each invocation and of each eight of them.
     if 4 * arrays * c + 8 * (group + group / 8) > WORKGROUP_BYTES {
         return None;
     }

@@ -7,20 +7,24 @@ use crate::dispatch::{ITERATIONS_MAX, Operand, WORKSPACE_VALUES_MAX, grid};
 use crate::{Dispatch, OpCall, Shader, Variant};
 use potluck_graph::Op;
 
-/// Vectors of a row that an invocation keeps: about `ITEMS`, and more of rows for which workgroups
-/// would be too large otherwise.
+/// Vectors of a row that an invocation keeps if workgroups can be large enough.
 const ITEMS: usize = 4;
+
+/// Maximum number of vectors of a row that an invocation keeps.
 const ITEMS_MAX: usize = 8;
 
-/// Workgroups that fill a large device, each with a block of rows, and the fewest rows of a block.
+/// Workgroups that fill a large device, each with a block of rows.
 const WORKGROUPS: usize = 512;
+
+/// Minimum rows of a block.
 const ROWS_MIN: usize = 16;
 
-/// Invocations of a workgroup: as many as share a row, but not fewer than the first.
+/// Minimum and maximum number of invocations of a workgroup. Between them, a workgroup has as many
+/// as share a row.
 const GROUP: [usize; 2] = [64, 256];
 
-/// Returns the variant for a call with these operands and parameters; `None` for the weight
-/// gradient, and if the rows are not whole vectors or too long for registers.
+/// Returns the variant for a call with these operands and parameters; `None` for the gradients of
+/// parameters, and if the rows are not whole vectors or too long for registers.
 pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let entry = match call.op.root_op() {
@@ -39,10 +43,10 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
     Some(Variant::new("layer_norm_rows", vec![dispatch]))
 }
 
-/// Returns the dispatch of a gradient that also sums for the parameters, `sums` values of each
-/// column, over blocks of rows to the workspace, given that of [`variant`], with the number of
-/// blocks and the rows of each; `None` if there are too few rows for two blocks, or if invocations
-/// have so many vectors of a row that sums for each would take too many registers.
+/// Returns the dispatch `dx` of [`variant`] for a gradient, extended by `sums` sums of each column
+/// for the gradients of the parameters, which it writes to the workspace for each block of rows;
+/// and the number of blocks and the rows of each. `None` if there are too few rows for two blocks,
+/// or if invocations have too many vectors of a row to keep sums for each in registers.
 pub fn with_sums(call: &OpCall, dx: Dispatch, sums: usize) -> Option<(Dispatch, [usize; 2])> {
     let (rows, c) = call.rows_and_last(0);
     let width = c / 4;
@@ -70,8 +74,8 @@ fn sizes(width: usize) -> [usize; 2] {
     [lanes.max(GROUP[0]), lanes]
 }
 
-/// Returns the shader of an entry point for rows of `width` vectors and so many sums of each
-/// column, without what is added.
+/// Returns the shader of an entry point for rows of `width` vectors and this many sums of each
+/// column, without the constants of the op.
 pub fn shader(entry: &'static str, width: usize, sums: usize) -> Shader {
     let [group, lanes] = sizes(width);
     let items = width.div_ceil(lanes);

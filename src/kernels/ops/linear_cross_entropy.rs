@@ -1,7 +1,7 @@
-//! Cross-entropy of the logits of a linear layer, and its gradient, in chunks of rows: the logits
-//! of a chunk are handed on from the product to the loss, and their gradient, in their place, to
-//! the products with the weight and the input. Composed of the kernels of [`matmul`] and
-//! [`cross_entropy`], on the host and on GPUs.
+//! Cross-entropy of the logits of a linear layer, and its gradient, in chunks of rows: the loss
+//! reads the logits of a chunk, their gradient replaces them, and the products with the weight and
+//! the input read the gradient. Composed of the kernels of [`matmul`] and [`cross_entropy`], on the
+//! host and on GPUs.
 
 use std::ops::Range;
 
@@ -37,10 +37,10 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Chunks begin at multiples of so many rows on GPUs: there, parts of every tensor can be bound.
+/// Chunks on GPUs begin at multiples of this many rows, so that parts of every tensor can be bound.
 const ROWS_UNIT: usize = 64;
 
-/// Kernels of the host of which an op is composed.
+/// CPU kernels of which an op is composed.
 struct Kernels<T> {
     product: CpuKernel<T>,
     loss: CpuKernel<T>,
@@ -85,19 +85,19 @@ struct LinearSizes {
 
 impl LinearSizes {
     fn of(call: &OpCall) -> Self {
-        let ([n, c], [v, _]) = (&call.inputs[0][..], &call.inputs[1][..]) else {
+        let [x, weight] = [&call.inputs[0][..], &call.inputs[1][..]];
+        let (&[n, c], &[v, _]) = (x, weight) else {
             panic!("{}: x is (n, c), weight (v, c)", call.op);
         };
-        let (n, c, v) = (*n, *c, *v);
         let Some((rows, classes)) = chunks_of(call.op) else {
             panic!("{} is no linear cross-entropy", call.op);
         };
-        // More than there are would take memory for nothing.
+        // A larger chunk would only take more memory.
         Self { n, c, v, rows: rows.min(n), classes }
     }
 
-    /// Returns the sizes of a call on a GPU, whose chunks begin where tensors can be bound, and
-    /// whose logits are no larger than a binding if that can be.
+    /// Returns the sizes of a call on a GPU. Its chunks begin where tensors can be bound, and the
+    /// logits of a chunk fit into a binding unless those of [`ROWS_UNIT`] rows do not.
     fn on_gpu(call: &OpCall, caps: &Caps) -> Self {
         let sizes = Self::of(call);
         let wanted = sizes.rows.next_multiple_of(ROWS_UNIT);
@@ -111,7 +111,7 @@ impl LinearSizes {
         (0..self.n).step_by(self.rows).map(move |start| start..self.n.min(start + self.rows))
     }
 
-    /// Returns the bytes of the logits of a chunk.
+    /// Returns the bytes of the logits of the largest chunk.
     fn logits_bytes(&self) -> usize {
         self.rows * self.v * DType::F32.bytes()
     }
@@ -139,21 +139,17 @@ impl ChunkSteps {
     }
 }
 
-/// Call of an op on a chunk.
-fn part<'a>(
+/// Returns the call of a product of a chunk, given the dimensions of its matrices.
+fn product_call<'a>(
     call: &OpCall,
     op: &'a Op,
-    inputs: &[[usize; 2]],
-    outputs: &[[usize; 2]],
+    inputs: [[usize; 2]; 2],
+    output: [usize; 2],
 ) -> OpCall<'a> {
-    // A vector is a matrix whose second dimension is left out.
-    let dims = |list: &[[usize; 2]]| {
-        list.iter().map(|[rows, columns]| vec![*rows, *columns]).collect::<Vec<_>>()
-    };
     OpCall {
         op,
-        inputs: dims(inputs),
-        outputs: dims(outputs),
+        inputs: inputs.map(Vec::from).to_vec(),
+        outputs: vec![output.to_vec()],
         accumulate: Accumulation::NONE,
         precision: call.precision,
         loss_scale: call.loss_scale,
@@ -165,7 +161,7 @@ const LOGITS: Op = Op::MatMul { transpose_a: false, transpose_b: true };
 const INPUT_GRADIENT: Op = Op::MatMul { transpose_a: false, transpose_b: false };
 const WEIGHT_GRADIENT: Op = Op::MatMul { transpose_a: true, transpose_b: false };
 
-/// Calls of which a chunk of so many rows is composed.
+/// Calls of which a chunk is composed.
 struct ChunkCalls<'a> {
     logits: OpCall<'a>,
     loss: OpCall<'a>,
@@ -191,31 +187,25 @@ impl<'a> ChunkCalls<'a> {
     fn of(call: &OpCall, ops: &'a LossOps, chunk: &Range<usize>) -> Self {
         let LinearSizes { c, v, .. } = LinearSizes::of(call);
         let r = chunk.len();
-        let vectors = |count| vec![vec![r]; count];
-        let logits = part(call, &LOGITS, &[[r, c], [v, c]], &[[r, v]]);
-        let is_added = |output| call.accumulate.has(output);
-        let accumulates = chunk.start > 0 || ChunkSteps::of(call.op).dweight.is_some_and(is_added);
-        let dweight = part(call, &WEIGHT_GRADIENT, &[[r, v], [r, c]], &[[v, c]]);
-        Self {
-            loss: OpCall {
-                op: &ops.loss,
-                inputs: [vec![vec![r, v]], vectors(1)].concat(),
-                outputs: [vec![vec![r, 2]], vectors(1)].concat(),
-                ..logits.clone()
-            },
-            gradient: OpCall {
-                op: &ops.gradient,
-                inputs: [vec![vec![r, v]], vectors(2)].concat(),
-                ..logits.clone()
-            },
-            dx: part(call, &INPUT_GRADIENT, &[[r, v], [v, c]], &[[r, c]]),
-            dweight: if accumulates {
-                OpCall { accumulate: Accumulation::all(1), ..dweight }
-            } else {
-                dweight
-            },
-            logits,
+        let logits = product_call(call, &LOGITS, [[r, c], [v, c]], [r, v]);
+        let loss = OpCall {
+            op: &ops.loss,
+            inputs: vec![vec![r, v], vec![r]],
+            outputs: vec![vec![r, 2], vec![r]],
+            ..logits.clone()
+        };
+        let gradient = OpCall {
+            op: &ops.gradient,
+            inputs: vec![vec![r, v], vec![r], vec![r]],
+            ..logits.clone()
+        };
+        let dx = product_call(call, &INPUT_GRADIENT, [[r, v], [v, c]], [r, c]);
+        let mut dweight = product_call(call, &WEIGHT_GRADIENT, [[r, v], [r, c]], [v, c]);
+        let output = ChunkSteps::of(call.op).dweight;
+        if chunk.start > 0 || output.is_some_and(|output| call.accumulate.has(output)) {
+            dweight.accumulate = Accumulation::all(1);
         }
+        Self { logits, loss, gradient, dx, dweight }
     }
 }
 
@@ -225,7 +215,8 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
     if chunks_of(call.op).is_none() {
         return 0;
     }
-    let (sizes, steps) = (LinearSizes::of(call), ChunkSteps::of(call.op));
+    let sizes = LinearSizes::of(call);
+    let steps = ChunkSteps::of(call.op);
     let ops = LossOps::of(&sizes);
     let ChunkCalls { logits, dx, dweight, .. } = ChunkCalls::of(call, &ops, &(0..sizes.rows));
     let mut packed = matmul::host_bytes(&logits);
@@ -246,8 +237,11 @@ fn run<T: Float>(
     kernels: &Kernels<T>,
 ) {
     let sizes = LinearSizes::of(call);
-    let (ops, steps) = (LossOps::of(&sizes), ChunkSteps::of(call.op));
-    let (x, weight, targets) = (inputs[0].floats(), inputs[1], inputs[2].ints());
+    let ops = LossOps::of(&sizes);
+    let steps = ChunkSteps::of(call.op);
+    let x = inputs[0].floats();
+    let weight = inputs[1];
+    let targets = inputs[2].ints();
     let mut logits = vec![T::zero(); sizes.rows * sizes.v];
     for chunk in sizes.chunks() {
         let calls = ChunkCalls::of(call, &ops, &chunk);
@@ -280,22 +274,25 @@ fn run<T: Float>(
     }
 }
 
-/// Static choice: the kernel that the product of the logits of a chunk would have, for all
-/// products, or else the plain one.
+/// Static choice: for all products the kernel that is the static choice of the product of the
+/// logits, or else the baseline.
 fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = LinearSizes::on_gpu(call, caps);
     let ops = LossOps::of(&sizes);
     let whole = ChunkCalls::of(call, &ops, &(0..sizes.rows));
     let chosen = matmul::dispatch(&whole.logits, caps);
-    let known = matmul::variants(&whole.logits, caps);
-    let name = known.into_iter().find(|variant| variant.dispatches == chosen).map(|one| one.name);
-    // Which of the sums are split, the composition decides.
-    let name = name.map(|name| if name == OF_REGISTERS { TILES[0].name.into() } else { name });
-    let by_name = name.and_then(|name| {
-        let tile = name.strip_suffix(SPLIT).unwrap_or(&name);
-        composed(call, caps, tile)
-    });
-    by_name.unwrap_or_else(|| plain(call, caps))
+    let mut known = matmul::variants(&whole.logits, caps).into_iter();
+    if let Some(variant) = known.find(|variant| variant.dispatches == chosen) {
+        // `composed` decides which sums are split.
+        let name = match variant.name.as_str() {
+            OF_REGISTERS => TILES[0].name,
+            name => name.strip_suffix(SPLIT).unwrap_or(name),
+        };
+        if let Some(dispatches) = composed(call, caps, name) {
+            return dispatches;
+        }
+    }
+    plain(call, caps)
 }
 
 /// Returns all GPU kernel variants of the call: one for each kernel that all of its products may
@@ -309,47 +306,56 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
         if product.name.ends_with(SPLIT) {
             continue;
         }
-        let name = product.name.replace("matmul", "linear");
-        let dispatches = composed(call, caps, &product.name);
-        variants.extend(dispatches.map(|dispatches| Variant::new(name, dispatches)));
+        if let Some(dispatches) = composed(call, caps, &product.name) {
+            let name = product.name.replace("matmul", "linear");
+            variants.push(Variant::new(name, dispatches));
+        }
     }
     variants
 }
 
+/// Returns the dispatches with the baselines of all products and of the gradient of the logits.
 fn plain(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let naive = |call: &OpCall| matmul::variants(call, caps).swap_remove(0).dispatches;
-    dispatches(call, caps, &|product| Some(naive(product)), true).unwrap_or_default()
+    let product = |product: &OpCall| {
+        let baseline = matmul::variants(product, caps).swap_remove(0);
+        Some(baseline.dispatches)
+    };
+    dispatches(call, caps, &product, true).unwrap_or_default()
 }
 
 /// Ending of the names of kernels that split sums.
 const SPLIT: &str = "_split_k";
 
 /// Returns the dispatches with the kernel of this name for all products of whole chunks; `None` if
-/// one of them cannot have it. What remains of the rows may be too little for it. Long sums are
-/// split: on a processor those of the largest tile, on GPUs those over the classes, which have too
-/// few outputs for all cores. In a step of GPT-2 124M with 8 x 1,024 tokens on an H100, where they
-/// were not, the op took 32 % of the time, at 0.63 of the rate of its other products.
+/// one of them does not have it. Products of the remaining rows, which may be too few for it, have
+/// the baseline then. Long sums are split: on software adapters those of the largest tile, on GPUs
+/// those over the classes, which have too few outputs for all cores. Without it, the op took 32 %
+/// of a step of GPT-2 124M with 8 x 1,024 tokens on an H100, at 0.63 of the rate of its other
+/// products.
 fn composed(call: &OpCall, caps: &Caps, name: &str) -> Option<Vec<Dispatch>> {
     let rows = LinearSizes::on_gpu(call, caps).rows;
     let product = |product: &OpCall| {
         let all = matmul::variants(product, caps);
         let is_rest = product.inputs[0][0] != rows && call.inputs[0][0] > rows;
         let named = |name: &str| all.iter().find(|variant| variant.name == name);
-        let split = if name == TILES[0].name {
-            named(OF_REGISTERS)
-        } else if *product.op == INPUT_GRADIENT {
-            named(&format!("{name}{SPLIT}"))
+        let mut chosen = None;
+        if is_rest {
+            chosen = named(name).or(all.first());
         } else {
-            None
-        };
-        let chosen = split.filter(|_| !is_rest).or_else(|| named(name));
-        let chosen = chosen.or_else(|| all.first().filter(|_| is_rest));
+            if name == TILES[0].name {
+                chosen = named(OF_REGISTERS);
+            } else if *product.op == INPUT_GRADIENT {
+                chosen = named(&format!("{name}{SPLIT}"));
+            }
+            chosen = chosen.or_else(|| named(name));
+        }
         chosen.map(|variant| variant.dispatches.clone())
     };
     dispatches(call, caps, &product, false)
 }
 
-/// Returns the dispatches of all chunks, with those that `product` returns for their products.
+/// Returns the dispatches of all chunks, with those that `product` returns for each product; `None`
+/// if it returns `None` for one.
 fn dispatches(
     call: &OpCall,
     caps: &Caps,
@@ -357,7 +363,8 @@ fn dispatches(
     is_plain: bool,
 ) -> Option<Vec<Dispatch>> {
     let sizes = LinearSizes::on_gpu(call, caps);
-    let (ops, steps) = (LossOps::of(&sizes), ChunkSteps::of(call.op));
+    let ops = LossOps::of(&sizes);
+    let steps = ChunkSteps::of(call.op);
     let bytes = sizes.logits_bytes();
     let [written, read] = [true, false].map(|is_writable| Operand::Scratch { bytes, is_writable });
     let mut all = Vec::new();
@@ -373,8 +380,8 @@ fn dispatches(
         all.extend(bound(product(&calls.logits)?, &[x, weight], &[written]));
         if let Some([parts, lse]) = steps.loss {
             let outputs = [rows_of(parts, 2), rows_of(lse, 1)].map(Operand::OutputPart);
-            // The same for all numbers of classes for workgroups: what is certified with a few also
-            // runs with many.
+            // `EVERY` selects workgroups for all but the shortest rows, so that the kernel which is
+            // certified with a few classes also runs with many.
             let loss = cross_entropy::dispatch(&calls.loss, &Caps::EVERY);
             all.extend(bound(loss, &[read, targets], &outputs));
         }
@@ -398,21 +405,21 @@ fn dispatches(
 }
 
 /// Returns the dispatches of a part with its tensors bound to these operands.
-fn bound(dispatches: Vec<Dispatch>, inputs: &[Operand], outputs: &[Operand]) -> Vec<Dispatch> {
-    let of = |operand: Operand| match operand {
-        Operand::Input(index) => inputs[index],
-        Operand::Output(index) => outputs[index],
-        other => other,
-    };
-    let bind = |dispatch: Dispatch| Dispatch {
-        operands: dispatch.operands.iter().map(|operand| of(*operand)).collect(),
-        ..dispatch
-    };
-    dispatches.into_iter().map(bind).collect()
+fn bound(mut dispatches: Vec<Dispatch>, inputs: &[Operand], outputs: &[Operand]) -> Vec<Dispatch> {
+    for dispatch in &mut dispatches {
+        for operand in &mut dispatch.operands {
+            match *operand {
+                Operand::Input(index) => *operand = inputs[index],
+                Operand::Output(index) => *operand = outputs[index],
+                _ => {}
+            }
+        }
+    }
+    dispatches
 }
 
-/// Returns the cost: one product for the logits, one for the gradient by the input and one for that
-/// by the weight, and what the loss costs.
+/// Returns the cost: one product for the logits, one for the gradient by the input and one for the
+/// gradient by the weight, and the loss.
 fn cost(call: &OpCall) -> Cost {
     let LinearSizes { n, c, v, .. } = LinearSizes::of(call);
     let ChunkSteps { loss, gradient, dweight } = ChunkSteps::of(call.op);
@@ -422,21 +429,28 @@ fn cost(call: &OpCall) -> Cost {
     Cost { flops: n as f64 * v as f64 * of_logit, bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::iterations`]: those of the longest sum.
+/// See [`Twin::iterations`]: the iterations of the longest sum.
 fn iterations(call: &OpCall) -> usize {
     let sizes = LinearSizes::on_gpu(call, &Caps::EVERY);
     let ops = LossOps::of(&sizes);
     let ChunkCalls { logits, dx, dweight, .. } = ChunkCalls::of(call, &ops, &(0..sizes.rows));
     let steps = ChunkSteps::of(call.op);
-    let mut products = vec![logits];
-    products.extend(steps.gradient.then_some(dx));
-    products.extend(steps.dweight.map(|_| dweight));
-    products.iter().map(matmul::iterations).max().unwrap_or(0)
+    let mut most = matmul::iterations(&logits);
+    if steps.gradient {
+        most = most.max(matmul::iterations(&dx));
+    }
+    if steps.dweight.is_some() {
+        most = most.max(matmul::iterations(&dweight));
+    }
+    most
 }
 
 /// See [`Twin::inputs`].
 fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
-    let classes = chunks_of(op).map_or(inputs[1][0], |(_, classes)| classes.all);
+    let classes = match chunks_of(op) {
+        Some((_, classes)) => classes.all,
+        None => inputs[1][0],
+    };
     InputSpec::normal(inputs).with(2, InputFill::Targets(classes as u32))
 }
 
@@ -449,7 +463,9 @@ fn forward(op: &Op) -> Option<Forward> {
 
 /// See [`Twin::independent_axes`]: rows.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
-    let inputs = (0..call.inputs.len()).map(|input| (input != 1).then_some(0)).collect();
+    let mut inputs = vec![Some(0); call.inputs.len()];
+    // The weight.
+    inputs[1] = None;
     let mut outputs = vec![Some(0); call.outputs.len()];
     if let Op::LinearCrossEntropyGrad { by_weight: true, .. }
     | Op::LinearCrossEntropyPass { by_weight: true, .. } = call.op
@@ -460,47 +476,55 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     IndependentAxis::of(call, inputs, outputs).into_iter().collect()
 }
 
-/// See [`Twin::probes`]: as many rows of the sizes of the call, or nearly so many if they are more
-/// than the largest tile, in chunks like its own. A binding may make chunks smaller than those of
+/// See [`Twin::probes`]: the sizes of the call, or similar ones where they are larger than the
+/// largest tile, in chunks like those of the call. A binding may make chunks smaller than those of
 /// the op, so there are probes of one chunk, of two, and of one with every kind of rest.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
-    let ([n, c], [v, _]) = (&inputs[0][..], &inputs[1][..]) else { return Vec::new() };
-    let c_near = matmul::probes::near(*c, ABOVE_TILES);
-    let v_near = matmul::probes::near(*v, MANY_CLASSES);
-    let shape = |[rows, n]: [usize; 2], [c, v]: [usize; 2]| {
-        let mut op = op.clone();
-        if let Op::LinearCrossEntropy { rows: of_chunk, classes }
-        | Op::LinearCrossEntropyGrad { rows: of_chunk, classes, .. }
-        | Op::LinearCrossEntropyPass { rows: of_chunk, classes, .. } = &mut op
-        {
-            *of_chunk = rows;
-            // As many behind the own classes as in front of them.
-            classes.all = classes.first + v + classes.first;
-        }
-        (op, [vec![vec![n, c], vec![v, c]], vec![vec![n]; inputs.len() - 2]].concat())
-    };
-    let chunks = chunks_like(*n);
-    let mut probes: Vec<CallShape> =
-        chunks.iter().map(|chunk| shape(*chunk, [c_near, v_near])).collect();
+    let [x, weight] = [&inputs[0][..], &inputs[1][..]];
+    let (&[n, c], &[v, _]) = (x, weight) else { return Vec::new() };
+    let near = matmul::probes::near;
+    let c_near = near(c, ABOVE_TILES);
+    let v_near = near(v, MANY_CLASSES);
+    let mut sizes = vec![[c_near, v_near]];
     // Long sums are split, on GPUs those over the classes.
-    let long = |size: usize, least: usize, near: usize| {
-        if size < least { near } else { matmul::probes::near(size, least + 7) }
-    };
-    let c_long = long(*c, CACHED_TERMS_MIN, c_near);
-    let v_long = long(*v, CACHED_TERMS_MIN, v_near);
-    let v_parts = long(*v, SPLIT_TERMS_MIN, v_near);
-    for of_long in [[c_near, v_parts], [c_near, v_long], [c_long, v_near], [c_long, v_long]] {
-        if of_long != [c_near, v_near] {
-            probes.extend(chunks.iter().map(|chunk| shape(*chunk, of_long)));
+    let c_long = if c < CACHED_TERMS_MIN { c_near } else { near(c, CACHED_TERMS_MIN + 7) };
+    let v_long = if v < CACHED_TERMS_MIN { v_near } else { near(v, CACHED_TERMS_MIN + 7) };
+    let v_parts = if v < SPLIT_TERMS_MIN { v_near } else { near(v, SPLIT_TERMS_MIN + 7) };
+    for long in [[c_near, v_parts], [c_near, v_long], [c_long, v_near], [c_long, v_long]] {
+        if long != [c_near, v_near] {
+            sizes.push(long);
+        }
+    }
+
+    let chunks = chunks_like(n);
+    let mut probes = Vec::new();
+    for [c, v] in sizes {
+        for &[rows, n] in &chunks {
+            let dims = [vec![vec![n, c], vec![v, c]], vec![vec![n]; inputs.len() - 2]].concat();
+            probes.push((resized(op, rows, v), dims));
         }
     }
     probes
 }
 
-/// The fewest rows and columns above the largest tile with which it has edges.
+/// Returns an op with these rows of a chunk, for `v` classes.
+fn resized(op: &Op, rows: usize, v: usize) -> Op {
+    let mut op = op.clone();
+    if let Op::LinearCrossEntropy { rows: of_chunk, classes }
+    | Op::LinearCrossEntropyGrad { rows: of_chunk, classes, .. }
+    | Op::LinearCrossEntropyPass { rows: of_chunk, classes, .. } = &mut op
+    {
+        *of_chunk = rows;
+        // As many classes behind the own ones as before them.
+        classes.all = classes.first + v + classes.first;
+    }
+    op
+}
+
+/// A few rows or columns more than the largest tile has.
 const ABOVE_TILES: usize = 131;
 
-/// As many classes as a workgroup adds up, and a few.
+/// A few classes more than a workgroup has invocations.
 const MANY_CLASSES: usize = 261;
 
 /// Returns pairs of the rows of a chunk and of all rows, the fewest first, for a call of `n` rows
@@ -509,8 +533,11 @@ fn chunks_like(n: usize) -> Vec<[usize; 2]> {
     let all = matmul::probes::near(n, ABOVE_TILES);
     let mut chunks = vec![[all.next_multiple_of(ROWS_UNIT), all]];
     for rows in [ROWS_UNIT, ABOVE_TILES.next_multiple_of(ROWS_UNIT)] {
-        let rests = (n % ROWS_UNIT..rows).step_by(ROWS_UNIT).filter(|rest| *rest > 0);
-        chunks.extend(rests.map(|rest| [rows, rows + rest]));
+        for rest in (n % ROWS_UNIT..rows).step_by(ROWS_UNIT) {
+            if rest > 0 {
+                chunks.push([rows, rows + rest]);
+            }
+        }
         chunks.push([rows, 2 * rows]);
     }
     chunks
@@ -518,7 +545,8 @@ fn chunks_like(n: usize) -> Vec<[usize; 2]> {
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
-    let (c, rows) = (36, ROWS_UNIT);
+    let c = 36;
+    let rows = ROWS_UNIT;
     let mut calls = Vec::new();
     for v in [67, 260] {
         let given = vec![vec![N, c], vec![v, c], vec![N]];

@@ -1,6 +1,6 @@
-//! Gradients of weight and bias of a linear layer in one: the product of [`super::matmul`], whose
-//! tiles in workgroup memory sum the rows of `dy` on their way there. Other kernels of products are
-//! followed by a kernel of [`super::sum`].
+//! Gradients of weight and bias of a linear layer in one op: the product of [`super::matmul`],
+//! whose kernels with tiles in workgroup memory sum the rows of `dy` as they load them. Other
+//! kernels of products are followed by a kernel of [`super::sum`].
 //!
 //! `dweight[o, c] = sum_k dy[k, o] x[k, c]`, `dbias[o] = sum_k dy[k, o]`.
 
@@ -65,7 +65,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     sum::fast(&sum_call(call), &inputs[..1], of_bias);
 }
 
-/// Returns the bytes in which the product of a call packs its first operand; 0 of another op.
+/// Returns the bytes into which the product of a call packs its first operand; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     if *call.op == Op::LinearWeightGrad { matmul::product_bytes(call) } else { 0 }
 }
@@ -73,7 +73,7 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
 /// The input that the sums read.
 const SUMMED: [usize; 1] = [0];
 
-/// Static choice: that of the product.
+/// Static choice: the static choice of the product, with the sums.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     joint::dispatch(matmul::dispatch(call, caps), &sum_call(call), &SUMMED, caps)
 }
@@ -89,8 +89,8 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     IndependentAxis::of(call, vec![Some(1), None], outputs).into_iter().collect()
 }
 
-/// `(m, k, n)` of more probes: sums of many columns, or of many rows, have other kernels than those
-/// of a product's probes.
+/// `(m, k, n)` of more probes: sums of many columns, or of many rows, have other kernels than in
+/// the probes of a product.
 const WIDE: [[usize; 3]; 7] = [
     [524, 40, 21],
     [524, 40, 69],
@@ -101,7 +101,7 @@ const WIDE: [[usize; 3]; 7] = [
     [131, CACHED_TERMS_MIN + 7, 69],
 ];
 
-/// See [`Twin::probes`]: those of the product, and wide ones.
+/// See [`Twin::probes`]: those of a product, and wide ones.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let products = [&PRODUCTS[..], &WIDE].concat();
     calls(op, operands(&PRODUCT, inputs, None, &products))
@@ -109,8 +109,13 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 
 /// See [`Twin::catalog`]: those of the product.
 fn catalog() -> Vec<CallShape> {
-    let products = matmul::probes::catalog().into_iter().filter(|(op, _)| *op == PRODUCT);
-    products.map(|(_, inputs)| (Op::LinearWeightGrad, inputs)).collect()
+    let mut calls = Vec::new();
+    for (op, inputs) in matmul::probes::catalog() {
+        if op == PRODUCT {
+            calls.push((Op::LinearWeightGrad, inputs));
+        }
+    }
+    calls
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub(crate) mod cross_entropy;
 mod cross_entropy_grad;
 pub(crate) mod cross_entropy_subgroups;
 pub mod custom;
+mod dispatch_parts;
 pub mod dropout;
 mod elements;
 pub(crate) mod embedding;
@@ -56,18 +57,15 @@ mod update_rules;
 use crate::{OpCall, Twin, UpdateTwin};
 use potluck_graph::{Op, Update};
 
-/// Returns the bytes that the host's kernel of a call takes besides its tensors: of products, in
-/// which all others are small.
+/// Returns the bytes that the CPU kernel of a call takes besides its tensors. Only kernels with
+/// matrix products take much.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
-    let of = [
-        attention::host_bytes,
-        linear_cross_entropy::host_bytes,
-        linear_weight_grad::host_bytes,
-        matmul::host_bytes,
-        conv::host_bytes,
-        fused::host_bytes,
-    ];
-    of.into_iter().map(|bytes| bytes(call)).sum()
+    attention::host_bytes(call)
+        + linear_cross_entropy::host_bytes(call)
+        + linear_weight_grad::host_bytes(call)
+        + matmul::host_bytes(call)
+        + conv::host_bytes(call)
+        + fused::host_bytes(call)
 }
 
 macro_rules! table {

@@ -5,6 +5,7 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::as_words;
 use crate::bucket_probe::{normals, probe_count};
 use crate::dispatch::{Strips, grid};
 use crate::harness::Deviation;
@@ -14,24 +15,27 @@ use crate::{BucketProbe, Caps, Dispatch, Operand, Shader};
 /// Elements per rayon task of `fast`; this fixes the order of its sums.
 const TASK: usize = 16 * 1024;
 
-/// Elements per partial sum, in buckets that need fewer than `PARTIALS_MAX` of them.
+/// Elements per partial sum, in buckets for which fewer than `PARTIALS_MAX` sums suffice.
 const RUN: usize = 256;
 
 /// Maximum number of partial sums of a bucket: few enough for one workgroup in the second stage,
 /// and enough invocations for a software adapter.
 const PARTIALS_MAX: usize = 4096;
 
-/// The same for GPUs, where a workgroup of 256 makes a partial sum: 4 vectors of 4 for each
-/// invocation, and enough workgroups to fill a large device.
+/// Elements per partial sum on GPUs, where a workgroup of 256 invocations computes each: 4 vectors
+/// of 4 for each invocation.
 const GROUP_RUN: usize = 4096;
+
+/// Maximum number of partial sums of a bucket on GPUs: enough workgroups to fill a large device.
 const GROUPS: usize = 1024;
 
-/// Values that are not finite, one of each, in probes and tests.
+/// Every kind of value that is not finite, for probes and tests.
 const NOT_FINITE: [f32; 4] = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
 /// Reference: returns `(sum of squares of the finite values, count of non-finite values)`.
 pub fn reference(values: &[f32]) -> (f64, u64) {
-    let (mut sum, mut bad) = (0.0, 0);
+    let mut sum = 0.0;
+    let mut bad = 0;
     for value in values {
         if value.is_finite() {
             sum += f64::from(*value) * f64::from(*value);
@@ -46,17 +50,23 @@ pub fn reference(values: &[f32]) -> (f64, u64) {
 /// threads.
 pub fn fast(values: &[f32]) -> (f64, u64) {
     let parts: Vec<(f64, u64)> = values.par_chunks(TASK).map(partial).collect();
-    parts.into_iter().fold((0.0, 0), join)
+    total(parts)
 }
 
 /// Computes the same bits as [`fast`] on the calling thread, for threads that must not wait for
 /// the work of the rayon pool.
 pub fn sum_of_squares(values: &[f32]) -> (f64, u64) {
-    values.chunks(TASK).map(partial).fold((0.0, 0), join)
+    total(values.chunks(TASK).map(partial))
 }
 
-fn join(sum: (f64, u64), part: (f64, u64)) -> (f64, u64) {
-    (sum.0 + part.0, sum.1 + part.1)
+fn total(parts: impl IntoIterator<Item = (f64, u64)>) -> (f64, u64) {
+    let mut sum = 0.0;
+    let mut bad = 0;
+    for (part, count) in parts {
+        sum += part;
+        bad += count;
+    }
+    (sum, bad)
 }
 
 vectorized! {
@@ -84,7 +94,7 @@ fn partials(count: usize) -> usize {
     count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
 }
 
-/// Places of the partial sums of several buckets, which one second stage sums: a slot for each.
+/// Layout of the partial sums of several buckets, a slot for each, which one second stage sums.
 #[derive(Clone, Copy, Debug)]
 pub struct NormSlots {
     pub slots: usize,
@@ -93,20 +103,20 @@ pub struct NormSlots {
 }
 
 impl NormSlots {
-    /// Returns the places for as many buckets as there are `lengths`.
+    /// Creates the slots for buckets of these lengths.
     pub fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
         let parts: Vec<usize> = lengths.into_iter().map(partials).collect();
         Self { slots: parts.len(), parts: parts.into_iter().max().unwrap_or(1) }
     }
 
-    /// Returns the floats of all slots: pairs, the first of each slot for their number.
+    /// Returns the floats of all slots: pairs, of which the first of a slot has their number.
     pub fn words(&self) -> usize {
         2 * self.slots * (self.parts + 1)
     }
 }
 
-/// Returns the first stage on a bucket of `count` elements, and the second one, which is that of
-/// all buckets and comes after their first stages. Input 0 is the gradients, output 0 the partial
+/// Returns the first stage on a bucket of `count` elements, and the second stage, which runs once,
+/// after the first stages of all buckets. Input 0 is the gradients, output 0 the partial
 /// sums of all slots, output 1 the results: (sum of squares, count of non-finite elements) as two
 /// floats per slot.
 pub fn dispatch(count: usize, caps: &Caps, places: NormSlots, slot: usize) -> [Dispatch; 2] {
@@ -126,15 +136,15 @@ pub fn dispatch(count: usize, caps: &Caps, places: NormSlots, slot: usize) -> [D
     let stage = |entry, groups| Dispatch {
         shader: Shader::new("norm", entry),
         operands: vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
-        params: [count, parts, strip, lanes, slot, slots, room + 1].map(|word| word as u32).into(),
+        params: as_words(&[count, parts, strip, lanes, slot, slots, room + 1]),
         groups,
     };
     [stage(entry, groups), stage("total", grid(slots, 1))]
 }
 
-/// Makes a probe for the kernels that a bucket of `like` elements runs: a bucket with some values
-/// that are not finite, and its norm in the middle one of three slots, the others of which have no
-/// partial sums. The deviation is infinite if the count is wrong or another slot is not empty.
+/// Creates a probe for the kernels that a bucket of `like` elements runs: a bucket with some values
+/// that are not finite, and its norm in the second of three slots, of which the others are empty.
+/// The deviation is infinite if the count is wrong or another slot has a result.
 pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
     let count = probe_count(like, |count| {
         let [first, _] = dispatch(count, caps, NormSlots::new([count]), 0);
@@ -145,24 +155,25 @@ pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
         gradients[(i * 7919 + count / 2) % count] = bad;
     }
     let (sum, bad) = reference(&gradients);
-    let error = move |outputs: &[Vec<f32>], factor: f32| {
-        let slots = &outputs[1];
-        let others = [&slots[..2], &slots[4..]].concat();
-        if slots[3] != bad as f32 || others != [0.0; 4] {
-            return Deviation::WRONG;
-        }
-        Deviation::of(std::iter::once(f64::from(slots[2] * factor)), &[sum])
-    };
     let places = NormSlots::new([count; 3]);
     // A slot whose number is 0 has no partial sums.
     let mut partial_sums = vec![f32::NAN; places.words()];
-    partial_sums.iter_mut().step_by(2 * (places.parts + 1)).for_each(|number| *number = 0.0);
+    for number in partial_sums.iter_mut().step_by(2 * (places.parts + 1)) {
+        *number = 0.0;
+    }
     BucketProbe {
         name: "norm",
         input: gradients.iter().map(|gradient| gradient.to_bits()).collect(),
         dispatches: dispatch(count, caps, places, 1).to_vec(),
         starts: vec![partial_sums, vec![0.5; 6]],
-        error: Box::new(error),
+        error: Box::new(move |outputs, factor| {
+            let slots = &outputs[1];
+            let others = [&slots[..2], &slots[4..]].concat();
+            if slots[3] != bad as f32 || others != [0.0; 4] {
+                return Deviation::WRONG;
+            }
+            Deviation::of(std::iter::once(f64::from(slots[2] * factor)), &[sum])
+        }),
     }
 }
 

@@ -1,10 +1,10 @@
-//! All gradients of a layer or RMS norm in one: those of [`super::layer_norm`], of which GPUs
-//! compute the sums for the parameters on the way of `x` and `dy` to `dx`
+//! All gradients of a layer or RMS norm in one op: those of [`super::layer_norm`]. On GPUs the
+//! kernel that computes `dx` from `x` and `dy` also computes the sums for the parameters
 //! ([`super::layer_norm_rows`]).
 
 use super::joint::{self, twin_of};
 use super::{layer_norm, layer_norm_rows, row_blocks};
-use crate::call_shapes::{C, N};
+use crate::call_shapes::{C, N, calls};
 use crate::cpu_kernel::CpuKernel;
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Twin, Variant, twin};
@@ -29,10 +29,10 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// The inputs of a call of which the gradients of the parameters are sums: x, stats and dy.
+/// Inputs of the gradients of the parameters: x, stats and dy.
 const SUMMED: [usize; 3] = [0, 2, 3];
 
-/// Ops of a call: the gradients by the input, and by the parameters.
+/// Ops of which a call consists: the gradients by the input, and by the parameters.
 struct Parts {
     input: Op,
     parameters: Op,
@@ -88,32 +88,38 @@ fn on_host<T: Float>(
     kernel(twin_of(&part))(&part, &SUMMED.map(|input| inputs[input]), gradients);
 }
 
-/// Static choice: on GPUs both parts in one kernel if it takes them, or else their static choices.
+/// Static choice: on GPUs both parts in one kernel if rows suit it, else the static choices of the
+/// parts.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let whole = if caps.suits_hardware() { in_one(call, caps) } else { None };
-    whole.unwrap_or_else(|| {
-        let parts = Parts::of(call.op);
-        let part = parts.input_call(call);
-        let input = (twin_of(&part).dispatch)(&part, caps);
-        joint::dispatch(input, &parts.parameter_call(call), &SUMMED, caps)
-    })
+    if caps.suits_hardware()
+        && let Some(whole) = in_one(call, caps)
+    {
+        return whole;
+    }
+    let parts = Parts::of(call.op);
+    let part = parts.input_call(call);
+    let input = (twin_of(&part).dispatch)(&part, caps);
+    joint::dispatch(input, &parts.parameter_call(call), &SUMMED, caps)
 }
 
 /// Returns the GPU kernel variants of the gradient by the input, each with the static choice of the
-/// other part, and for GPUs the one with both.
+/// other part, and for GPUs the kernel that computes both.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let parts = Parts::of(call.op);
     let part = parts.input_call(call);
     let input = (twin_of(&part).variants)(&part, caps);
     let parameters = parts.parameter_call(call);
     let mut variants = joint::variants(input, &parameters, &SUMMED, caps);
-    let whole = if caps.suits_hardware() { in_one(call, caps) } else { None };
-    variants.extend(whole.map(|dispatches| Variant::new("norm_backward_rows", dispatches)));
+    if caps.suits_hardware()
+        && let Some(whole) = in_one(call, caps)
+    {
+        variants.push(Variant::new("norm_backward_rows", whole));
+    }
     variants
 }
 
-/// Returns the dispatches that compute both parts: dx with sums over blocks of rows, and these sums
-/// together; `None` if rows do not fit in registers, or are too few.
+/// Returns the dispatches that compute both parts: dx with sums over blocks of rows, and the totals
+/// of these sums; `None` if rows do not fit in registers, or are too few.
 fn in_one(call: &OpCall, caps: &Caps) -> Option<Vec<Dispatch>> {
     let parts = Parts::of(call.op);
     let part = parts.input_call(call);
@@ -130,9 +136,12 @@ fn in_one(call: &OpCall, caps: &Caps) -> Option<Vec<Dispatch>> {
 /// Returns the cost: the FLOPs of both parts, with everything moved once.
 pub fn cost(call: &OpCall) -> Cost {
     let parts = Parts::of(call.op);
-    let flops = |part: OpCall| (twin_of(&part).cost)(&part).flops;
-    let flops = flops(parts.input_call(call)) + flops(parts.parameter_call(call));
+    let flops = flops_of(&parts.input_call(call)) + flops_of(&parts.parameter_call(call));
     Cost { flops, bytes: Cost::moved(call) }
+}
+
+fn flops_of(part: &OpCall) -> f64 {
+    (twin_of(part).cost)(part).flops
 }
 
 /// See [`Twin::iterations`]: those of the gradient by the input; sums over rows are split.
@@ -142,7 +151,7 @@ fn iterations(call: &OpCall) -> usize {
     (twin_of(&part).iterations)(&part)
 }
 
-/// See [`Twin::forward`]: that of the gradient by the input.
+/// See [`Twin::forward`]: the forward op of the gradient by the input.
 fn forward(op: &Op) -> Option<Forward> {
     let root = Parts::of(op).input;
     (twin(root.root_op())?.forward)(root.root_op())
@@ -153,39 +162,46 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     if call.inputs[0].len() < 2 {
         return Vec::new();
     }
-    let inputs = (0..call.inputs.len()).map(|input| (input != 1).then_some(0)).collect();
+    let mut inputs = vec![Some(0); call.inputs.len()];
+    // The weight.
+    inputs[1] = None;
     let mut outputs = vec![None; call.outputs.len()];
     outputs[0] = Some(0);
     IndependentAxis::of(call, inputs, outputs).into_iter().collect()
 }
 
-/// See [`Twin::probes`]: those of the gradient by the input, and of several blocks of rows.
+/// See [`Twin::probes`]: those of the gradient by the input, and one of several blocks of rows.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let root = Parts::of(op).input;
     let c = inputs[0].last().copied().unwrap_or(1);
-    // As there: with one or two values, the gradient consists of rounding errors.
+    // As in layer_norm: with one or two values, the gradient consists of rounding errors.
     let c = if c < 8 { c + 8 } else { c };
-    let of_input = layer_norm::probes(root.root_op(), inputs).into_iter().map(|(_, dims)| dims);
-    let blocks = vec![vec![259, c], vec![c], vec![259, 2], vec![259, c]];
-    let with_sum = |mut dims: Vec<Dims>| {
+    let mut sizes = Vec::new();
+    for (_, dims) in layer_norm::probes(root.root_op(), inputs) {
+        sizes.push(dims);
+    }
+    sizes.push(vec![vec![259, c], vec![c], vec![259, 2], vec![259, c]]);
+    for dims in &mut sizes {
+        // The gradient that is added.
         if inputs.len() > dims.len() {
             dims.push(dims[0].clone());
         }
-        (op.clone(), dims)
-    };
-    of_input.chain([blocks]).map(with_sum).collect()
+    }
+    calls(op, sizes)
 }
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     let x = vec![8 * N, C];
-    let own = [x.clone(), vec![C], vec![8 * N, 2], x.clone()];
-    let call = |centered, bias, adds| {
-        let sum = if adds { vec![x.clone()] } else { Vec::new() };
-        let op = Op::NormBackward(NormBackward { centered, bias, adds });
-        (op, [&own[..], &sum].concat())
-    };
-    vec![call(true, true, true), call(true, true, false), call(false, false, true)]
+    let mut calls = Vec::new();
+    for [centered, bias, adds] in [[true, true, true], [true, true, false], [false, false, true]] {
+        let mut inputs = vec![x.clone(), vec![C], vec![8 * N, 2], x.clone()];
+        if adds {
+            inputs.push(x.clone());
+        }
+        calls.push((Op::NormBackward(NormBackward { centered, bias, adds }), inputs));
+    }
+    calls
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Maximum and mean of windows over pictures that are channels last, and their gradients. Twin of
+//! Maximum and mean over windows of pictures in channels-last layout, and their gradients. Twin of
 //! `shaders/pool.wgsl`, which has the formulas.
 
 use rayon::prelude::*;
 
-use crate::call_shapes::calls;
+use super::dispatch_parts::{as_words, lanes_of};
 use crate::dispatch::grid;
 use crate::harness::InputFill;
 use crate::simd::{add_elements, vectorized};
@@ -30,8 +30,8 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// The most places of a cell that one invocation writes; with larger ones, there would be few
-/// invocations.
+/// Maximum number of places of a cell that one invocation writes; with larger cells, there would be
+/// few invocations.
 const CELL_PLACES_MAX: usize = 64;
 
 /// Kind of a pooling, or of its gradient.
@@ -56,7 +56,8 @@ struct PoolSizes {
 
 impl PoolSizes {
     fn of(call: &OpCall) -> Self {
-        let (first, last) = (&call.inputs[0], &call.outputs[0]);
+        let first = &call.inputs[0];
+        let last = &call.outputs[0];
         let (kind, options, x, y) = match *call.op {
             Op::MaxPool2d(options) => (PoolKind::Max, options, first, last),
             Op::AvgPool2d(options) => (PoolKind::Avg, options, first, last),
@@ -64,8 +65,7 @@ impl PoolSizes {
             Op::AvgPool2dGrad { options, .. } => (PoolKind::AvgGrad, options, last, first),
             ref other => panic!("{other} is no pooling"),
         };
-        let (size, out) = ([x[1], x[2]], [y[1], y[2]]);
-        Self { kind, b: x[0], size, out, c: x[3], options }
+        Self { kind, b: x[0], size: [x[1], x[2]], out: [y[1], y[2]], c: x[3], options }
     }
 
     fn is_grad(&self) -> bool {
@@ -82,7 +82,7 @@ impl PoolSizes {
             && self.cell(0) * self.cell(1) <= CELL_PLACES_MAX
     }
 
-    /// Returns the most rows or columns of a cell.
+    /// Returns the rows or columns of the largest cell.
     fn cell(&self, axis: usize) -> usize {
         let stride = self.options.stride[axis];
         stride.max(self.size[axis] - (self.out[axis] - 1) * stride)
@@ -109,8 +109,8 @@ impl PoolSizes {
         if self.is_grad() { self.size } else { self.out }
     }
 
-    /// Calls `body` with the places that a result reads, by the numbers of the picture, row and
-    /// column: the number of each among those of the input, and its place in the window.
+    /// Calls `body` for each place that a result at `[picture, row, column]` reads, with its index
+    /// among the places of the input, and its place in the window.
     #[inline(always)]
     fn for_each_read(&self, [b, i, j]: [usize; 3], mut body: impl FnMut(usize, usize)) {
         let [down, across] = if self.is_grad() {
@@ -128,19 +128,21 @@ impl PoolSizes {
         }
     }
 
-    /// Returns the row or column of a window in which a result and a place that it reads meet, if
-    /// they do.
+    /// Returns the row or column within a window that connects a result and a place of the input,
+    /// if the window has one.
     #[inline(always)]
     fn tap(&self, axis: usize, at: usize, from: usize) -> Option<usize> {
         let (inner, window) = if self.is_grad() { (at, from) } else { (from, at) };
         let apart = inner + self.options.padding[axis] - window * self.options.stride[axis];
-        match self.options.dilation[axis] {
-            1 => Some(apart),
-            dilation => apart.is_multiple_of(dilation).then(|| apart / dilation),
+        let dilation = self.options.dilation[axis];
+        if dilation == 1 {
+            return Some(apart);
         }
+        if apart.is_multiple_of(dilation) { Some(apart / dilation) } else { None }
     }
 
-    /// Returns the rows or columns from the first to the last one of a window that are no padding.
+    /// Returns the rows or columns of the picture between the first and the last one of a window,
+    /// without padding.
     fn inside(&self, axis: usize, window: usize) -> std::ops::Range<usize> {
         let Pool2dOptions { stride, padding, .. } = self.options;
         let first = window * stride[axis];
@@ -149,10 +151,11 @@ impl PoolSizes {
         first.saturating_sub(padding[axis]).min(end)..end
     }
 
-    /// Returns the windows that begin at a row or column or before, and end there or behind.
+    /// Returns the windows that reach over a row or column.
     fn windows(&self, axis: usize, at: usize) -> std::ops::Range<usize> {
         let Pool2dOptions { stride, padding, .. } = self.options;
-        let (place, span) = (at + padding[axis], self.options.span()[axis]);
+        let place = at + padding[axis];
+        let span = self.options.span()[axis];
         let end = (place / stride[axis] + 1).min(self.out[axis]);
         let first = if place < span { 0 } else { (place - span) / stride[axis] + 1 };
         first.min(end)..end
@@ -167,23 +170,30 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let sizes = PoolSizes::of(call);
-    let (c, [height, width]) = (sizes.c, sizes.result());
+    let c = sizes.c;
+    let [height, width] = sizes.result();
     let x = inputs[0].floats();
     let count = T::from_f64(sizes.places() as f64);
     // A maximum writes its place to a second output.
     let (values, places) = outputs.split_at_mut(1);
     for (at, value) in values[0].iter_mut().enumerate() {
-        let (row, channel) = (at / c, at % c);
+        let row = at / c;
+        let channel = at % c;
         let place = [row / (height * width), row / width % height, row % width];
-        let (mut total, mut best) = (T::zero(), None);
+        let mut total = T::zero();
+        let mut best: Option<(T, T)> = None;
         sizes.for_each_read(place, |from, place| {
-            let (from, place) = (from * c + channel, T::from_f64(place as f64));
+            let from = from * c + channel;
+            let place = T::from_f64(place as f64);
             match sizes.kind {
                 PoolKind::Max => {
-                    let wins = |(known, _): (T, T)| {
-                        x[from] > known || (x[from].is_nan() && !known.is_nan())
+                    let wins = match best {
+                        Some((known, _)) => {
+                            x[from] > known || (x[from].is_nan() && !known.is_nan())
+                        }
+                        None => true,
                     };
-                    if best.is_none_or(wins) {
+                    if wins {
                         best = Some((x[from], place));
                     }
                 }
@@ -192,42 +202,45 @@ pub fn reference<T: Float>(
                 PoolKind::Avg | PoolKind::AvgGrad => total += x[from] / count,
             }
         });
-        match (sizes.kind, best) {
-            (PoolKind::Max, Some((largest, place))) => {
-                (*value, places[0][at]) = (largest, place);
-            }
-            _ => *value = total,
+        *value = total;
+        if let Some((largest, place)) = best {
+            *value = largest;
+            places[0][at] = place;
         }
     }
 }
 
-/// CPU kernel: parallel over rows of pictures, several channels at a time.
+/// CPU kernel: parallel over rows of pictures, in vectorized loops over channels.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = PoolSizes::of(call);
-    let (c, [height, width], x) = (sizes.c, sizes.result(), inputs[0].floats());
-    let place = |row: usize, at: usize| [row / height, row % height, at];
-    let of = |at: usize| at * c..(at + 1) * c;
+    let c = sizes.c;
+    let [height, width] = sizes.result();
+    let x = inputs[0].floats();
     if let [y, places] = outputs {
-        let lines = y.par_chunks_mut(width * c).zip(places.par_chunks_mut(width * c)).enumerate();
-        return lines.for_each(|(row, (y, places))| {
-            let each = y.chunks_exact_mut(c).zip(places.chunks_exact_mut(c)).enumerate();
-            each.for_each(|(at, (y, places))| {
+        let lines = (y.par_chunks_mut(width * c), places.par_chunks_mut(width * c));
+        lines.into_par_iter().enumerate().for_each(|(row, (y, places))| {
+            let each = y.chunks_exact_mut(c).zip(places.chunks_exact_mut(c));
+            for (at, (y, places)) in each.enumerate() {
                 let mut is_first = true;
-                sizes.for_each_read(place(row, at), |from, place| {
-                    let is_first = std::mem::take(&mut is_first);
-                    take_larger(&x[of(from)], place as f32, is_first, y, places);
+                sizes.for_each_read([row / height, row % height, at], |from, place| {
+                    take_larger(&x[from * c..][..c], place as f32, is_first, y, places);
+                    is_first = false;
                 });
-            });
+            }
         });
+        return;
     }
     outputs[0].par_chunks_mut(width * c).enumerate().for_each(|(row, y)| {
+        let [picture, row] = [row / height, row % height];
         if sizes.kind != PoolKind::MaxGrad {
-            return average_row(&sizes, place(row, 0), x, y);
+            average_row(&sizes, [picture, row, 0], x, y);
+            return;
         }
         for (at, y) in y.chunks_exact_mut(c).enumerate() {
             y.fill(0.0);
-            sizes.for_each_read(place(row, at), |from, place| {
-                add_where(&inputs[1].floats()[of(from)], &x[of(from)], place as f32, y);
+            sizes.for_each_read([picture, row, at], |from, place| {
+                let dy = &inputs[1].floats()[from * c..][..c];
+                add_where(dy, &x[from * c..][..c], place as f32, y);
             });
         }
     });
@@ -249,7 +262,7 @@ vectorized! {
         }
     }
 
-    /// Takes the values that are larger than those so far, with their place in the window.
+    /// Replaces the values that are smaller than those of `x`, and their places by this one.
     fn take_larger<S>(x: &[f32], place: f32, is_first: bool, y: &mut [f32], places: &mut [f32]) {
         if is_first {
             y.copy_from_slice(x);
@@ -262,7 +275,7 @@ vectorized! {
         }
     }
 
-    /// Adds the values whose maximum is at this place.
+    /// Adds the elements of `dy` whose maximum is known to be at this place.
     fn add_where<S>(dy: &[f32], known: &[f32], place: f32, dx: &mut [f32]) {
         for ((dy, known), dx) in dy.iter().zip(known).zip(dx) {
             *dx += if *known == place { *dy } else { 0.0 };
@@ -270,19 +283,21 @@ vectorized! {
     }
 }
 
-/// Static choice: four channels at a time where their number allows it, and whole cells where there
-/// are some.
+/// Static choice: vectors of 4 channels where their number allows them, and an invocation per cell
+/// of a gradient whose windows do not overlap.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let sizes = PoolSizes::of(call);
-    let lanes = if sizes.c.is_multiple_of(4) { 4 } else { 1 };
-    vec![kernel(call, lanes, sizes.has_cells())]
+    vec![kernel(call, lanes_of(sizes.c), sizes.has_cells())]
 }
 
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let sizes = PoolSizes::of(call);
     let mut variants = Vec::new();
-    for by_cells in [false, true].into_iter().filter(|by_cells| !by_cells || sizes.has_cells()) {
+    for by_cells in [false, true] {
+        if by_cells && !sizes.has_cells() {
+            continue;
+        }
         let name = sizes.entry(by_cells);
         variants.push(Variant::new(name, vec![kernel(call, 1, by_cells)]));
         if sizes.c.is_multiple_of(4) {
@@ -292,7 +307,7 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the dispatch with so many channels per invocation, 1 or 4.
+/// Returns the dispatch with 1 or 4 channels per invocation.
 fn kernel(call: &OpCall, lanes: usize, by_cells: bool) -> Dispatch {
     let sizes = PoolSizes::of(call);
     let PoolSizes { kind, size: [h, w], out: [oh, ow], c, options, .. } = sizes;
@@ -308,11 +323,10 @@ fn kernel(call: &OpCall, lanes: usize, by_cells: bool) -> Dispatch {
         _ => "alias Value = f32;\nalias Bits = u32;\n",
     };
     let count = if by_cells { call.input_len(1) } else { call.output_len(0) } / lanes;
-    let params = [count, h, w, c / lanes, oh, ow, kh, kw, sh, sw, ph, pw, dh, dw];
     Dispatch {
         shader: Shader::new("pool", sizes.entry(by_cells)).with_text(types),
         operands,
-        params: params.map(|word| word as u32).to_vec(),
+        params: as_words(&[count, h, w, c / lanes, oh, ow, kh, kw, sh, sw, ph, pw, dh, dw]),
         groups: grid(count, 64),
     }
 }
@@ -328,7 +342,7 @@ pub fn cost(call: &OpCall) -> Cost {
 pub(crate) fn iterations(call: &OpCall) -> usize {
     let sizes = PoolSizes::of(call);
     let Pool2dOptions { kernel, stride, .. } = sizes.options;
-    let most = |axis: usize| {
+    let [rows, columns] = [0, 1].map(|axis| {
         if !sizes.is_grad() {
             kernel[axis]
         } else if sizes.has_cells() {
@@ -336,8 +350,8 @@ pub(crate) fn iterations(call: &OpCall) -> usize {
         } else {
             sizes.options.span()[axis].div_ceil(stride[axis])
         }
-    };
-    most(0) * (1 + most(1))
+    });
+    rows * (1 + columns)
 }
 
 /// See [`Twin::inputs`]: the places of maxima are whole numbers.
@@ -351,44 +365,51 @@ pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     }
 }
 
-/// See [`Twin::probes`]: one window and several, with a few channels; of a gradient also with rows
-/// and columns behind the last window.
+/// See [`Twin::probes`]: one window and several, with a few channels; the second probe also has
+/// rows and columns behind the last window.
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let Some(c) = inputs[0].last() else { return Vec::new() };
-    let c = [7, 12][usize::from(c.is_multiple_of(4))];
-    let small = |options: Pool2dOptions, (out, has_rest): ([usize; 2], bool)| {
-        let side = |axis: usize| {
-            let covered = (out[axis] - 1) * options.stride[axis] + options.span()[axis];
-            let rest = if has_rest { options.stride[axis] - 1 } else { 0 };
-            // A window that is wider than the picture may have no place in it.
-            let least = if options.dilation[axis] > 1 { options.span()[axis] } else { 1 };
-            covered.saturating_sub(2 * options.padding[axis]).max(least) + rest
-        };
-        let size = [side(0), side(1)];
+    let c = if c.is_multiple_of(4) { 12 } else { 7 };
+    let (Op::MaxPool2d(options)
+    | Op::AvgPool2d(options)
+    | Op::MaxPool2dGrad { options, .. }
+    | Op::AvgPool2dGrad { options, .. }) = *op
+    else {
+        return Vec::new();
+    };
+    let mut probes = Vec::new();
+    for (windows, has_rest) in [([1, 1], false), ([3, 4], true), ([9, 5], false)] {
+        let size = [0, 1].map(|axis| side(&options, axis, windows[axis], has_rest));
         // There may be more windows over the end, and in the padding.
-        let out = options.output_size(size).unwrap_or(out);
-        (size, vec![2, size[0], size[1], c], vec![2, out[0], out[1], c])
-    };
-    let probe = |out: ([usize; 2], bool)| match *op {
-        Op::MaxPool2d(options) | Op::AvgPool2d(options) => calls(op, [vec![small(options, out).1]]),
-        Op::MaxPool2dGrad { options, .. } => {
-            let (size, _, y) = small(options, out);
-            calls(&Op::MaxPool2dGrad { options, size }, [vec![y.clone(), y]])
-        }
-        Op::AvgPool2dGrad { options, .. } => {
-            let (size, _, y) = small(options, out);
-            calls(&Op::AvgPool2dGrad { options, size }, [vec![y]])
-        }
-        _ => Vec::new(),
-    };
-    [([1, 1], false), ([3, 4], true), ([9, 5], false)].into_iter().flat_map(probe).collect()
+        let out = options.output_size(size).unwrap_or(windows);
+        let x = vec![2, size[0], size[1], c];
+        let y = vec![2, out[0], out[1], c];
+        probes.push(match op {
+            Op::MaxPool2dGrad { .. } => (Op::MaxPool2dGrad { options, size }, vec![y.clone(), y]),
+            Op::AvgPool2dGrad { .. } => (Op::AvgPool2dGrad { options, size }, vec![y]),
+            _ => (op.clone(), vec![x]),
+        });
+    }
+    probes
+}
+
+/// Returns the rows or columns of a picture with this many windows, and with places behind the last
+/// window if `has_rest`.
+fn side(options: &Pool2dOptions, axis: usize, windows: usize, has_rest: bool) -> usize {
+    let span = options.span()[axis];
+    let covered = (windows - 1) * options.stride[axis] + span;
+    let rest = if has_rest { options.stride[axis] - 1 } else { 0 };
+    // A window that is wider than the picture may have no place in it.
+    let least = if options.dilation[axis] > 1 { span } else { 1 };
+    covered.saturating_sub(2 * options.padding[axis]).max(least) + rest
 }
 
 /// See [`Twin::catalog`].
 pub fn catalog() -> Vec<CallShape> {
     let options = Pool2dOptions::new(3).with_stride(2).with_padding(1);
     let size = [15, 15];
-    let (x, y) = (vec![4, 15, 15, 64], vec![4, 8, 8, 64]);
+    let x = vec![4, 15, 15, 64];
+    let y = vec![4, 8, 8, 64];
     let dilated = options.with_dilation(2).with_ceil_mode(true);
     vec![
         (Op::MaxPool2d(options), vec![x.clone()]),

@@ -1,8 +1,9 @@
-//! Rotary positions in halves, and their inverse. Twin of `shaders/rotary.wgsl`, which has the
-//! formulas.
+//! Rotary position embedding that pairs the halves of a head, and its inverse. Twin of
+//! `shaders/rotary.wgsl`, which has the formulas.
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::lanes_of;
 use crate::call_shapes::{B, C, HEADS, T, calls};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
@@ -32,7 +33,7 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Token counts of probes: a few, and more than a workgroup has pairs of.
+/// Token counts of probes: a few, and more than a workgroup has invocations.
 const TOKENS: [usize; 2] = [5, 67];
 
 /// Dimensions of a call.
@@ -68,7 +69,8 @@ fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs:
     rotate_rows(&sizes, inputs[1].floats(), 0, inputs[0].floats(), outputs[0]);
 }
 
-/// Rotates rows, of which the first has this number, by the cosines and sines of their positions.
+/// Rotates rows, of which `first` is the index of the first, by the cosines and sines of their
+/// positions.
 #[inline(always)]
 fn rotate_rows<T: Float>(sizes: &RotarySizes, table: &[T], first: usize, x: &[T], y: &mut [T]) {
     let d = 2 * sizes.half;
@@ -100,9 +102,9 @@ fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [
     let sizes = RotarySizes::of(call);
     let row = sizes.heads * 2 * sizes.half;
     let rows = (TASK / row).max(1);
-    let tasks =
-        outputs[0].par_chunks_mut(rows * row).zip(inputs[0].floats().par_chunks(rows * row));
-    tasks.enumerate().for_each(|(task, (y, x))| {
+    let x = inputs[0].floats().par_chunks(rows * row);
+    let tasks = (x, outputs[0].par_chunks_mut(rows * row)).into_par_iter().enumerate();
+    tasks.for_each(|(task, (x, y))| {
         rotate_task(&sizes, inputs[1].floats(), task * rows, x, y);
     });
 }
@@ -119,23 +121,21 @@ vectorized! {
     }
 }
 
-/// Static choice: vectors of 4 if halves of heads are whole ones.
+/// Static choice: vectors of 4 if half the width of a head is a multiple of 4.
 fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     vec![one(call, lanes(call))]
 }
 
-/// Returns all GPU kernel variants of the call.
 fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    let mut ways = vec![Variant::new("rotary", vec![one(call, 1)])];
+    let mut variants = vec![Variant::new("rotary", vec![one(call, 1)])];
     if lanes(call) == 4 {
-        ways.push(Variant::new("rotary4", vec![one(call, 4)]));
+        variants.push(Variant::new("rotary4", vec![one(call, 4)]));
     }
-    ways
+    variants
 }
 
-/// Returns the floats of a value: 4 if halves of heads are whole vectors.
 fn lanes(call: &OpCall) -> usize {
-    if RotarySizes::of(call).half.is_multiple_of(4) { 4 } else { 1 }
+    lanes_of(RotarySizes::of(call).half)
 }
 
 fn one(call: &OpCall, lanes: usize) -> Dispatch {
@@ -160,22 +160,23 @@ fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 3.0)
 }
 
-/// See [`Twin::independent_axes`]: samples.
+/// See [`Twin::independent_axes`]: samples, which may have a table each.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
-    let is_of_rows = call.inputs[1].len() > 2;
-    IndependentAxis::leading(call, if is_of_rows { &[] } else { &[1] })
+    let has_tables = call.inputs[1].len() > 2;
+    IndependentAxis::leading(call, if has_tables { &[] } else { &[1] })
 }
 
 /// See [`Twin::probes`].
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
-    let (columns, d) = (inputs[0][2], inputs[1][1]);
+    let columns = inputs[0][2];
+    let d = inputs[1][1];
     calls(op, TOKENS.map(|t| vec![vec![2, t, columns], vec![t, d]]))
 }
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     let mut calls = Vec::new();
-    // Heads of whole vectors, and one whose halves are none.
+    // Heads whose halves are whole vectors, and heads whose halves are not.
     for (columns, d) in [(C, C / HEADS), (3 * 6, 6)] {
         for inverse in [false, true] {
             calls.push((Op::Rotary { inverse }, vec![vec![B, T, columns], vec![T, d]]));

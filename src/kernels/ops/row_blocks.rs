@@ -1,9 +1,11 @@
-//! Sums over rows in two stages: blocks of rows to partial sums in the workspace, and these to the
-//! result. Twin of `shaders/row_blocks.wgsl`, and a variant of [`super::sum`] and of gradients such
-//! as those of weight and bias of [`super::layer_norm`], which have the references and the tests.
+//! Sums over rows in two stages: the first writes partial sums of blocks of rows to the workspace,
+//! the second adds them. Twin of `shaders/row_blocks.wgsl`, and a variant of [`super::sum`] and of
+//! gradients such as those of weight and bias of [`super::layer_norm`], which have the references
+//! and the tests.
 //!
 //! It is meant for GPUs: a gradient of a bias of 768 values has too few columns to fill one.
 
+use super::dispatch_parts::as_words;
 use super::row_terms::RowTerms;
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::{Dispatch, Operand, Shader, Variant};
@@ -14,7 +16,7 @@ const WORKGROUPS: usize = 1024;
 /// Invocations of a workgroup.
 const GROUP: usize = 256;
 
-/// Terms per invocation that are worth a block: as many as one loads at a time.
+/// Minimum number of terms per invocation of a block: as many as it loads together.
 const TERMS: usize = 4;
 
 /// Returns the variant that writes the sums to the outputs; `None` if there are too few rows for
@@ -22,7 +24,9 @@ const TERMS: usize = 4;
 pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant> {
     let RowTerms { outer, middle, inner, .. } = *terms;
     let [lanes, columns] = lanes_and_columns(terms);
-    let (width, share) = (inner / lanes, GROUP / columns);
+    let width = inner / lanes;
+    // Invocations that share a column.
+    let share = GROUP / columns;
     let tiles = outer * width.div_ceil(columns);
     let blocks = (WORKGROUPS / tiles.max(1)).min(middle / (share * TERMS));
     if blocks < 2 {
@@ -42,8 +46,8 @@ pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant
     Some(Variant::new(name, vec![first, totals(terms, [blocks, strip], accumulate)]))
 }
 
-/// Returns the dispatch that adds the sums of so many blocks of `strip` rows each, which are in the
-/// workspace, and writes them to the outputs.
+/// Returns the dispatch that adds the sums of `blocks` blocks of `strip` rows each in the
+/// workspace, and writes the totals to the outputs.
 pub fn totals(terms: &RowTerms, [blocks, strip]: [usize; 2], accumulate: bool) -> Dispatch {
     let workspace = Operand::workspace(terms.sums * terms.outer * blocks * terms.inner);
     Dispatch {
@@ -71,8 +75,8 @@ fn stage(
     let number = terms.operands.len();
     let partials =
         format!("@group(0) @binding({number}) var<storage, read_write> partials: array<Sums>;\n");
-    let sizes = [outer, middle, width, blocks, strip, usize::from(accumulate)];
-    let params = sizes.iter().chain(&terms.words).map(|word| *word as u32).collect();
+    let mut params = as_words(&[outer, middle, width, blocks, strip, usize::from(accumulate)]);
+    params.extend(as_words(&terms.words));
     Dispatch {
         shader: Shader::new("row_blocks", entry)
             .with_text(&terms.types(lanes))

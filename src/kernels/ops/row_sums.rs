@@ -1,8 +1,8 @@
 //! Sums over rows in one stage: by one invocation per column, or by workgroups whose invocations
-//! share columns. Twin of `shaders/row_sums.wgsl`, with variants of gradients of parameters that
-//! every row uses, such as those of [`super::layer_norm`], and of [`super::sum`], which have the
-//! references and the tests.
+//! share columns. Twin of `shaders/row_sums.wgsl`, and variants of [`super::sum`] and of gradients
+//! of parameters such as those of [`super::layer_norm`], which have the references and the tests.
 
+use super::dispatch_parts::{as_words, push_new};
 use super::row_blocks;
 use super::row_terms::RowTerms;
 use crate::dispatch::{ITERATIONS_MAX, grid};
@@ -51,22 +51,20 @@ pub fn chosen(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> Va
     }
 }
 
-/// Returns all variants that may win on a device with these capabilities, the baseline first: one
-/// invocation per column, or workgroups whose invocations share columns if one would exceed the
-/// iteration limit, block loops included.
+/// Returns all variants that may win on a device with these capabilities. The baseline has one
+/// invocation per column, or workgroups whose invocations share columns if an invocation would
+/// exceed the iteration limit, block loops included.
 pub fn variants(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> Vec<Variant> {
     let shared = tall(name, terms, accumulate);
     let baseline =
         if is_short(terms) { one(name, terms, accumulate, Way::Columns) } else { shared.clone() };
-    let mut ways = vec![baseline];
-    let blocks = caps.suits_hardware().then(|| by_workgroups(name, terms, accumulate));
-    let others = [by_columns(name, terms, accumulate), shared];
-    for way in others.into_iter().chain(blocks) {
-        if ways.iter().all(|known| known.name != way.name) {
-            ways.push(way);
-        }
+    let mut variants = vec![baseline];
+    push_new(&mut variants, by_columns(name, terms, accumulate));
+    push_new(&mut variants, shared);
+    if caps.suits_hardware() {
+        push_new(&mut variants, by_workgroups(name, terms, accumulate));
     }
-    ways
+    variants
 }
 
 fn is_short(terms: &RowTerms) -> bool {
@@ -78,7 +76,8 @@ fn tall(name: &str, terms: &RowTerms, accumulate: bool) -> Variant {
     one(name, terms, accumulate, way)
 }
 
-/// Returns the variant of a kernel, whose name it ends in. Columns have one `outer`.
+/// Returns the variant of a kernel, named `name` with a suffix. [`Way::Columns`] requires that
+/// `outer` is 1.
 pub(crate) fn one(name: &str, terms: &RowTerms, accumulate: bool, way: Way) -> Variant {
     debug_assert!(terms.outer == 1 || !matches!(way, Way::Columns));
     let (suffix, entry, lanes, group, columns) = match way {
@@ -94,14 +93,12 @@ pub(crate) fn one(name: &str, terms: &RowTerms, accumulate: bool, way: Way) -> V
         .with_text(&terms.types(lanes))
         .with_text(&terms.text)
         .with_text(&terms.put(terms.operands.len()));
+    let mut params = as_words(&[terms.outer, terms.middle, width, usize::from(accumulate)]);
+    params.extend(as_words(&terms.words));
     let dispatch = Dispatch {
         shader,
         operands: [&terms.operands[..], &terms.outputs()].concat(),
-        params: [&[terms.outer, terms.middle, width, usize::from(accumulate)][..], &terms.words]
-            .concat()
-            .into_iter()
-            .map(|word| word as u32)
-            .collect(),
+        params,
         groups: grid(terms.outer * width.div_ceil(columns), 1),
     };
     Variant::new(format!("{name}_{suffix}"), vec![dispatch])

@@ -3,12 +3,13 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::{as_words, bucket_operands};
 use super::sgd_bf16;
 use super::update_parts::parts_of;
 use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
-use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
+use crate::{Dispatch, Float, Shader, UpdateTwin};
 use potluck_graph::{Update, UpdateRange};
 
 /// Twin of [`Update::Sgd`].
@@ -40,16 +41,17 @@ pub fn reference<T: Float>(
     gradients: &[T],
     moments: &mut [&mut [T]],
 ) {
-    let real = |value: f32| T::from_f64(f64::from(value));
     let (lr, momentum, weight_decay) = numbers(update);
+    let [scale, lr, momentum, weight_decay] = [range.gradient_scale, lr, momentum, weight_decay]
+        .map(|number| T::from_f64(f64::from(number)));
     for i in range.start..range.start + range.length {
-        let decay = if i < range.decay_end { real(weight_decay) } else { T::zero() };
-        let mut g = real(range.gradient_scale) * gradients[i] + decay * parameters[i];
+        let decay = if i < range.decay_end { weight_decay } else { T::zero() };
+        let mut g = scale * gradients[i] + decay * parameters[i];
         if let [m] = moments {
-            m[i] = real(momentum) * m[i] + g;
+            m[i] = momentum * m[i] + g;
             g = m[i];
         }
-        parameters[i] -= real(lr) * g;
+        parameters[i] -= lr * g;
     }
 }
 
@@ -66,13 +68,14 @@ pub fn fast(
     for (part, decays) in parts_of(range, parameters) {
         let numbers = if decays { numbers } else { SgdNumbers { decay: 0.0, ..numbers } };
         let parameters = parameters[part.clone()].par_chunks_mut(TASK);
-        let tasks = parameters.zip(gradients[part.clone()].par_chunks(TASK));
+        let gradients = gradients[part.clone()].par_chunks(TASK);
         match moments {
-            [] => tasks.for_each(|(parameters, gradients)| {
+            [] => (parameters, gradients).into_par_iter().for_each(|(parameters, gradients)| {
                 update_slice(numbers, parameters, gradients);
             }),
             [m, ..] => {
-                tasks.zip(m[part].par_chunks_mut(TASK)).for_each(|((parameters, gradients), m)| {
+                let tasks = (parameters, gradients, m[part].par_chunks_mut(TASK));
+                tasks.into_par_iter().for_each(|(parameters, gradients, m)| {
                     update_with_momentum(numbers, parameters, gradients, m);
                 });
             }
@@ -112,18 +115,14 @@ vectorized! {
     }
 }
 
-/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4; of a
-/// range whose moment is rounded, that of `sgd_bf16`. Input 0 is the gradients, output 0 the
-/// parameters, output 1 the running average, if there is momentum.
+/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4; for a
+/// range whose moment is rounded, the dispatch of `sgd_bf16`. Input 0 is the gradients, output 0
+/// the parameters, output 1 the running average, if there is momentum.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     let (lr, momentum, weight_decay) = numbers(update);
-    let mut operands = vec![Operand::Input(0), Operand::Output(0)];
-    operands.extend((0..update.moments()).map(|moment| Operand::Output(1 + moment)));
-    let [start, length, decay_end] =
-        [range.start, range.length, range.decay_end].map(|count| count as u32);
-    let [scale, lr, momentum, decay] =
-        [range.gradient_scale, lr, momentum, weight_decay].map(f32::to_bits);
-    let params = vec![start, length, decay_end, scale, lr, momentum, decay];
+    let operands = bucket_operands(update);
+    let mut params = as_words(&[range.start, range.length, range.decay_end]);
+    params.extend([range.gradient_scale, lr, momentum, weight_decay].map(f32::to_bits));
     if let Some(rounding) = &range.rounding {
         return sgd_bf16::dispatch(operands, params, range, rounding);
     }

@@ -3,14 +3,13 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::{all_tensors, as_words, lanes_of, push_new, suffix};
 use crate::call_shapes::{C, N, PROBE_ROWS, V, calls};
 use crate::cpu_kernel::COSTLY_TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::{exp, largest, sum_of, vectorized};
 use crate::twin::{Forward, IndependentAxis, normal_inputs};
-use crate::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, source,
-};
+use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Shader, Twin, Variant, source};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
 
@@ -32,7 +31,7 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Values of a row from which on workgroups of 256 invocations share it, and not of 64.
+/// Minimum values (floats or vectors) of a row for workgroups of 256 invocations instead of 64.
 const WIDE: usize = 512;
 
 /// Reference: `x -> y`, or `y, dy -> dx`.
@@ -42,16 +41,22 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let c = call.rows_and_last(0).1;
-    let rows = outputs[0].chunks_mut(c).zip(inputs[0].floats().chunks(c)).enumerate();
-    for (row, (out, x)) in rows {
+    for (row, out) in outputs[0].chunks_mut(c).enumerate() {
+        let x = &inputs[0].floats()[row * c..][..c];
         if let Op::SoftmaxGrad = call.op {
+            let y = x;
             let dy = &inputs[1].floats()[row * c..][..c];
-            let sum: T = x.iter().zip(dy).map(|(y, dy)| *y * *dy).sum();
-            out.iter_mut().zip(x).zip(dy).for_each(|((dx, y), dy)| *dx = *y * (*dy - sum));
+            let sum: T = (0..c).map(|k| y[k] * dy[k]).sum();
+            for k in 0..c {
+                out[k] = y[k] * (dy[k] - sum);
+            }
             continue;
         }
+
         let m = x.iter().copied().fold(x[0], T::max);
-        out.iter_mut().zip(x).for_each(|(y, x)| *y = (*x - m).exp());
+        for k in 0..c {
+            out[k] = (x[k] - m).exp();
+        }
         let sum: T = out.iter().copied().sum();
         for y in out {
             *y /= sum;
@@ -63,13 +68,14 @@ pub fn reference<T: Float>(
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let c = call.rows_and_last(0).1;
     let task = (COSTLY_TASK / c).max(1) * c;
-    let tasks = outputs[0].par_chunks_mut(task).zip(inputs[0].floats().par_chunks(task));
+    let first = inputs[0].floats().par_chunks(task);
+    let result = outputs[0].par_chunks_mut(task);
     match call.op {
         Op::SoftmaxGrad => {
-            let tasks = tasks.zip(inputs[1].floats().par_chunks(task));
-            tasks.for_each(|((dx, y), dy)| grad_rows(y, dy, dx, c));
+            let tasks = (first, inputs[1].floats().par_chunks(task), result);
+            tasks.into_par_iter().for_each(|(y, dy, dx)| grad_rows(y, dy, dx, c));
         }
-        _ => tasks.for_each(|(y, x)| forward_rows(x, y, c)),
+        _ => (first, result).into_par_iter().for_each(|(x, y)| forward_rows(x, y, c)),
     }
 }
 
@@ -79,7 +85,7 @@ vectorized! {
             let m = largest(x);
             y.iter_mut().zip(x).for_each(|(y, x)| {
                 let far = *x - m;
-                // What `exp` leaves of values far below would be larger than nothing.
+                // `exp` returns a small positive number where the result underflows.
                 *y = if far < -87.0 { 0.0 } else { exp::<S>(far) };
             });
             let sum = sum_of(c, |k| y[k]);
@@ -98,7 +104,7 @@ vectorized! {
 }
 
 /// Static choice: one workgroup per row on GPUs, and one invocation on software adapters; vectors
-/// of 4 if rows are whole ones.
+/// of 4 if the row length is a multiple of 4.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let lanes = lanes(call);
     vec![if caps.suits_hardware() { by_groups(call, lanes) } else { plain(call, lanes) }]
@@ -106,26 +112,23 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let named = |way: Dispatch, lanes: usize| {
-        let suffix = if lanes == 4 { "4" } else { "" };
-        Variant::new(format!("softmax_{}{suffix}", way.shader.entry), vec![way])
-    };
-    let mut ways = vec![named(plain(call, 1), 1)];
     let lanes = lanes(call);
-    let grouped = caps.suits_hardware().then(|| by_groups(call, lanes));
-    let others = [(lanes == 4).then(|| plain(call, 4)), grouped];
-    for way in others.into_iter().flatten() {
-        let way = named(way, lanes);
-        if ways.iter().all(|known| known.name != way.name) {
-            ways.push(way);
-        }
+    let mut variants = vec![named(plain(call, 1), 1)];
+    if lanes == 4 {
+        push_new(&mut variants, named(plain(call, 4), 4));
     }
-    ways
+    if caps.suits_hardware() {
+        push_new(&mut variants, named(by_groups(call, lanes), lanes));
+    }
+    variants
 }
 
-/// Returns the floats of a value: 4 if rows are whole vectors.
+fn named(way: Dispatch, lanes: usize) -> Variant {
+    Variant::new(format!("softmax_{}{}", way.shader.entry, suffix(lanes)), vec![way])
+}
+
 fn lanes(call: &OpCall) -> usize {
-    if call.rows_and_last(0).1.is_multiple_of(4) { 4 } else { 1 }
+    lanes_of(call.rows_and_last(0).1)
 }
 
 /// Returns the kernel with one invocation per row, or one workgroup if an invocation would exceed
@@ -148,13 +151,12 @@ fn by_groups(call: &OpCall, lanes: usize) -> Dispatch {
 fn one(call: &OpCall, entry: &'static str, lanes: usize, groups: [u32; 3]) -> Dispatch {
     let (rows, c) = call.rows_and_last(0);
     let width = c / lanes;
-    let inputs = (0..call.inputs.len()).map(Operand::Input);
     Dispatch {
         shader: Shader::new("softmax", entry)
             .with_text(source::values_of(lanes))
             .with_const("GROUP", if width < WIDE { 64 } else { 256 }),
-        operands: inputs.chain([Operand::Output(0)]).collect(),
-        params: vec![rows as u32, width as u32],
+        operands: all_tensors(call),
+        params: as_words(&[rows, width]),
         groups,
     }
 }
@@ -173,8 +175,8 @@ pub fn cost(call: &OpCall) -> Cost {
 
 /// See [`Twin::forward`].
 fn forward(op: &Op) -> Option<Forward> {
-    let (inputs, outputs) = (vec![0], vec![(0, 0)]);
-    matches!(op, Op::SoftmaxGrad).then_some(Forward { op: Op::Softmax, inputs, outputs })
+    let Op::SoftmaxGrad = op else { return None };
+    Some(Forward { op: Op::Softmax, inputs: vec![0], outputs: vec![(0, 0)] })
 }
 
 /// See [`Twin::independent_axes`]: rows.
@@ -191,7 +193,7 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
     let mut calls = Vec::new();
-    // Rows of values and of vectors, and those that larger workgroups share.
+    // Rows of floats, rows of vectors, and rows for larger workgroups.
     for c in [V, C, 16 * C + 1] {
         let x = vec![N, c];
         calls.push((Op::Softmax, vec![x.clone()]));

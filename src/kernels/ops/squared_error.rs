@@ -43,17 +43,20 @@ pub fn reference<T: Float>(
     inputs: &[HostTensorView<'_, T>],
     outputs: &mut [&mut [T]],
 ) {
-    let (x, target) = (inputs[0].floats(), inputs[1].floats());
-    let differences = x.iter().zip(target).map(|(x, target)| *x - *target);
+    let x = inputs[0].floats();
+    let target = inputs[1].floats();
     if let Op::SquaredErrorGrad = call.op {
         let slope = T::from_f64(f64::from(slope(call)));
-        outputs[0].iter_mut().zip(differences).for_each(|(dx, d)| *dx = slope * d);
+        for i in 0..x.len() {
+            outputs[0][i] = slope * (x[i] - target[i]);
+        }
         return;
     }
     let (n, c) = entries(call);
-    let squares: Vec<T> = differences.map(|difference| difference * difference).collect();
     for row in 0..n {
-        outputs[0][2 * row] = squares[row * c..][..c].iter().copied().sum();
+        let entry = row * c..(row + 1) * c;
+        let squares = entry.map(|i| (x[i] - target[i]) * (x[i] - target[i]));
+        outputs[0][2 * row] = squares.sum();
         outputs[0][2 * row + 1] = T::from_f64(c as f64);
     }
 }
@@ -71,21 +74,24 @@ fn entries(call: &OpCall) -> (usize, usize) {
 
 /// CPU kernel: parallel over entries, or over elements for the gradient.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
-    let (x, target) = (inputs[0].floats(), inputs[1].floats());
+    let x = inputs[0].floats();
+    let target = inputs[1].floats();
     if let Op::SquaredErrorGrad = call.op {
-        let tasks = x.par_chunks(TASK).zip(target.par_chunks(TASK));
-        let tasks = tasks.zip(outputs[0].par_chunks_mut(TASK));
         let slope = slope(call);
-        return tasks.for_each(|((x, target), dx)| slopes(slope, x, target, dx));
+        let dx = outputs[0].par_chunks_mut(TASK);
+        let tasks = (x.par_chunks(TASK), target.par_chunks(TASK), dx);
+        tasks.into_par_iter().for_each(|(x, target, dx)| slopes(slope, x, target, dx));
+        return;
     }
     let c = entries(call).1.max(1);
     let rows = (TASK / c).max(1);
-    let tasks = x.par_chunks(rows * c).zip(target.par_chunks(rows * c));
-    tasks.zip(outputs[0].par_chunks_mut(2 * rows)).for_each(|((x, target), parts)| {
-        let rows = x.chunks_exact(c).zip(target.chunks_exact(c)).zip(parts.chunks_exact_mut(2));
-        rows.for_each(|((x, target), part)| {
-            part.copy_from_slice(&[sum_of_squares(x, target), c as f32]);
-        });
+    let parts = outputs[0].par_chunks_mut(2 * rows);
+    let tasks = (x.par_chunks(rows * c), target.par_chunks(rows * c), parts);
+    tasks.into_par_iter().for_each(|(x, target, parts)| {
+        for (row, x) in x.chunks_exact(c).enumerate() {
+            parts[2 * row] = sum_of_squares(x, &target[row * c..][..c]);
+            parts[2 * row + 1] = c as f32;
+        }
     });
 }
 
@@ -126,21 +132,20 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let (n, c) = entries(call);
-    let chosen = dispatch(call, &Caps { class: DeviceClass::Software, ..*caps });
+    let mut ways = dispatch(call, &Caps { class: DeviceClass::Software, ..*caps });
     let other = match call.op {
         Op::SquaredError if (GROUP..=ITERATIONS_MAX).contains(&c) => {
             Some(one(call, "squared_error_group", grid(n, 1)))
         }
-        Op::SquaredErrorGrad if chosen[0].shader.entry != "squared_error_grad" => {
+        Op::SquaredErrorGrad if ways[0].shader.entry != "squared_error_grad" => {
             Some(one(call, "squared_error_grad", grid(n * c, 512)))
         }
         _ => None,
     };
-    let mut ways: Vec<Dispatch> = chosen.into_iter().chain(other).collect();
+    ways.extend(other);
     // Sorted by entry point, the baseline comes first.
     ways.sort_by_key(|way| way.shader.entry);
-    let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
-    ways.into_iter().map(named).collect()
+    ways.into_iter().map(|way| Variant::new(way.shader.entry, vec![way])).collect()
 }
 
 fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {

@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::as_words;
 use super::row_sums::Way;
 use super::row_terms::RowTerms;
 use super::{row_blocks, row_sums};
@@ -33,7 +34,7 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Elements of a block of a long sum of `fast`; this fixes the order of its sums.
+/// Elements of a block of a long sum in `fast`; this fixes the order of its sums.
 const BLOCK: usize = 16 * 1024;
 
 /// Minimum number of running sums of `fast`: enough to fill vector registers.
@@ -82,7 +83,8 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let View { outer, middle, inner } = View::of(call);
-    let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
+    let x = inputs[0].floats();
+    let y = &mut *outputs[0];
     let sums = matches!(call.op, Op::Sum { .. });
     if sums && !call.accumulates() {
         y.fill(T::zero());
@@ -90,7 +92,8 @@ pub fn reference<T: Float>(
     for o in 0..outer {
         for m in 0..middle {
             for i in 0..inner {
-                let (few, many) = (o * inner + i, (o * middle + m) * inner + i);
+                let few = o * inner + i;
+                let many = (o * middle + m) * inner + i;
                 if sums {
                     y[few] += x[many];
                 } else {
@@ -104,22 +107,21 @@ pub fn reference<T: Float>(
 /// CPU kernel: parallel. A sum is split into blocks whose bounds depend on the shape only, and
 /// the sums of the blocks are added in order, so results do not depend on the number of threads.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
-    let view = View::of(call);
-    let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
+    let View { middle, inner, .. } = View::of(call);
+    let x = inputs[0].floats();
+    let y = &mut *outputs[0];
     if x.is_empty() || y.is_empty() {
         return reference(call, inputs, outputs);
     }
-    let (few, many) = (view.inner, view.middle * view.inner);
-    let tasks_of = (TASK / many).max(1);
     if let Op::Broadcast { .. } = call.op {
-        let rows = y.par_chunks_mut(few).enumerate().with_min_len((TASK / few).max(1));
-        return rows.for_each(|(row, y)| {
-            let from = row / view.middle * few;
-            y.copy_from_slice(&x[from..from + few]);
-        });
+        let rows = y.par_chunks_mut(inner).enumerate().with_min_len((TASK / inner).max(1));
+        rows.for_each(|(row, y)| y.copy_from_slice(&x[row / middle * inner..][..inner]));
+        return;
     }
-    let each = y.par_chunks_mut(few).zip(x.par_chunks(many)).with_min_len(tasks_of);
-    each.for_each_init(Vec::new, |lanes, (y, x)| {
+    let many = middle * inner;
+    let sums = (y.par_chunks_mut(inner), x.par_chunks(many)).into_par_iter();
+    let sums = sums.with_min_len((TASK / many).max(1));
+    sums.for_each_init(Vec::new, |lanes, (y, x)| {
         if !call.accumulates() {
             y.fill(0.0);
         }
@@ -133,12 +135,12 @@ fn sum_blocks(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
     if x.len() <= block {
         return sum_rows(x, y, lanes);
     }
-    let blocks = x.par_chunks(block).map_init(Vec::new, |lanes, x| {
+    let sums = x.par_chunks(block).map_init(Vec::new, |lanes, x| {
         let mut sum = vec![0.0; y.len()];
         sum_rows(x, &mut sum, lanes);
         sum
     });
-    let sums: Vec<Vec<f32>> = blocks.collect();
+    let sums: Vec<Vec<f32>> = sums.collect();
     for sum in &sums {
         add(y, sum);
     }
@@ -157,7 +159,7 @@ vectorized! {
     }
 }
 
-/// Does the same as [`sum_rows`] with rows of one element.
+/// Computes the same as [`sum_rows`] for rows of one element.
 #[inline(always)]
 fn sum_row(x: &[f32], sum: &mut f32) {
     let mut lanes = [0.0; LANES];
@@ -172,25 +174,28 @@ fn sum_row(x: &[f32], sum: &mut f32) {
 }
 
 /// Static choice: one workgroup per output if few outputs sum so many elements that one
-/// invocation per output would leave a device idle (see `is_few`); on GPUs, two stages, or tiles
-/// where there are columns enough for one; tiles of vectors for narrow rows; else one invocation
-/// per output, which on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
+/// invocation per output would leave a device idle (see `is_few`); on GPUs, two stages, or tiles if
+/// there are enough rows and columns; tiles of vectors for narrow rows; else one invocation per
+/// output, which on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let view = View::of(call);
-    let is_sum = matches!(call.op, Op::Sum { .. });
-    if is_sum
-        && caps.suits_hardware()
-        && !is_few(view)
+    if let Op::Broadcast { .. } = call.op {
+        return vec![plain(call)];
+    }
+    if is_few(view) {
+        return vec![one(call, "tree", grid(call.output_len(0), 1))];
+    }
+    if caps.suits_hardware()
         && let Some(way) = blocks(call).or_else(|| tall(call))
     {
         return way.dispatches;
     }
-    let narrow = is_sum && !is_few(view) && view.inner < WIDE;
-    match narrow.then(|| tile4(call)).flatten() {
-        Some(way) => way.dispatches,
-        None if is_sum && is_few(view) => vec![one(call, "tree", grid(call.output_len(0), 1))],
-        None => vec![plain(call)],
+    if view.inner < WIDE
+        && let Some(way) = tile4(call)
+    {
+        return way.dispatches;
     }
+    vec![plain(call)]
 }
 
 /// Returns true if one workgroup per output is the static choice.
@@ -200,50 +205,72 @@ fn is_few(view: View) -> bool {
 
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let view = View::of(call);
-    let named = |way: Dispatch| Variant::new(format!("sum_{}", way.shader.entry), vec![way]);
-    let mut ways = vec![named(plain(call))];
-    if let Op::Sum { .. } = call.op {
-        let is_narrow = view.inner < 16 && view.middle >= 64;
-        let is_baseline = view.middle > ITERATIONS_MAX;
-        let fits = (is_narrow || is_few(view)) && !is_baseline;
-        let tree = fits.then(|| named(one(call, "tree", grid(call.output_len(0), 1))));
-        let blocks = blocks(call).filter(|_| caps.suits_hardware());
-        ways.extend([tree, tile4(call), tall(call), blocks].into_iter().flatten());
+    let mut variants = vec![named(plain(call))];
+    if let Op::Broadcast { .. } = call.op {
+        return variants;
     }
-    ways
+    let view = View::of(call);
+    let is_narrow = view.inner < 16 && view.middle >= 64;
+    let is_baseline = view.middle > ITERATIONS_MAX;
+    if (is_narrow || is_few(view)) && !is_baseline {
+        variants.push(named(one(call, "tree", grid(call.output_len(0), 1))));
+    }
+    variants.extend(tile4(call));
+    variants.extend(tall(call));
+    if caps.suits_hardware() {
+        variants.extend(blocks(call));
+    }
+    variants
+}
+
+fn named(way: Dispatch) -> Variant {
+    Variant::new(format!("sum_{}", way.shader.entry), vec![way])
 }
 
 /// Returns the terms of a sum: the elements of x.
 fn terms(call: &OpCall) -> RowTerms {
     let View { outer, middle, inner } = View::of(call);
-    let (operands, text) = (vec![Operand::Input(0)], TERMS.to_string());
-    RowTerms { outer, middle, inner, operands, sums: 1, vectors: true, words: [0; 3], text }
+    RowTerms {
+        outer,
+        middle,
+        inner,
+        operands: vec![Operand::Input(0)],
+        sums: 1,
+        vectors: true,
+        words: [0; 3],
+        text: TERMS.to_string(),
+    }
 }
 
-/// Returns the variant of two stages, if there are rows enough.
+/// Returns the variant of two stages for a sum, if there are enough rows and columns.
 fn blocks(call: &OpCall) -> Option<Variant> {
-    let is_wide = matches!(call.op, Op::Sum { .. }) && View::of(call).inner >= 16;
-    let blocks = || row_blocks::variant("sum_blocks", &terms(call), call.accumulates());
-    is_wide.then(blocks).flatten()
+    if View::of(call).inner < 16 {
+        return None;
+    }
+    row_blocks::variant("sum_blocks", &terms(call), call.accumulates())
 }
 
 /// Returns the variant whose workgroups have 16 vectors of columns.
 fn tile4(call: &OpCall) -> Option<Variant> {
     let terms = terms(call);
-    let fits = terms.has_vectors() && suits_tiles(call);
-    fits.then(|| row_sums::one("sum", &terms, call.accumulates(), Way::Tile4))
+    if !terms.has_vectors() || !suits_tiles(call) {
+        return None;
+    }
+    Some(row_sums::one("sum", &terms, call.accumulates(), Way::Tile4))
 }
 
 /// Returns the variant whose workgroups share the rows of few columns.
 fn tall(call: &OpCall) -> Option<Variant> {
+    if !suits_tiles(call) {
+        return None;
+    }
     let terms = terms(call);
     let way = if terms.has_vectors() { Way::Tall4 } else { Way::Tall };
-    suits_tiles(call).then(|| row_sums::one("sum", &terms, call.accumulates(), way))
+    Some(row_sums::one("sum", &terms, call.accumulates(), way))
 }
 
-/// Returns true if there are rows enough for invocations that share a column, at least 4 each, and
-/// columns for a workgroup.
+/// Returns true if there are enough rows for the invocations that share a column, at least 4 each,
+/// and enough columns for a workgroup.
 fn suits_tiles(call: &OpCall) -> bool {
     let View { outer, middle, inner } = View::of(call);
     (16..=4 * ITERATIONS_MAX).contains(&middle) && inner >= 16 && outer > 0
@@ -262,11 +289,10 @@ fn plain(call: &OpCall) -> Dispatch {
 
 fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     let View { middle, inner, .. } = View::of(call);
-    let params = [call.output_len(0), middle, inner, usize::from(call.accumulates())];
     Dispatch {
         shader: Shader::new("sum", entry),
         operands: vec![Operand::Input(0), Operand::Output(0)],
-        params: params.map(|word| word as u32).to_vec(),
+        params: as_words(&[call.output_len(0), middle, inner, usize::from(call.accumulates())]),
         groups,
     }
 }
@@ -280,16 +306,16 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops, bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::independent_axes`]: one that stays.
+/// See [`Twin::independent_axes`]: an axis that is neither reduced nor inserted.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     let rank = call.inputs[0].len();
-    let axes = match call.op {
-        Op::Sum { first: 0, last } => (last + 1 < rank).then_some((last + 1, 0)),
-        Op::Broadcast { first: 0, .. } => Some((0, call.outputs[0].len() - rank)),
-        _ => Some((0, 0)),
+    let (input, output) = match call.op {
+        Op::Sum { first: 0, last } if last + 1 == rank => return Vec::new(),
+        Op::Sum { first: 0, last } => (last + 1, 0),
+        Op::Broadcast { first: 0, .. } => (0, call.outputs[0].len() - rank),
+        _ => (0, 0),
     };
-    let of = |(input, output)| IndependentAxis::of(call, vec![Some(input)], vec![Some(output)]);
-    axes.and_then(of).into_iter().collect()
+    IndependentAxis::of(call, vec![Some(input)], vec![Some(output)]).into_iter().collect()
 }
 
 /// See [`Twin::probes`].
@@ -297,16 +323,18 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let x = &inputs[0];
     match op {
         Op::Sum { first, last } => {
-            // Long enough for tiles that share a sum, and for blocks of rows, also if only the last
+            // Long enough for tiles that share a sum, and for blocks of rows, even if only the last
             // axis is longer than 1.
             let mut kept = shrunk_around(x, last + 1..=x.len());
             for axis in *first..=*last {
                 kept[axis] = x[axis].min(if axis == *last { 259 } else { 67 });
             }
-            // More outputs than a workgroup has.
+            // More outputs than a workgroup computes, along the last axis that stays.
             let mut wide = shrunk(x);
-            if let Some(axis) = (0..x.len()).rev().find(|axis| !(*first..=*last).contains(axis)) {
-                wide[axis] = 131;
+            if last + 1 < x.len() {
+                wide[x.len() - 1] = 131;
+            } else if *first > 0 {
+                wide[first - 1] = 131;
             }
             calls(op, [shrunk(x), shrunk_around(x, *first..=*last), kept, wide].map(|x| vec![x]))
         }

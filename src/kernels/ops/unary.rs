@@ -61,16 +61,18 @@ pub fn reference<T: Float>(
 
 /// CPU kernel: parallel over tasks of `TASK` elements, each a vectorized loop.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
-    let x = inputs[0].floats();
-    let tasks = outputs[0].par_chunks_mut(TASK).zip(x.par_chunks(TASK));
+    let x = inputs[0].floats().par_chunks(TASK);
+    let result = outputs[0].par_chunks_mut(TASK);
     match call.op {
         Op::Unary(Unary::Scale(factor)) if call.accumulates() => {
-            tasks.for_each(|(y, x)| add_scaled(*factor, x, y));
+            (x, result).into_par_iter().for_each(|(x, y)| add_scaled(*factor, x, y));
         }
-        Op::Unary(function) => tasks.for_each(|(y, x)| elements::values(*function, x, y)),
+        Op::Unary(function) => {
+            (x, result).into_par_iter().for_each(|(x, y)| elements::values(*function, x, y));
+        }
         Op::UnaryGrad(function) => {
-            let tasks = tasks.zip(inputs[1].floats().par_chunks(TASK));
-            tasks.for_each(|((dx, x), dy)| elements::gradients(*function, x, dy, dx));
+            let tasks = (x, inputs[1].floats().par_chunks(TASK), result).into_par_iter();
+            tasks.for_each(|(x, dy, dx)| elements::gradients(*function, x, dy, dx));
         }
         other => panic!("{other} is not a unary function"),
     }
@@ -94,12 +96,12 @@ pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
 
 /// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    let vectors = call.output_len(0).is_multiple_of(4).then(|| vectors(call));
-    let named = |way: Dispatch| {
-        let lanes = if way.shader.entry.ends_with('4') { "4" } else { "" };
-        Variant::new(format!("{}{lanes}", name(call)), vec![way])
-    };
-    std::iter::once(plain(call)).chain(vectors).map(named).collect()
+    let name = name(call);
+    let mut variants = vec![Variant::new(name.clone(), vec![plain(call)])];
+    if call.output_len(0).is_multiple_of(4) {
+        variants.push(Variant::new(format!("{name}4"), vec![vectors(call)]));
+    }
+    variants
 }
 
 /// Returns the baseline: one invocation per 8 elements.
@@ -149,7 +151,7 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     }
 }
 
-/// Returns the name of the function, of a gradient with `_grad`.
+/// Returns the name of the function, with `_grad` for a gradient.
 fn name(call: &OpCall) -> String {
     match function(call.op) {
         (Unary::Scale(_), _) => "scale".into(),
@@ -201,8 +203,8 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(op, ELEMENTS.map(|count| vec![vec![count]; inputs.len()]))
 }
 
-/// Functions for whose kernels all variants are tested: those of the models, and one with a
-/// constant. The kernels of the others differ by the formula only, and all formulas are tested
+/// Functions for which all kernel variants are tested: those of the models, and one with a
+/// constant. The kernels of other functions differ in the formula only, and all formulas are tested
 /// together.
 const FUNCTIONS: [Unary; 10] = [
     Unary::Relu,

@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::dispatch_parts::{as_words, bucket_operands};
 use super::update_bf16;
 use super::update_parts::parts_of;
 use super::update_rules::{ElementState, NUMBERS_MAX, RuleNumbers, UpdateFormula, with_rule};
@@ -10,7 +11,7 @@ use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
 use crate::source::{snippet, values_of};
-use crate::{Dispatch, Float, Operand, Shader, UpdateTwin};
+use crate::{Dispatch, Float, Shader, UpdateTwin};
 use potluck_graph::{Update, UpdateRange};
 
 /// Twin of [`Update::Nesterov`], [`Update::Adam`], [`Update::RmsProp`] and [`Update::Lion`].
@@ -50,13 +51,13 @@ fn reference_of<T: Float>(
     let scale = T::from_f64(range.gradient_scale.into());
     for i in range.start..range.start + range.length {
         let decay = if i < range.decay_end { T::from_f64(decay) } else { T::zero() };
-        let second = moments.get(1).map_or(T::zero(), |v| v[i]);
+        let second = if let [_, v] = &*moments { v[i] } else { T::zero() };
         let before = ElementState(parameters[i], moments[0][i], second);
-        let ElementState(parameter, m, v) =
-            rule.step(before, scale * gradients[i], decay, &numbers);
-        parameters[i] = parameter;
-        for (moment, value) in moments.iter_mut().zip([m, v]) {
-            moment[i] = value;
+        let after = rule.step(before, scale * gradients[i], decay, &numbers);
+        parameters[i] = after.0;
+        moments[0][i] = after.1;
+        if let [_, v] = moments {
+            v[i] = after.2;
         }
     }
 }
@@ -81,22 +82,24 @@ fn fast_of(
     moments: &mut [&mut [f32]],
 ) {
     let RuleNumbers { decay, numbers } = RuleNumbers::of(update);
-    let (scale, numbers) = (range.gradient_scale, numbers.map(|number| number as f32));
+    let scale = range.gradient_scale;
+    let numbers = numbers.map(|number| number as f32);
     for (part, decays) in parts_of(range, parameters) {
         let decay = if decays { decay as f32 } else { 0.0 };
         let numbers = SliceNumbers { scale, decay, numbers };
         let parameters = parameters[part.clone()].par_chunks_mut(TASK);
-        let tasks = parameters.zip(gradients[part.clone()].par_chunks(TASK));
+        let gradients = gradients[part.clone()].par_chunks(TASK);
         match moments {
             [m] => {
-                tasks.zip(m[part].par_chunks_mut(TASK)).for_each(|((parameters, gradients), m)| {
+                let tasks = (parameters, gradients, m[part].par_chunks_mut(TASK));
+                tasks.into_par_iter().for_each(|(parameters, gradients, m)| {
                     update_one(rule, numbers, parameters, gradients, m);
-                })
+                });
             }
             [m, v] => {
-                let moments =
-                    m[part.clone()].par_chunks_mut(TASK).zip(v[part].par_chunks_mut(TASK));
-                tasks.zip(moments).for_each(|((parameters, gradients), (m, v))| {
+                let m = m[part.clone()].par_chunks_mut(TASK);
+                let tasks = (parameters, gradients, m, v[part].par_chunks_mut(TASK));
+                tasks.into_par_iter().for_each(|(parameters, gradients, m, v)| {
                     update_two(rule, numbers, parameters, gradients, m, v);
                 });
             }
@@ -105,7 +108,7 @@ fn fast_of(
     }
 }
 
-/// Factor of the gradients, weight decay and numbers of the formula.
+/// Factor of the gradients, weight decay, and coefficients of the formula.
 #[derive(Clone, Copy)]
 struct SliceNumbers {
     scale: f32,
@@ -151,12 +154,11 @@ vectorized! {
     }
 }
 
-/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4; of a
-/// range whose moments are rounded, that of `update_bf16`. Input 0 is the gradients, output 0 the
-/// parameters, and then come the moments.
+/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4; for a
+/// range whose moments are rounded, the dispatch of `update_bf16`. Input 0 is the gradients, output
+/// 0 the parameters, and the following outputs are the moments.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
-    let mut operands = vec![Operand::Input(0), Operand::Output(0)];
-    operands.extend((0..update.moments()).map(|moment| Operand::Output(1 + moment)));
+    let operands = bucket_operands(update);
     let params = params(update, range);
     if let Some(rounding) = &range.rounding {
         return update_bf16::dispatch(update, operands, params, range, rounding);
@@ -171,7 +173,7 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     }
 }
 
-/// Returns a shader of the skeleton with the formula of an update of so many floats at a time.
+/// Returns a shader of the skeleton with the formula of an update on values of `lanes` floats.
 pub(super) fn with_formula(shader: Shader, update: &Update, lanes: usize) -> Shader {
     let decay = snippet(if lanes == 4 { "decay4" } else { "decay" });
     let rule = with_rule!(update, rule => rule.wgsl());
@@ -180,8 +182,7 @@ pub(super) fn with_formula(shader: Shader, update: &Update, lanes: usize) -> Sha
 
 fn params(update: &Update, range: &UpdateRange) -> Vec<u32> {
     let RuleNumbers { decay, numbers } = RuleNumbers::of(update);
-    let mut params =
-        [range.start, range.length, range.decay_end].map(|count| count as u32).to_vec();
+    let mut params = as_words(&[range.start, range.length, range.decay_end]);
     params.push(range.gradient_scale.to_bits());
     params.push((decay as f32).to_bits());
     params.extend(numbers.map(|number| (number as f32).to_bits()));
@@ -192,13 +193,8 @@ fn params(update: &Update, range: &UpdateRange) -> Vec<u32> {
 fn flops(update: &Update) -> f64 {
     match update {
         Update::Adam { .. } => 15.0,
-        Update::RmsProp { momentum, .. } => {
-            if *momentum == 0.0 {
-                11.0
-            } else {
-                13.0
-            }
-        }
+        Update::RmsProp { momentum: 0.0, .. } => 11.0,
+        Update::RmsProp { .. } => 13.0,
         Update::Lion { .. } => 11.0,
         _ => 9.0,
     }
@@ -216,8 +212,13 @@ fn probe(update: &Update) -> Update {
 
 /// See [`UpdateTwin::catalog`].
 fn catalog() -> Vec<Update> {
-    let rms_prop = [0.0, 0.9].map(example_of_rms_prop);
-    vec![NESTEROV, example_of_adam(0.1, 0.01), rms_prop[0], rms_prop[1], LION]
+    vec![
+        NESTEROV,
+        example_of_adam(0.1, 0.01),
+        example_of_rms_prop(0.0),
+        example_of_rms_prop(0.9),
+        LION,
+    ]
 }
 
 const NESTEROV: Update = Update::Nesterov { lr: 0.1, momentum: 0.9, weight_decay: 0.1 };
@@ -225,8 +226,15 @@ const LION: Update = Update::Lion { lr: 0.1, beta1: 0.9, beta2: 0.95, weight_dec
 
 /// Returns an update of Adam with these corrections and a large step.
 fn example_of_adam(correction1: f32, correction2: f32) -> Update {
-    let (lr, beta1, beta2, eps, weight_decay) = (0.1, 0.9, 0.99, 1e-8, 0.1);
-    Update::Adam { lr, beta1, beta2, eps, weight_decay, correction1, correction2 }
+    Update::Adam {
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        correction1,
+        correction2,
+    }
 }
 
 fn example_of_rms_prop(momentum: f32) -> Update {

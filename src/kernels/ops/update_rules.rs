@@ -1,19 +1,19 @@
-//! Formulas of the update rules that `super::update` computes, each written once in what Rust and
-//! WGSL have in common: the reference, the CPU kernel and the shaders come from one text.
+//! Formulas of the update rules that `super::update` computes, each written once in the common
+//! subset of Rust and WGSL: the reference, the CPU kernel and the shaders come from one text.
 
 use crate::Float;
 use potluck_graph::Update;
 
-/// Most numbers of a formula.
+/// Maximum number of coefficients of a formula.
 pub(crate) const NUMBERS_MAX: usize = 7;
 
-/// Values of a parameter and of its moments; of one moment, the second is nothing.
+/// Values of a parameter and of its moments; a rule with one moment ignores the second.
 #[derive(Clone, Copy)]
 pub(crate) struct ElementState<T>(pub T, pub T, pub T);
 
 /// Formula of a rule for one element.
 pub(crate) trait UpdateFormula: Copy + Send + Sync {
-    /// The function `rule` of the shaders.
+    /// Returns the function `rule` of the shaders.
     fn wgsl(self) -> String;
 
     /// Returns the new values of an element with this scaled gradient and weight decay.
@@ -150,7 +150,7 @@ macro_rules! with_rule {
 
 pub(crate) use with_rule;
 
-/// Weight decay and numbers of a formula, in its order.
+/// Weight decay and coefficients of a formula, in its order.
 pub(crate) struct RuleNumbers {
     pub decay: f64,
     pub numbers: [f64; NUMBERS_MAX],
@@ -163,7 +163,7 @@ impl RuleNumbers {
         Self { decay, numbers }
     }
 
-    /// Returns those of an update.
+    /// Returns the numbers of an update.
     ///
     /// # Panics
     /// If the rule has kernels of its own.
