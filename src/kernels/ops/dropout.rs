@@ -42,7 +42,7 @@ struct Mask {
     elements: usize,
     /// Columns of a row of this call; a sample is one row if the call has all columns.
     width: usize,
-    /// Columns of the whole graph's row, in which elements are numbered.
+    /// Range of these columns in the whole graph's row, by which elements are numbered.
     columns: ColumnRange,
 }
 

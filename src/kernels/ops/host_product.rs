@@ -65,7 +65,7 @@ impl HostProduct {
         assert!((m - 1) * stride + n <= out.len() && n <= stride, "{m} {n} {stride}");
         for first in (0..k).step_by(TERMS_MAX) {
             // SAFETY: the last element of each matrix lies within its slice, as just asserted, and
-            // `out` is borrowed mutably, so it overlaps neither `a` nor `b`.
+            // `out` is borrowed mutably, so it overlaps neither `a` nor `b`; it is initialized.
             unsafe {
                 gemm::gemm(
                     m,

@@ -51,7 +51,7 @@ pub fn chosen(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> Va
     }
 }
 
-/// Returns all variants that may win on a device with these capabilities. The baseline has one
+/// Returns all variants that may win on a device with these capabilities, the baseline first: one
 /// invocation per column, or workgroups whose invocations share columns if an invocation would
 /// exceed the iteration limit, block loops included.
 pub fn variants(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> Vec<Variant> {

@@ -7,7 +7,7 @@ use potluck_graph::Update;
 /// Maximum number of coefficients of a formula.
 pub(crate) const NUMBERS_MAX: usize = 7;
 
-/// Values of a parameter and of its moments; a rule with one moment ignores the second.
+/// Values of a parameter and of its moments; the second is 0 for a rule with one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct ElementState<T>(pub T, pub T, pub T);
 
