@@ -11,8 +11,8 @@ use crate::testing::{
     for_each_result, on_gpu,
 };
 use crate::{DeviceClass, OwnedCall, Pipelines, RandomContext};
-use potluck_core::{HostTensor, HostTensorView, Shape, Site};
-use potluck_graph::{Accumulation, Precision};
+use potluck_core::{HostTensor, Shape, Site};
+use potluck_graph::{Accumulation, AttentionOptions, AttentionPlace};
 
 const SITE: Site = Site(9);
 
