@@ -2,8 +2,8 @@
 //! entry points that are appended to the functions of `shaders/attention_coop.wgsl`.
 //!
 //! The text of an entry point is generated because its matrices have names: the matrices of own
-//! rows, as many as the columns of a head take, and those of the sums stay in registers over the
-//! whole loop, where not every driver keeps arrays. Devices differ only in the numbers of these
+//! rows, as many as the columns of a head take, and the matrices of the sums stay in registers over
+//! the whole loop, where not every driver keeps arrays. Devices differ only in the numbers of these
 //! matrices and in the size of a matrix.
 
 use super::AttentionSizes;
@@ -435,7 +435,7 @@ fn products(nth: usize, arrangement: &UnitArrangement) -> String {
             )
         });
     }
-    // Every argument of a store is a value of its own, as naga asks for.
+    // Every argument of a store is a named value, because naga requires it.
     text + &lines(arrangement.scores, |n| {
         format!(
             "        let {score}_{n}_at = \

@@ -51,7 +51,7 @@ struct AttentionSizes {
     /// Places of queries, keys and values.
     places: [ColumnPlace; 3],
     scale: f64,
-    /// True if a query sees no key behind its own position.
+    /// True if a query sees no key after its own position.
     causal: bool,
     /// Dropout of the probabilities; `None` if it is inactive in this pass.
     drop: Option<Dropout>,
@@ -234,7 +234,7 @@ pub fn cost(call: &OpCall) -> Cost {
 fn iterations(call: &OpCall) -> usize {
     let AttentionSizes { t, d, group, .. } = AttentionSizes::of(call);
     let parts = d.div_ceil(4);
-    // Keys walk over the queries of all heads that share them.
+    // In the gradient, a key is paired with the queries of all heads that share it.
     let heads = if matches!(call.op, Op::Attention(_)) { 1 } else { group };
     let of_dropout = if call.op.is_random() { 4 } else { 0 };
     heads * t.div_ceil(4) * ((2 * parts + 1).max(4) + of_dropout) + 4 * (parts + 1)

@@ -43,7 +43,7 @@ pub(super) fn kernels(call: &OpCall, sizes: &AttentionSizes) -> Vec<AttentionKer
     for input in 0..sizes.tensors {
         read.push((TENSORS[input], Input(input)));
     }
-    // Without dropout, the first input is bound in place of the sample ids and not read.
+    // Without dropout, the first input is bound instead of the sample ids, and not read.
     read.push(("samples", Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 })));
     if matches!(call.op, Op::Attention(_)) {
         let own = [("new_y", Output(0)), ("new_lse", Output(1))];
@@ -64,7 +64,7 @@ pub(super) fn kernels(call: &OpCall, sizes: &AttentionSizes) -> Vec<AttentionKer
 }
 
 impl AttentionKernel {
-    /// Creates the kernel with these bindings: those of the tensors and samples, and its own.
+    /// Creates a kernel that binds the tensors and sample ids in `read` and the variables in `own`.
     fn new(entry: &'static str, read: &[BoundVariable], own: &[BoundVariable]) -> Self {
         Self { entry, bindings: [read, own].concat() }
     }
@@ -82,9 +82,9 @@ impl AttentionKernel {
         self.bindings.iter().any(|(bound, _)| *bound == name)
     }
 
-    /// Returns the shader of a file, with what `shaders/lib/attention.wgsl` needs prepended.
-    /// Operands are rounded as they are read, and weights and slopes by the functions of the file,
-    /// to what products in mixed precision multiply.
+    /// Returns the shader of a file, with the WGSL prepended that `shaders/lib/attention.wgsl`
+    /// needs. In mixed precision, operands are rounded as they are read, and weights and slopes by
+    /// the functions of the file.
     pub(super) fn shader(&self, file: &'static str, sizes: &AttentionSizes) -> Shader {
         let mut shader = Shader::new(file, self.entry)
             .with_const("D", sizes.d as u32)

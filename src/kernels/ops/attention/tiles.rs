@@ -48,8 +48,8 @@ struct TileArrangement {
 }
 
 impl AttentionTile {
-    /// Returns true if the tile is a candidate on a device with these capabilities: on a GPU, if its
-    /// memory suffices, and if the call has at least half as many queries as the tile.
+    /// Returns true if the tile is a candidate on a device with these capabilities: on a GPU, if
+    /// its memory suffices, and if the call has at least half as many queries as the tile.
     pub(super) fn fits(self, sizes: &AttentionSizes, caps: &Caps) -> bool {
         let queries = self.arrangement("forward", sizes.d).rows();
         let is_filled = self == TILES[0] || 2 * sizes.t >= queries;

@@ -405,13 +405,13 @@ mod tests {
             (1, 1, 322, 5),
         ] {
             let last = 3 * tokens as u32 - 1;
-            // Alone, in a row of one sequence, none, and across the end of a sequence.
+            // Single places, no place, a run in one sequence, and a run across the end of one.
             let mut places = vec![last, 0, IGNORE_INDEX];
             places.extend((0..40).map(|i| (i + tokens as u32 / 2).min(last)));
             places.extend([last + 1, last]);
             let (first, width) = (d, heads * d + 2 * d);
             let op = Op::CachedAttention(CachedAttentionOptions { heads, first });
-            // A few rows too, whose keys are split.
+            // Also a few rows, whose keys are split.
             for places in [places[..5].to_vec(), places] {
                 let rows = places.len();
                 check_with(op.clone(), &given(width, [3, 2 * kv_heads, tokens, d], places), rows);
@@ -419,7 +419,7 @@ mod tests {
         }
     }
 
-    /// A row sees of its sequence in the cache what causal attention sees of a sample.
+    /// A row sees the same keys of its sequence in the cache as causal attention sees of a sample.
     #[test]
     fn rows_see_what_causal_attention_sees() {
         let (heads, kv_heads, d, t) = (4, 2, 3, 9);

@@ -1,5 +1,5 @@
-//! Convolutions of every channel by itself and their gradients on GPUs, with four channels per
-//! invocation: as matrix products, each channel would be one of a single row or column. Twin of
+//! Convolutions of single channels and their gradients on GPUs, with four channels per invocation:
+//! as a matrix product, each channel would have a single row or column. Twin of
 //! `shaders/conv_depthwise.wgsl`.
 
 use super::geometry::{ConvKind, Geometry};

@@ -168,7 +168,7 @@ impl ChannelSums<'_> {
 }
 
 /// Computes the gradient by the weight: partial sums over blocks of rows of outputs, added in
-/// order. The parts depend on the sizes alone.
+/// order. The parts depend only on the sizes.
 fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out: &mut [f32]) {
     let taps = geometry.taps();
     let c = geometry.c;

@@ -1,5 +1,5 @@
 //! CPU kernels of convolutions with few weights: tiles of sums in registers, over padded pictures.
-//! Where weights are few, packing matrices would cost as much as multiplying them.
+//! For few weights, packing matrices would cost as much as multiplying them.
 
 use rayon::prelude::*;
 
@@ -225,7 +225,7 @@ fn compute_rows(
 }
 
 /// Computes the gradient by the weight: partial sums of blocks of rows of places, added in order.
-/// The parts depend on the sizes alone.
+/// The parts depend only on the sizes.
 pub(crate) fn weight_grad(
     geometry: &Geometry,
     accumulate: bool,

@@ -1,6 +1,6 @@
 //! CPU kernels of convolutions: blocks of rows are gathered into a small panel per thread and
-//! multiplied by the `gemm` crate; convolutions of single channels are computed directly, several
-//! channels at a time.
+//! multiplied by the `gemm` crate; convolutions of single channels or with few weights are computed
+//! directly.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use potluck_core::HostTensorView;
 /// Elements of a panel: 256 KiB, which stay in the second-level cache.
 const PANEL: usize = 64 * 1024;
 
-/// The fewest rows of a panel, unless a call has fewer: packing the weights would cost as much as
-/// multiplying by them.
+/// The fewest rows of a panel, unless a call has fewer: for few rows, packing the weights would
+/// cost as much as multiplying by them.
 const ROWS_MIN: usize = 128;
 
 /// The fewest tasks of a call, unless it has fewer blocks of 16 rows.
@@ -79,7 +79,7 @@ fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]
         });
         return;
     }
-    // Products write to every few places: each task has a picture of its own.
+    // Each product writes to every few places of a picture, so a task is a whole picture.
     let picture = geometry.size[0] * geometry.size[1] * geometry.c;
     out.par_chunks_mut(picture).enumerate().for_each(|(b, out)| {
         for product in &products {
@@ -104,12 +104,10 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Returns the number of terms of a sum.
     fn terms(&self) -> usize {
         self.gather.tap_count() * self.channels.group_read
     }
 
-    /// Returns the rows of a panel.
     fn panel_rows(&self) -> usize {
         (PANEL / self.terms().max(1)).max(ROWS_MIN)
     }
@@ -274,7 +272,7 @@ struct WeightPart {
 }
 
 /// Computes the gradient by the weight: parts of it on all threads, whose sums are then added in
-/// order. The parts depend on the sizes alone.
+/// order. The parts depend only on the sizes.
 fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out: &mut [f32]) {
     let taps = geometry.taps();
     let c = geometry.group_c();

@@ -13,11 +13,11 @@ const SHORT: usize = 8;
 /// the one before it.
 fn tile_rows(count: usize) -> usize {
     let fitting = ROWS.into_iter().filter(|rows| *rows <= count);
-    // The cost of a tile's vectors of weights, which is added, does not depend on its rows.
+    // The cost of reading the vectors of weights does not depend on a tile's rows: the constant.
     fitting.min_by_key(|rows| count.div_ceil(*rows) * (2 * rows + 3)).unwrap_or(1)
 }
 
-/// Calls a method with a number of rows and of vectors as constants.
+/// Calls a method with the numbers of rows and of vectors as constants.
 macro_rules! with_tile {
     ($rows:expr, $vectors:expr, $self:ident.$method:ident($($arg:expr),*)) => {
         match ($rows, $vectors) {
@@ -39,8 +39,8 @@ macro_rules! with_tile {
     };
 }
 
-/// Repeats a block for each `$at` below a constant `$count`, of at most as many as the rows of a
-/// tile, with `$at` as a constant: sums in arrays with constant indices are registers.
+/// Repeats a block for each `$at` below a constant `$count`, which is at most the largest number of
+/// rows of a tile. `$at` is a constant: sums in arrays with constant indices are registers.
 macro_rules! repeat {
     ($count:expr, $at:ident, $body:block) => {
         repeat!(@ $count, $at, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
@@ -160,8 +160,8 @@ impl PlaceSums<'_> {
 }
 
 /// Sums of the gradient by the weight: to each term and column, the products of x of the term and
-/// dy of the column at `count` places, `step` elements apart in `x`, are added. `dy` is (places,
-/// vectors), `sums` (terms, columns of all vectors of all calls), `sums_step` elements apart.
+/// dy of the column at all places are added. `dy` is (places, vectors), `sums` (terms, columns of
+/// all blocks) with rows `sums_step` elements apart.
 pub(crate) struct TermSums<'a> {
     pub x: &'a [f32],
     /// Elements from a picture to the next, from a row of places, and from a place.

@@ -51,7 +51,7 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Operands of the kernels that read both inputs as they are.
+/// Operands of the kernels that read both inputs directly.
 const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
 
 /// Tiles that keep a large GPU busy: a workgroup for each of its cores.
@@ -123,7 +123,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     naive(call)
 }
 
-/// Returns the register tiles that are candidates, the larger ones first, which read less.
+/// Returns the register tiles that are candidates, the fastest first.
 fn register_tiles(geometry: &Geometry, caps: &Caps) -> Vec<RegisterTile> {
     if !caps.suits_software() {
         return Vec::new();

@@ -68,14 +68,15 @@ impl Sizes2d {
         }
     }
 
-    /// Returns the tiles of a product, and those in a row of them.
+    /// Returns the number of tiles of a product, and of tiles in a row of them.
     fn tiles(&self, tile: RegisterTile) -> [usize; 2] {
         let across = self.n.div_ceil(tile.n);
         [self.m.div_ceil(tile.m) * across, across]
     }
 }
 
-/// Returns the stride of the gradient by the input, whose remainders have products of their own.
+/// Returns the stride whose remainders have separate products: that of the gradient by the input,
+/// or else 1.
 pub fn divisor(geometry: &Geometry) -> [usize; 2] {
     match geometry.kind {
         ConvKind::InputGrad => geometry.options.stride,
@@ -91,7 +92,7 @@ pub(crate) fn grid_of(geometry: &Geometry) -> [usize; 2] {
     }
 }
 
-/// Returns true if the call has a tile.
+/// Returns true if the call is at least as large as the tile, and if its weights fit the workspace.
 pub fn fits(geometry: &Geometry, tile: RegisterTile) -> bool {
     let sizes = Sizes2d::of(geometry);
     let has_room = match geometry.kind {

@@ -46,13 +46,13 @@ formulas! {
         return select(exp_of(x) - 1.0, near, abs(x) < 0.5);
     }
 
-    /// Returns the number of quarters of a turn.
+    /// Returns `x` in quarters of a turn, rounded.
     fn quarters(x) {
         return round(x * 0.6366197723675814);
     }
 
-    /// Returns `x - n pi/2`, by parts of pi/2 (Cody and Waite 1980) of which the first has 8 bits
-    /// and the second 11, so that their products with `n` below 2^13 are exact.
+    /// Returns `x - n pi/2`, by parts of pi/2 (Cody and Waite 1980): the first has 8 bits and the
+    /// second 11, so that their products with `n` below 2^13 are exact.
     fn rest_of_turn(x, n) {
         let first = x - n * 1.5703125;
         let second = first - n * 0.0004837512969970703;

@@ -438,7 +438,7 @@ mod tests {
     use crate::testing::{for_each_gpu, run_dispatches};
     use potluck_core::HostTensor;
 
-    /// Elements on which each formula is tried, of which some are NaN.
+    /// Elements on which each formula is tried; some are NaN.
     const COUNT: usize = 256;
     const NANS: [usize; 2] = [3, 100];
 
@@ -449,7 +449,7 @@ mod tests {
         values.iter().map(|value| *value as f32).collect()
     }
 
-    /// A formula with its arguments and what the reference makes of them.
+    /// A formula with its arguments and the results of the reference.
     struct Case {
         called: Called,
         arguments: Vec<Vec<f32>>,

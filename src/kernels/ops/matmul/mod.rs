@@ -391,8 +391,8 @@ mod tests {
     }
 
     /// Checks every variant whose name contains `part` on every adapter, not only the static
-    /// choice, for products `(batch, m, k, n)`; of tiles that differ in their loop over a stage
-    /// alone, one, because texts take long to compile.
+    /// choice, for products `(batch, m, k, n)`. Of tiles that differ only in their loop over a
+    /// stage, it checks one, because texts take long to compile.
     fn check_variants(part: &str, product: [usize; 4], transposes: (bool, bool)) {
         let has_own_loop = |name: &str| name.contains("_by_terms") || name.contains("_in_blocks");
         let is_named = |name: &str| name.contains(part) && !has_own_loop(name);
@@ -401,8 +401,8 @@ mod tests {
         }
     }
 
-    /// Checks the variants of these names on every adapter. Those that are no candidates there are
-    /// compiled without checks only, because that takes long.
+    /// Checks the variants of these names on every adapter. Variants that are no candidates there
+    /// are compiled only without checks, because that takes long.
     fn check_named(
         is_named: &dyn Fn(&str) -> bool,
         product: [usize; 4],
@@ -463,7 +463,7 @@ mod tests {
                 [2, m, k + 5, n / 2 + 3],
                 [3, m - 8, k + 16, n + 1],
             ];
-            // What another loop over a stage may get wrong shows in any order.
+            // A fault of another loop over a stage shows in any order.
             let orders = if tile.by_terms || tile.in_blocks { 1 } else { TRANSPOSES.len() };
             for (order, transposes) in TRANSPOSES.into_iter().take(orders).enumerate() {
                 for at in 0..2 {
@@ -507,8 +507,8 @@ mod tests {
         }
     }
 
-    /// The workspace is bounded, parts are no shorter than what their traffic costs, and no more
-    /// than what fills a device.
+    /// The workspace is bounded, parts are long enough to be worth their traffic, and there are no
+    /// more parts than fill a device.
     #[test]
     fn sums_are_split_where_tiles_are_few() {
         let split = |m: usize, k: usize, n: usize| {
@@ -583,7 +583,7 @@ mod tests {
         // Too few tiles of any size, and long sums.
         assert_eq!(named(64, 4096, 64), "matmul_shared_32x32_split");
         assert_eq!(named(12, 3, 12), "matmul_tile_4x4");
-        // Where registers are few, tiles whose terms are a loop.
+        // On a device with few registers, tiles whose terms are a loop.
         assert_eq!(named_on(&intel, 8192, 768, 2304), "matmul_shared_128x128_by_terms");
         let split = "matmul_shared_128x128_by_terms_split_k";
         assert_eq!(named_on(&intel, 768, 8192, 768), split);

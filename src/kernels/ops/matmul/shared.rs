@@ -43,7 +43,7 @@ pub struct WorkgroupTile {
     pub m: u32,
     /// Columns of the tile.
     pub n: u32,
-    /// Terms of the sum that are staged at a time.
+    /// Terms of the sum per stage, or per step of a stage of cooperative matrices.
     pub k: u32,
     /// Rows per invocation, 4 or 8.
     pub rows: u32,
@@ -67,7 +67,7 @@ pub struct WorkgroupTile {
 pub(crate) struct CooperativeTile {
     matrix: CooperativeSquare,
     units: u32,
-    /// Times that [`WorkgroupTile::k`] terms are read for a stage.
+    /// Steps of a stage, each of which reads [`WorkgroupTile::k`] terms.
     steps: u32,
 }
 
@@ -188,7 +188,7 @@ impl WorkgroupTile {
             && self.workgroup_bytes() <= caps.workgroup_bytes
     }
 
-    /// Returns the entry point for this tile in a file whose entry point for plain tiles is `entry`.
+    /// Returns the entry point of this tile in a file whose entry point of plain tiles is `entry`.
     fn entry(self, entry: &'static str) -> &'static str {
         if self.cooperative.is_some() { "cooperative_tile" } else { entry }
     }
@@ -374,11 +374,12 @@ pub fn operand(name: &str, binding: usize, vectors: bool) -> String {
 
 /// Output of a kernel, to which it stores finished values.
 pub struct Output {
-    /// WGSL of the binding of `c` and those of the steps, and of `store4` or `store`.
+    /// WGSL of the bindings of `c` and of the steps, and of `store4` or `store`.
     pub text: String,
     /// Operands of the bindings of the steps.
     pub operands: Vec<Operand>,
-    /// True if values are stored as vectors, as they are where rows are multiples of four.
+    /// True if values are stored as vectors: if rows are multiples of four, and if the operands of
+    /// the steps can be read as vectors.
     pub(crate) vectors: bool,
     /// True if values are added to the contents of the output.
     accumulates: bool,

@@ -20,8 +20,8 @@ struct Lanes {
     slices: usize,
 }
 
-/// If adjacent elements of the matrix are columns: 64 bytes of each of 128 rows at a time, because
-/// a matrix may have too few columns for enough workgroups.
+/// Partition if adjacent elements of the matrix are columns: one pass reads 64 bytes of each of 128
+/// rows, because a matrix may have too few columns for enough workgroups.
 const ALONG_COLUMNS: Lanes = Lanes { quads: 4, slices: 32 };
 
 /// Name of a kernel variant, and its partition if adjacent elements of the matrix are terms of the
@@ -32,12 +32,14 @@ pub struct VectorKernel {
     along_terms: Lanes,
 }
 
-/// 512 bytes of a row at a time.
+/// Reads 512 bytes of a row per pass.
 const NARROW: VectorKernel =
     VectorKernel { name: "matmul_vector", along_terms: Lanes { quads: 2, slices: 32 } };
-/// 1,024 and 2,048 bytes, for GPUs: invocations wait for memory most of the time, so a large device
-/// needs more of them than a matrix of few columns gives to [`NARROW`]. On an NVIDIA H200, products
-/// of a row and (2304, 768)^T run at 1.19 times its speed, and with (768, 3072)^T at 1.53 and 1.96.
+
+/// Read 1,024 and 2,048 bytes per pass, for GPUs: invocations wait for memory most of the time, so
+/// a large device needs more of them than [`NARROW`] has for a matrix of few columns. On an NVIDIA
+/// H200, products of a row and (2304, 768)^T run at 1.19 times its speed, and with (768, 3072)^T at
+/// 1.53 and 1.96.
 const WIDER: [VectorKernel; 2] = [
     VectorKernel { name: "matmul_vector_64", along_terms: Lanes { quads: 1, slices: 64 } },
     VectorKernel { name: "matmul_vector_128", along_terms: Lanes { quads: 1, slices: 128 } },

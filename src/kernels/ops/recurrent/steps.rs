@@ -22,7 +22,7 @@ const SIZE: u32 = 64;
 /// Product of a time step with the values of the previous step, or of the next one in a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HiddenProduct {
-    /// The step is the first one.
+    /// The step is the first one, or in a gradient the last one.
     None,
     /// With the initial state.
     State,
@@ -83,10 +83,11 @@ impl Steps<'_> {
     }
 
     fn backward_pass(&self) -> Vec<Dispatch> {
-        let last = self.sizes.t - 1;
+        let steps = self.sizes.t;
         let mut dispatches = Vec::new();
-        for step in (0..=last).rev() {
-            let product = if step == last { HiddenProduct::None } else { HiddenProduct::Step };
+        for step in (0..steps).rev() {
+            let is_last = step == steps - 1;
+            let product = if is_last { HiddenProduct::None } else { HiddenProduct::Step };
             dispatches.push(self.backward(step as u32, product, false));
         }
         // The step before the first one, in which only the hidden values have a gradient.
@@ -97,7 +98,8 @@ impl Steps<'_> {
     /// Returns the dispatches that write the transposed weight to the workspace; none if it is too
     /// large for the workspace.
     fn transposition(&self, caps: &Caps) -> Vec<Dispatch> {
-        let (columns, h) = (self.sizes.columns(), self.sizes.h);
+        let columns = self.sizes.columns();
+        let h = self.sizes.h;
         if columns * h > WORKSPACE_VALUES_MAX {
             return Vec::new();
         }
