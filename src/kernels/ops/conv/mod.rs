@@ -94,7 +94,7 @@ pub fn reference<T: Float>(
     });
 }
 
-/// Static choice: for single channels the kernel of [`depthwise`]; on adapters that run on a
+/// Static choice: for single channels the kernel of `depthwise`; on adapters that run on a
 /// processor the first register tile with enough invocations; on GPUs the largest tile in workgroup
 /// memory that no compiler spills and that gives enough workgroups, or else the smallest tile; one
 /// invocation per output if there is no tile.
