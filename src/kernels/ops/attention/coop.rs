@@ -1,10 +1,10 @@
 //! Attention in mixed precision by cooperative matrices: the available sizes of workgroups, and the
-//! entry points that are put behind the functions of `shaders/attention_coop.wgsl`.
+//! entry points that are appended to the functions of `shaders/attention_coop.wgsl`.
 //!
-//! The text of an entry point is generated because its matrices have names: those of the own rows,
-//! as many as the columns of a head take, and those of the sums stay in registers over the whole
-//! loop, and not every driver keeps arrays there. Their numbers and the size of a matrix are all
-//! that differs between devices.
+//! The text of an entry point is generated because its matrices have names: the matrices of own
+//! rows, as many as the columns of a head take, and the matrices of the sums stay in registers over
+//! the whole loop, where not every driver keeps arrays. Devices differ only in the numbers of these
+//! matrices and in the size of a matrix.
 
 use super::AttentionSizes;
 use super::shaders::{AttentionKernel, kernels};
@@ -26,8 +26,8 @@ pub struct CooperativeAttention {
     streamed: u32,
 }
 
-/// Available sizes, the smallest first. Large ones read less, small ones give short sequences more
-/// workgroups, and a multiprocessor of a GPU more of them.
+/// Available sizes, the smallest first. Large ones read less; small ones give short sequences more
+/// workgroups, and more of them fit on a multiprocessor of a GPU.
 const TILES: [CooperativeAttention; 3] = [
     CooperativeAttention { name: "attention_coop_32", down: 2, streamed: 2 },
     CooperativeAttention { name: "attention_coop_64", down: 4, streamed: 2 },
@@ -57,7 +57,7 @@ struct UnitArrangement {
     steps: u32,
 }
 
-/// What an entry point does.
+/// Sources and sums of an entry point.
 struct Pass {
     entry: &'static str,
     /// Sources of own rows.
@@ -72,7 +72,7 @@ struct Pass {
 struct Sum {
     /// Number of the streamed source.
     streamed: usize,
-    /// Source of which they are the gradient, and their factor; none of y.
+    /// Source whose gradient they are, and their factor; `None` for the sums of y.
     gradient: Option<(&'static str, &'static str)>,
 }
 
@@ -137,7 +137,8 @@ impl UnitArrangement {
 
     /// Returns the bytes of workgroup memory of a pass.
     fn workgroup_bytes(&self, pass: &Pass) -> u32 {
-        let (rows, block) = (self.rows(), self.block());
+        let rows = self.rows();
+        let block = self.block();
         let operands = rows.max(2 * block) * (self.width() + 8);
         let pairs = pass.sums.len() as u32 * block * (rows + 8);
         let scores = pass.own.len() as u32 * block * (rows + 4);
@@ -146,7 +147,7 @@ impl UnitArrangement {
         2 * (operands + pairs) + 4 * (scores + of_rows)
     }
 
-    /// Returns the number of workgroups for so many heads of each sample.
+    /// Returns the number of workgroups for this number of heads of each sample.
     fn workgroups(&self, sizes: &AttentionSizes, heads: usize) -> usize {
         sizes.b * heads * sizes.t.div_ceil(self.rows() as usize)
     }
@@ -159,47 +160,51 @@ impl UnitArrangement {
     }
 }
 
-/// Returns the sizes that a call may have on a device, with their arrangements: none in f32, of
-/// wide heads, or where nothing fits.
+/// Returns the sizes that a device can run for a call: none in f32, or for heads of more than
+/// [`COLUMNS_MAX`] columns.
 pub(super) fn candidates(
     call: &OpCall,
     sizes: &AttentionSizes,
     caps: &Caps,
 ) -> Vec<CooperativeAttention> {
-    let Some(matrix) = caps.cooperative.filter(|_| sizes.precision == Precision::Mixed) else {
-        return Vec::new();
-    };
-    if sizes.d > COLUMNS_MAX {
+    let Some(matrix) = caps.cooperative else { return Vec::new() };
+    if sizes.precision != Precision::Mixed || sizes.d > COLUMNS_MAX {
         return Vec::new();
     }
     let is_forward = matches!(call.op, Op::Attention(_));
-    let of_call = |pass: &&Pass| (pass.entry == "forward") == is_forward;
-    let passes: Vec<&Pass> = PASSES.iter().filter(of_call).collect();
-    let fits = |tile: &CooperativeAttention| {
+    let passes: Vec<&Pass> =
+        PASSES.iter().filter(|pass| (pass.entry == "forward") == is_forward).collect();
+    let mut candidates = Vec::new();
+    for tile in TILES {
         let arrangement = tile.arrangement(matrix, sizes.d);
-        let is_filled = *tile == TILES[0] || 2 * sizes.t >= arrangement.rows() as usize;
-        is_filled && arrangement.can_run(&passes, caps)
-    };
-    TILES.into_iter().filter(fits).collect()
+        let is_filled = tile == TILES[0] || 2 * sizes.t >= arrangement.rows() as usize;
+        if is_filled && arrangement.can_run(&passes, caps) {
+            candidates.push(tile);
+        }
+    }
+    candidates
 }
 
-/// Returns the size that is chosen without measuring: that of 64 queries if it has workgroups
-/// enough for a large GPU, or else the smallest; `None` if none is a candidate.
+/// Returns the size that is chosen without measuring: 64 queries if these are enough workgroups
+/// for a large GPU, or else the smallest size; `None` if there is no candidate.
 pub(super) fn chosen(
     call: &OpCall,
     sizes: &AttentionSizes,
     caps: &Caps,
 ) -> Option<CooperativeAttention> {
+    let matrix = caps.cooperative?;
     let candidates = candidates(call, sizes, caps);
-    let is_busy = |tile: &&CooperativeAttention| {
-        let workgroups = |matrix| tile.arrangement(matrix, sizes.d).workgroups(sizes, sizes.heads);
-        tile.down == 4 && caps.cooperative.map_or(0, workgroups) >= WORKGROUPS_MIN
-    };
-    candidates.iter().find(is_busy).or(candidates.first()).copied()
+    for tile in &candidates {
+        let workgroups = tile.arrangement(matrix, sizes.d).workgroups(sizes, sizes.heads);
+        if tile.down == 4 && workgroups >= WORKGROUPS_MIN {
+            return Some(*tile);
+        }
+    }
+    candidates.first().copied()
 }
 
-/// Returns the dispatches of a call with a tile of any size. Statistics of the gradient are those
-/// of the tiles.
+/// Returns the dispatches of a call with a tile of any size. The statistics of the gradient are
+/// computed by the kernel of [`tiles`].
 pub(super) fn dispatches(
     call: &OpCall,
     sizes: &AttentionSizes,
@@ -207,36 +212,45 @@ pub(super) fn dispatches(
     tile: CooperativeAttention,
 ) -> Vec<Dispatch> {
     let arrangement = tile.arrangement(matrix, sizes.d);
-    let dispatch = |kernel: AttentionKernel| {
-        let Some(pass) = PASSES.iter().find(|pass| pass.entry == kernel.entry) else {
-            return tiles::dispatch(sizes, tiles::TILES[0], kernel);
-        };
-        let UnitArrangement { down, across, scores, each, .. } = arrangement;
-        let constants = [
-            ("DOWN", down),
-            ("ACROSS", across),
-            ("SCORES", scores),
-            ("EACH", each),
-            ("SOURCES", pass.own.len() as u32),
-            ("PRODUCTS", pass.sums.len() as u32),
-            ("MATRIX", matrix.size),
-            ("SUBGROUP_MAX", matrix.subgroups[1]),
-        ];
-        // Rows are read as they are, because they are converted to f16 afterwards.
-        let exact = AttentionSizes { precision: Precision::F32, ..*sizes };
-        let shader = kernel.shader("attention_coop", &exact).with_cooperative_enables();
-        let shader =
-            constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
-        Dispatch {
-            shader: shader
-                .with_text(&matrix_types(matrix.size))
-                .with_text(&entry(pass, &arrangement)),
-            params: sizes.params(),
-            groups: grid(arrangement.workgroups(sizes, kernel.heads(sizes)), 1),
-            operands: kernel.operands(),
-        }
-    };
-    kernels(call, sizes).into_iter().map(dispatch).collect()
+    let mut dispatches = Vec::new();
+    for kernel in kernels(call, sizes) {
+        dispatches.push(match PASSES.iter().find(|pass| pass.entry == kernel.entry) {
+            Some(pass) => dispatch(sizes, &arrangement, pass, kernel),
+            None => tiles::dispatch(sizes, tiles::TILES[0], kernel),
+        });
+    }
+    dispatches
+}
+
+/// Returns the dispatch of a pass, which is the entry point of the kernel.
+fn dispatch(
+    sizes: &AttentionSizes,
+    arrangement: &UnitArrangement,
+    pass: &Pass,
+    kernel: AttentionKernel,
+) -> Dispatch {
+    let matrix = arrangement.matrix;
+    // Rows are not rounded as they are read, because they are converted to f16 afterwards.
+    let exact = AttentionSizes { precision: Precision::F32, ..*sizes };
+    let shader = kernel
+        .shader("attention_coop", &exact)
+        .with_cooperative_enables()
+        .with_const("DOWN", arrangement.down)
+        .with_const("ACROSS", arrangement.across)
+        .with_const("SCORES", arrangement.scores)
+        .with_const("EACH", arrangement.each)
+        .with_const("SOURCES", pass.own.len() as u32)
+        .with_const("PRODUCTS", pass.sums.len() as u32)
+        .with_const("MATRIX", matrix.size)
+        .with_const("SUBGROUP_MAX", matrix.subgroups[1])
+        .with_text(&matrix_types(matrix.size))
+        .with_text(&entry(pass, arrangement));
+    Dispatch {
+        shader,
+        params: sizes.params(),
+        groups: grid(arrangement.workgroups(sizes, kernel.heads(sizes)), 1),
+        operands: kernel.operands(),
+    }
 }
 
 /// Names of the matrices of own rows, scores and sums, by source or sum, and of copied vectors.
@@ -245,8 +259,8 @@ const SCORES: [&str; 2] = ["score", "score_more"];
 const SUMS: [&str; 2] = ["sum", "sum_more"];
 const COPIES: [&str; 2] = ["copy", "copy_more"];
 
-/// Returns the WGSL of the entry point of a pass and of the function that it calls, because naga
-/// asks for uniform control flow around cooperative matrices within a function.
+/// Returns the WGSL of the entry point of a pass and of the function that it calls. They are
+/// apart because naga asks for uniform control flow around cooperative matrices within a function.
 fn entry(pass: &Pass, arrangement: &UnitArrangement) -> String {
     let is_forward = pass.entry == "forward";
     let by_key = pass.entry == "grad_kv";
@@ -291,23 +305,19 @@ fn entry(pass: &Pass, arrangement: &UnitArrangement) -> String {
     } else {
         ""
     };
-    let [load_own, scores, puts, sums] = [
-        each(pass.own, |nth, source| own_rows(nth, source, arrangement)),
-        each(pass.own, |nth, _| products(nth, arrangement)),
-        each(&pass.streamed, |nth, _| puts(nth, arrangement)),
-        each(pass.sums, |nth, sum| add_products(nth, sum, arrangement)),
-    ];
+    let load_own = each(pass.own, |nth, source| own_rows(nth, source, arrangement));
+    let scores = each(pass.own, |nth, _| products(nth, arrangement));
+    let puts = each(&pass.streamed, |nth, _| puts(nth, arrangement));
+    let sums = each(pass.sums, |nth, sum| add_products(nth, sum, arrangement));
     let declared = each(pass.sums, |nth, _| {
         lines(arrangement.each, |n| format!("    var {}_{n}: MatrixC;", SUMS[nth]))
     });
-    let [copies, next] = [
-        each(&pass.streamed, |nth, source| {
-            loads(nth, source, arrangement, ["    var ", "head", "streamed_first(block, 0u)"])
-        }),
-        each(&pass.streamed, |nth, source| {
-            loads(nth, source, arrangement, ["        ", "next_head", "next_first"])
-        }),
-    ];
+    let copies = each(&pass.streamed, |nth, source| {
+        loads(nth, source, arrangement, ["    var ", "head", "streamed_first(block, 0u)"])
+    });
+    let next = each(&pass.streamed, |nth, source| {
+        loads(nth, source, arrangement, ["        ", "next_head", "next_first"])
+    });
     let raise = if is_forward { raise(arrangement) } else { String::new() };
     let finish = if is_forward { "    finish(query, block, local);\n" } else { "" };
     let stores = each(pass.sums, |nth, sum| stores(nth, sum, arrangement));
@@ -351,7 +361,7 @@ fn {entry}(
     )
 }
 
-/// Returns the texts of all items one behind the other, of which each is given its number.
+/// Returns the concatenated texts of all items, from their number and the item.
 fn each<T>(items: &[T], text: impl Fn(usize, &T) -> String) -> String {
     items.iter().enumerate().map(|(nth, item)| text(nth, item)).collect()
 }
@@ -376,14 +386,14 @@ fn own_rows(nth: usize, source: &str, arrangement: &UnitArrangement) -> String {
     )
 }
 
-/// Returns the vectors of a source that an invocation copies of a block.
+/// Returns the number of vectors of a block of a source that an invocation copies.
 fn copied(arrangement: &UnitArrangement) -> u32 {
     let quads = arrangement.block() * arrangement.width() / 4;
     quads.div_ceil(arrangement.invocations())
 }
 
-/// Returns the WGSL that reads rows of a source, with what is in front of a name, the head, and the
-/// first row.
+/// Returns the WGSL that reads rows of a source, with the text before a variable's name, the head,
+/// and the first row.
 fn loads(
     nth: usize,
     source: &str,
@@ -399,7 +409,7 @@ fn loads(
     })
 }
 
-/// Returns the WGSL that puts the rows that were read into workgroup memory.
+/// Returns the WGSL that writes the rows read by [`loads`] to workgroup memory.
 fn puts(nth: usize, arrangement: &UnitArrangement) -> String {
     let name = COPIES[nth];
     lines(copied(arrangement), |n| {
@@ -409,7 +419,8 @@ fn puts(nth: usize, arrangement: &UnitArrangement) -> String {
 
 /// Returns the WGSL that multiplies own rows of a source by streamed ones.
 fn products(nth: usize, arrangement: &UnitArrangement) -> String {
-    let (own, score) = (OWN[nth], SCORES[nth]);
+    let own = OWN[nth];
+    let score = SCORES[nth];
     let mut text = String::new();
     for k in 0..arrangement.steps {
         text += &lines(arrangement.scores, |n| {
@@ -424,7 +435,7 @@ fn products(nth: usize, arrangement: &UnitArrangement) -> String {
             )
         });
     }
-    // Every argument of a store is a value of its own, as naga asks for.
+    // Every argument of a store is a named value, because naga requires it.
     text + &lines(arrangement.scores, |n| {
         format!(
             "        let {score}_{n}_at = \
@@ -437,7 +448,8 @@ fn products(nth: usize, arrangement: &UnitArrangement) -> String {
 
 /// Returns the WGSL that adds streamed rows times their weights or slopes.
 fn add_products(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String {
-    let (name, streamed) = (SUMS[nth], sum.streamed);
+    let name = SUMS[nth];
+    let streamed = sum.streamed;
     let adds = lines(arrangement.each, |n| {
         format!(
             "            {name}_{n} = coopMultiplyAdd(pair, coopLoadT<MatrixB>(\
@@ -452,8 +464,8 @@ fn add_products(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String 
     )
 }
 
-/// Returns the WGSL that puts a matrix of sums on its way through workgroup memory.
-fn on_its_way(name: &str, indent: &str) -> String {
+/// Returns the WGSL that stores a matrix of sums to its patch of workgroup memory.
+fn store_patch(name: &str, indent: &str) -> String {
     format!(
         "{indent}let {name}_stored = {name};\n\
          {indent}coopStore({name}_stored, &scores[patch_at], COLUMN);\n\
@@ -466,7 +478,7 @@ fn raise(arrangement: &UnitArrangement) -> String {
     let indent = "            ";
     let matrices = lines(arrangement.each, |n| {
         let name = format!("{}_{n}", SUMS[0]);
-        on_its_way(&name, indent)
+        store_patch(&name, indent)
             + &format!(
                 "{indent}raise(local);\n{indent}workgroupBarrier();\n\
                  {indent}{name} = coopLoad<MatrixC>(&scores[patch_at], COLUMN);\n\
@@ -487,6 +499,6 @@ fn stores(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String {
                  block, local)"
             ),
         };
-        on_its_way(&name, "    ") + &format!("    {put};\n    workgroupBarrier();")
+        store_patch(&name, "    ") + &format!("    {put};\n    workgroupBarrier();")
     })
 }

@@ -1,11 +1,11 @@
 //! CPU kernel of attention and its gradient.
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 
 use super::reference::Head;
 use super::{AttentionSizes, head_key};
-use std::borrow::Cow;
-
 use crate::ops::head_product::{put_columns, softmax};
 use crate::ops::host_product::{HostProduct, Matrix};
 use crate::simd::{exp, mul_add, sum_of, vectorized};
@@ -14,7 +14,7 @@ use potluck_core::HostTensorView;
 use potluck_core::rng::{Key, threefry2x32};
 use potluck_graph::{Op, Precision};
 
-/// Queries per block of `fast`: few enough to skip most of the keys after them, many enough for
+/// Queries per block of `fast`: few enough to skip most of the keys behind them, and enough for
 /// efficient matrix products.
 const BLOCK: usize = 32;
 
@@ -25,24 +25,23 @@ pub(super) fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &
     let sizes = AttentionSizes::of(call);
     let AttentionSizes { b, t, heads, tensors, .. } = sizes;
     let row = t * sizes.c();
-    let ids = sizes.drop.map(|_| inputs[inputs.len() - 1].ints());
-    let given = inputs[..tensors].iter().map(|x| operands(call, x.floats()));
-    let given: Vec<Cow<'_, [f32]>> = given.collect();
-    let samples: Vec<Sample> = (0..b)
-        .map(|sample| Sample {
-            sizes,
-            id: ids.map_or(0, |ids| ids[sample]),
-            tensors: given.iter().map(|x| part_of(x, b, sample)).collect(),
-        })
-        .collect();
+    let rounded: Vec<Cow<'_, [f32]>> =
+        inputs[..tensors].iter().map(|x| operands(call, x.floats())).collect();
+    let mut samples = Vec::new();
+    for sample in 0..b {
+        let tensors = rounded.iter().map(|x| part_of(x, b, sample)).collect();
+        samples.push(Sample { sizes, id: sizes.sample_id(inputs, sample), tensors });
+    }
+
     if matches!(call.op, Op::Attention(_)) {
         let [y, lse] = outputs else { panic!("{} has two outputs", call.op) };
         let each = y.par_chunks_mut(row).zip(lse.par_chunks_mut(heads * t)).zip(samples);
         each.for_each(|((y, lse), sample)| sample.forward(y, lse));
         return;
     }
-    let [y, lse, dy] = [0, 1, 2].map(|nth| inputs[tensors + nth].floats());
-    let dy = &*operands(call, dy);
+    let y = inputs[tensors].floats();
+    let lse = inputs[tensors + 1].floats();
+    let dy = &*operands(call, inputs[tensors + 2].floats());
     let mut gradients: Vec<Vec<&mut [f32]>> = samples.iter().map(|_| Vec::new()).collect();
     for gradient in outputs.iter_mut() {
         let elements = gradient.len() / b;
@@ -51,12 +50,14 @@ pub(super) fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &
         }
     }
     samples.par_iter().zip(gradients).enumerate().for_each(|(nth, (sample, mut gradients))| {
-        let [y, lse, dy] = [y, lse, dy].map(|all| part_of(all, b, nth));
+        let y = part_of(y, b, nth);
+        let lse = part_of(lse, b, nth);
+        let dy = part_of(dy, b, nth);
         sample.gradient(y, lse, dy, &mut gradients);
     });
 }
 
-/// Returns the part of one of `count` samples.
+/// Returns the part of `all` that belongs to one of `count` samples.
 fn part_of(all: &[f32], count: usize, sample: usize) -> &[f32] {
     let elements = all.len() / count;
     &all[sample * elements..(sample + 1) * elements]
@@ -83,8 +84,8 @@ impl Sample<'_> {
 
     fn forward(&self, y: &mut [f32], lse: &mut [f32]) {
         let AttentionSizes { t, d, .. } = self.sizes;
-        let each = lse.par_chunks_mut(t).enumerate();
-        let parts: Vec<Vec<f32>> = each.map(|(h, lse)| self.forward_head(h, lse)).collect();
+        let parts: Vec<Vec<f32>> =
+            lse.par_chunks_mut(t).enumerate().map(|(h, lse)| self.forward_head(h, lse)).collect();
         for (h, part) in parts.iter().enumerate() {
             put_columns(part, d, y, self.sizes.c(), h * d);
         }
@@ -93,9 +94,10 @@ impl Sample<'_> {
     /// Writes the gradients of the sample by its tensors.
     fn gradient(&self, y: &[f32], lse: &[f32], dy: &[f32], gradients: &mut [&mut [f32]]) {
         let AttentionSizes { d, group, places, .. } = self.sizes;
-        let shared = (0..self.sizes.kv_heads()).into_par_iter();
-        let parts: Vec<SharedGradients> =
-            shared.map(|kv_head| self.shared_gradients(kv_head, y, lse, dy)).collect();
+        let parts: Vec<SharedGradients> = (0..self.sizes.kv_heads())
+            .into_par_iter()
+            .map(|kv_head| self.shared_gradients(kv_head, y, lse, dy))
+            .collect();
         let [q, k, v] = places;
         for (kv_head, part) in parts.iter().enumerate() {
             for (nth, dq) in part.queries.iter().enumerate() {
@@ -118,8 +120,11 @@ impl Sample<'_> {
         dy: &[f32],
     ) -> SharedGradients {
         let AttentionSizes { t, d, group, .. } = self.sizes;
-        let [keys, values] = [(); 2].map(|()| vec![0.0; t * d]);
-        let mut gradients = SharedGradients { queries: Vec::new(), keys, values };
+        let mut gradients = SharedGradients {
+            queries: Vec::new(),
+            keys: vec![0.0; t * d],
+            values: vec![0.0; t * d],
+        };
         for h in kv_head * group..(kv_head + 1) * group {
             self.add_head(h, y, &lse[h * t..(h + 1) * t], dy, &mut gradients);
         }
@@ -130,7 +135,8 @@ impl Sample<'_> {
     fn forward_head(&self, h: usize, lse: &mut [f32]) -> Vec<f32> {
         let AttentionSizes { t, d, scale, .. } = self.sizes;
         let head = &self.head(h);
-        let (keys_of_head, values) = (self.rows(head, 1, 0), self.rows(head, 2, 0));
+        let keys_of_head = self.rows(head, 1, 0);
+        let values = self.rows(head, 2, 0);
         let mut y = vec![0.0; t * d];
         let mut weights = vec![0.0; BLOCK.min(t) * t];
         for first in (0..t).step_by(BLOCK) {
@@ -153,8 +159,8 @@ impl Sample<'_> {
         y
     }
 
-    /// Adds the gradients of a query head; `lse` is that of the head, the other slices are those of
-    /// its sample.
+    /// Adds the gradients of a query head; `lse` belongs to the head, the other slices to its
+    /// sample.
     fn add_head(
         &self,
         h: usize,
@@ -166,12 +172,15 @@ impl Sample<'_> {
         let AttentionSizes { t, d, scale, .. } = self.sizes;
         let c = self.sizes.c();
         let head = &self.head(h);
-        let (keys_of_head, values) = (self.rows(head, 1, 0), self.rows(head, 2, 0));
+        let keys_of_head = self.rows(head, 1, 0);
+        let values = self.rows(head, 2, 0);
         let mut dq = vec![0.0; t * d];
-        let [mut weights, mut scratch] = [(); 2].map(|()| vec![0.0; BLOCK.min(t) * t]);
+        let mut weights = vec![0.0; BLOCK.min(t) * t];
+        let mut slopes = vec![0.0; BLOCK.min(t) * t];
         let mut kept = vec![1.0; t];
-        // In mixed precision sums have the scale, because f16 has fewer bits for small slopes.
-        let [of_slopes, of_sums] = match self.sizes.precision {
+        // In mixed precision the sums are scaled instead of the slopes, because f16 has fewer bits
+        // for small slopes.
+        let [slope_scale, sum_scale] = match self.sizes.precision {
             Precision::F32 => [scale as f32, 1.0],
             Precision::Mixed => [1.0, scale as f32],
         };
@@ -179,45 +188,48 @@ impl Sample<'_> {
             let end = t.min(first + BLOCK);
             let keys = head.sizes.keys(end - 1);
             let size = (end - first) * keys;
-            let (p, ds) = (&mut weights[..size], &mut scratch[..size]);
-            let dy_rows = Matrix::rows(&dy[head.y_at(first)..], c);
-            let factor = scale as f32;
-            let scores = HostProduct { factor, ..HostProduct::new([end - first, keys, d]) };
+            let p = &mut weights[..size];
+            let ds = &mut slopes[..size];
             let queries = self.rows(head, 0, first);
+            let dy_rows = Matrix::rows(&dy[head.y_at(first)..], c);
+
+            let pairs = HostProduct::new([end - first, keys, d]);
+            let scores = HostProduct { factor: scale as f32, ..pairs };
             scores.run(queries, keys_of_head.transposed(), p, keys);
-            let slopes = HostProduct { factor: 1.0, ..scores };
-            slopes.run(dy_rows, values.transposed(), ds, keys);
-            let each = p.chunks_exact_mut(keys).zip(ds.chunks_exact_mut(keys));
-            for (i, (p, ds)) in (first..end).zip(each) {
-                let (at, seen) = (head.y_at(i), head.sizes.keys(i));
-                let (p, behind) = p.split_at_mut(seen);
+            pairs.run(dy_rows, values.transposed(), ds, keys);
+
+            for i in first..end {
+                let row = (i - first) * keys..(i - first + 1) * keys;
+                let seen = head.sizes.keys(i);
+                let (p, behind) = p[row.clone()].split_at_mut(seen);
                 behind.fill(0.0);
-                let (ds, behind) = ds.split_at_mut(seen);
+                let (ds, behind) = ds[row].split_at_mut(seen);
                 behind.fill(0.0);
                 if head.sizes.drop.is_some() {
                     kept[..seen].fill(1.0);
                     drop_row(head, i, &mut kept[..seen]);
                 }
+                let at = head.y_at(i);
                 let row = HeadRow { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
-                grad_row(row, of_slopes, &kept[..seen], p, ds);
+                grad_row(row, slope_scale, &kept[..seen], p, ds);
             }
             self.sizes.round(p);
             self.sizes.round(ds);
+
             let by_query =
-                HostProduct { factor: of_sums, ..HostProduct::new([end - first, d, keys]) };
+                HostProduct { factor: sum_scale, ..HostProduct::new([end - first, d, keys]) };
             by_query.run(Matrix::rows(ds, keys), keys_of_head, &mut dq[first * d..], d);
-            let by_key = HostProduct { add: true, ..HostProduct::new([keys, d, end - first]) };
-            let (dk, dv) = (&mut gradients.keys, &mut gradients.values);
-            let by_slope = HostProduct { factor: of_sums, ..by_key };
-            by_slope.run(Matrix::rows(ds, keys).transposed(), queries, dk, d);
-            by_key.run(Matrix::rows(p, keys).transposed(), dy_rows, dv, d);
+            let by_value = HostProduct { add: true, ..HostProduct::new([keys, d, end - first]) };
+            let by_key = HostProduct { factor: sum_scale, ..by_value };
+            by_key.run(Matrix::rows(ds, keys).transposed(), queries, &mut gradients.keys, d);
+            by_value.run(Matrix::rows(p, keys).transposed(), dy_rows, &mut gradients.values, d);
         }
         gradients.queries.push(dq);
     }
 }
 
 impl AttentionSizes {
-    /// Rounds weights or slopes to what products multiply.
+    /// Rounds weights or slopes to the precision of operands of products.
     fn round(&self, pairs: &mut [f32]) {
         if self.precision == Precision::Mixed {
             round_to_f16(pairs);
@@ -243,7 +255,8 @@ struct HeadRow<'a> {
 /// Multiplies row `i` by its dropout factors.
 fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
     if let Some(drop) = head.sizes.drop {
-        let (key, first_pair) = (head_key(drop.key, head.h), head.sizes.pair(i, 0));
+        let key = head_key(drop.key, head.h);
+        let first_pair = head.sizes.pair(i, 0);
         drop_pairs(key, head.id, first_pair, drop.threshold, drop.factor as f32, row);
     }
 }

@@ -8,13 +8,12 @@ mod reference;
 mod shaders;
 pub mod tiles;
 
-use shaders::AttentionKernel;
-
 use crate::dispatch::grid;
 use crate::twin::leading_axis;
-use crate::{Caps, Cost, Dispatch, OpCall, Twin, Variant, operand_bytes};
+use crate::{Caps, Cost, Dispatch, Float, OpCall, Twin, Variant, operand_bytes};
+use potluck_core::HostTensorView;
 use potluck_core::rng::{Key, drop_threshold, kept_factor};
-use potluck_graph::{AttentionOptions, AttentionPlace, Op, Precision};
+use potluck_graph::{Op, Precision};
 
 /// Twin of [`Op::Attention`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -52,7 +51,7 @@ struct AttentionSizes {
     /// Places of queries, keys and values.
     places: [ColumnPlace; 3],
     scale: f64,
-    /// True if a query sees no key behind its own position.
+    /// True if a query sees no key after its own position.
     causal: bool,
     /// Dropout of the probabilities; `None` if it is inactive in this pass.
     drop: Option<Dropout>,
@@ -86,28 +85,30 @@ impl AttentionSizes {
         let [b, t, _] = call.inputs[0][..] else {
             panic!("{}: queries are (b, t, ..)", call.op);
         };
-        let AttentionOptions { heads, head_width: d, first_head, causal, dropout, site, .. } =
-            *options;
-        let drop = (call.random.training && dropout > 0.0).then(|| Dropout {
-            key: head_key(call.random.step_key.site(site), first_head),
-            threshold: drop_threshold(dropout),
-            factor: kept_factor(dropout),
+        let mut drop = None;
+        if call.random.training && options.dropout > 0.0 {
+            drop = Some(Dropout {
+                key: head_key(call.random.step_key.site(options.site), options.first_head),
+                threshold: drop_threshold(options.dropout),
+                factor: kept_factor(options.dropout),
+            });
+        }
+        let places = options.places.map(|place| ColumnPlace {
+            input: place.input,
+            first: place.first,
+            width: options.input_columns(place.input),
         });
-        let places = options.places.map(|AttentionPlace { input, first }| ColumnPlace {
-            input,
-            first,
-            width: options.input_columns(input),
-        });
+        let d = options.head_width;
         Self {
             b,
             t,
-            heads,
+            heads: options.heads,
             group: options.group(),
             d,
             tensors: options.tensors(),
             places,
             scale: 1.0 / (d as f64).sqrt(),
-            causal,
+            causal: options.causal,
             drop,
             precision: call.precision,
         }
@@ -118,12 +119,11 @@ impl AttentionSizes {
         self.heads * self.d
     }
 
-    /// Returns the number of heads of keys and values.
     fn kv_heads(&self) -> usize {
         self.heads / self.group
     }
 
-    /// Returns the number of keys that query `i` sees, from the first on.
+    /// Returns the number of keys, from the first on, that query `i` sees.
     fn keys(&self, i: usize) -> usize {
         if self.causal { i + 1 } else { self.t }
     }
@@ -149,6 +149,14 @@ impl AttentionSizes {
         words
     }
 
+    /// Returns the id of a sample, which is in the last input; 0 without dropout.
+    fn sample_id<T: Float>(&self, inputs: &[HostTensorView<'_, T>], sample: usize) -> u32 {
+        match self.drop {
+            Some(_) => inputs[inputs.len() - 1].ints()[sample],
+            None => 0,
+        }
+    }
+
     /// Returns the number of a pair of positions of a head, part of the counter of its random
     /// number.
     fn pair(&self, i: usize, j: usize) -> u32 {
@@ -156,8 +164,8 @@ impl AttentionSizes {
     }
 }
 
-/// Returns the key of a head, of that of head 0. Pairs are numbered per head, so that the heads'
-/// masks differ at any number of tokens.
+/// Returns the key of a head, given the key of head 0. Pairs are numbered per head, so that the
+/// heads' masks differ at any number of tokens.
 fn head_key(key: Key, h: usize) -> Key {
     let [first, second] = key.0;
     Key([first.wrapping_add(h as u32), second])
@@ -167,8 +175,10 @@ fn head_key(key: Key, h: usize) -> Key {
 /// kernel.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = AttentionSizes::of(call);
-    let cooperative = coop::chosen(call, &sizes, caps).filter(|_| caps.suits_hardware());
-    if let Some((tile, matrix)) = cooperative.zip(caps.cooperative) {
+    if caps.suits_hardware()
+        && let Some(matrix) = caps.cooperative
+        && let Some(tile) = coop::chosen(call, &sizes, caps)
+    {
         return coop::dispatches(call, &sizes, matrix, tile);
     }
     match tiles::chosen(&sizes, caps) {
@@ -177,31 +187,33 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     }
 }
 
-/// Returns one dispatch for the forward pass, or the three of the gradient, which must run in
+/// Returns the dispatch of the forward pass, or the three of the gradient, which must run in
 /// this order (see the shader). An invocation processes 4 positions and up to 64 columns of a
 /// head.
 fn plain(call: &OpCall) -> Vec<Dispatch> {
     let sizes = AttentionSizes::of(call);
-    let of_head = sizes.t.div_ceil(4) * sizes.d.div_ceil(SLAB_COLUMNS);
-    let dispatch = |kernel: AttentionKernel| Dispatch {
-        shader: kernel.shader("attention", &sizes),
-        params: sizes.params(),
-        groups: grid(sizes.b * kernel.heads(&sizes) * of_head, 32),
-        operands: kernel.operands(),
-    };
-    shaders::kernels(call, &sizes).into_iter().map(dispatch).collect()
+    let invocations_per_head = sizes.t.div_ceil(4) * sizes.d.div_ceil(SLAB_COLUMNS);
+    let mut dispatches = Vec::new();
+    for kernel in shaders::kernels(call, &sizes) {
+        dispatches.push(Dispatch {
+            shader: kernel.shader("attention", &sizes),
+            params: sizes.params(),
+            groups: grid(sizes.b * kernel.heads(&sizes) * invocations_per_head, 32),
+            operands: kernel.operands(),
+        });
+    }
+    dispatches
 }
 
 /// Returns the bytes of the rounded operands of a call on the host; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     let (Op::Attention(options) | Op::AttentionGrad(options)) = call.op else { return 0 };
     let tensors = options.tensors();
-    let is_operand = |input: &usize| *input < tensors || *input == tensors + 2;
-    let inputs = match call.op {
-        Op::Attention(_) => tensors,
-        _ => call.inputs.len(),
-    };
-    let values = (0..inputs).filter(is_operand).map(|input| call.input_len(input)).sum();
+    let mut values: usize = (0..tensors).map(|input| call.input_len(input)).sum();
+    if matches!(call.op, Op::AttentionGrad(_)) {
+        // The gradient of y.
+        values += call.input_len(tensors + 2);
+    }
     operand_bytes(call, values)
 }
 
@@ -217,30 +229,33 @@ pub fn cost(call: &OpCall) -> Cost {
 }
 
 /// See [`Twin::iterations`]: keys or queries by fours, with two passes over the parts of a head in
-/// each, and one over the four rows of a dropout mask. The tiles take fewer, but for the narrowest
-/// heads.
+/// each, and one over the four rows of a dropout mask. The tiles take fewer, except for the
+/// narrowest heads.
 fn iterations(call: &OpCall) -> usize {
     let AttentionSizes { t, d, group, .. } = AttentionSizes::of(call);
     let parts = d.div_ceil(4);
-    // Keys walk over the queries of all heads that share them.
+    // In the gradient, a key is paired with the queries of all heads that share it.
     let heads = if matches!(call.op, Op::Attention(_)) { 1 } else { group };
     let of_dropout = if call.op.is_random() { 4 } else { 0 };
     heads * t.div_ceil(4) * ((2 * parts + 1).max(4) + of_dropout) + 4 * (parts + 1)
 }
 
 /// Returns the GPU kernel variants of the call: the plain one, and on GPUs the tiles that fit.
-/// Where only a GPU's are wanted, the smallest tile takes the place of the plain one, whose sums
-/// need hundreds of registers: for its three entry points, compilers of cards take seconds.
+/// If only kernels for GPUs are wanted, the smallest tile replaces the plain one, whose sums need
+/// hundreds of registers: compilers of GPU drivers take seconds for its three entry points.
 fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let sizes = AttentionSizes::of(call);
-    let tiles = tiles::TILES.into_iter().filter(|tile| tile.fits(&sizes, caps));
-    let tiled = tiles.map(|tile| Variant::new(tile.name, tiles::dispatches(call, &sizes, tile)));
-    let mut variants: Vec<Variant> = tiled.collect();
+    let mut variants = Vec::new();
+    for tile in tiles::TILES {
+        if tile.fits(&sizes, caps) {
+            variants.push(Variant::new(tile.name, tiles::dispatches(call, &sizes, tile)));
+        }
+    }
     if let Some(matrix) = caps.cooperative {
-        let tiles = coop::candidates(call, &sizes, caps).into_iter();
-        variants.extend(
-            tiles.map(|tile| Variant::new(tile.name, coop::dispatches(call, &sizes, matrix, tile))),
-        );
+        for tile in coop::candidates(call, &sizes, caps) {
+            let dispatches = coop::dispatches(call, &sizes, matrix, tile);
+            variants.push(Variant::new(tile.name, dispatches));
+        }
     }
     if caps.suits_software() || variants.is_empty() {
         variants.insert(0, Variant::new("attention", plain(call)));

@@ -7,8 +7,7 @@ use crate::{CallShape, Dims};
 use potluck_core::Site;
 use potluck_graph::{AttentionOptions, Op};
 
-/// Token counts of probes: fewer than a tile has, and a little more than one tile of each size
-/// has.
+/// Token counts of probes: fewer than a tile has, and a few more than a tile of each size has.
 const TOKENS: [usize; 4] = [5, 37, 67, 131];
 
 /// See [`crate::Twin::inputs`].
@@ -22,7 +21,9 @@ pub fn forward(op: &Op) -> Option<Forward> {
     let &Op::AttentionGrad(options) = op else { return None };
     let tensors = options.tensors();
     let mut inputs: Vec<usize> = (0..tensors).collect();
-    inputs.extend((options.dropout > 0.0).then_some(tensors + 3));
+    if options.dropout > 0.0 {
+        inputs.push(tensors + 3);
+    }
     let outputs = vec![(0, tensors), (1, tensors + 1)];
     Some(Forward { op: Op::Attention(options), inputs, outputs })
 }
@@ -38,16 +39,19 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 /// Returns the inputs of attention or its gradient for 2 samples of `t` tokens.
 fn resized(options: &AttentionOptions, inputs: &[Dims], t: usize) -> Vec<Dims> {
     let lse = options.tensors() + 1;
-    let resized = |(index, dims): (usize, &Dims)| match dims.as_slice() {
-        // The logarithms of sums are (b, h, t), all others (b, t, ..).
-        [_, heads, _] if index == lse => vec![2, *heads, t],
-        [_, _, last] => vec![2, t, *last],
-        _ => vec![2],
-    };
-    inputs.iter().enumerate().map(resized).collect()
+    let mut resized = Vec::new();
+    for (index, dims) in inputs.iter().enumerate() {
+        resized.push(match dims.as_slice() {
+            // The logarithms of sums are (b, h, t), all others (b, t, ..).
+            [_, heads, _] if index == lse => vec![2, *heads, t],
+            [_, _, last] => vec![2, t, *last],
+            _ => vec![2],
+        });
+    }
+    resized
 }
 
-/// See [`crate::Twin::catalog`]: packed as in a GPT, and apart with shared keys as in a Llama.
+/// See [`crate::Twin::catalog`]: packed as in a GPT, and separate with shared keys as in a Llama.
 pub fn catalog() -> Vec<CallShape> {
     let d = C / HEADS;
     let packed = AttentionOptions::packed(HEADS, d);
@@ -59,7 +63,7 @@ pub fn catalog() -> Vec<CallShape> {
         let options = AttentionOptions { causal, dropout, site: Site(2), ..options };
         let tensors: Vec<Dims> =
             (0..options.tensors()).map(|input| vec![B, T, options.input_columns(input)]).collect();
-        let samples: Vec<Dims> = (dropout > 0.0).then_some(vec![B]).into_iter().collect();
+        let samples: Vec<Dims> = if dropout > 0.0 { vec![vec![B]] } else { Vec::new() };
         let results = vec![vec![B, T, C], vec![B, HEADS, T], vec![B, T, C]];
         let of_gradient = [tensors.clone(), results, samples.clone()].concat();
         calls.push((Op::Attention(options), [tensors, samples].concat()));

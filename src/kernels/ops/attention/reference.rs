@@ -1,6 +1,7 @@
 //! Reference of attention and its gradient: pair by pair, in any precision. In mixed precision it
-//! rounds queries, keys, values and the gradient of `y`, but neither weights nor slopes of scores,
-//! which each kernel rounds at another scale: by the highest score of all, or of those so far.
+//! rounds queries, keys, values and the gradient of `y`. It does not round weights or slopes of
+//! scores, because kernels round these at different scales: relative to the highest score of all,
+//! or to the highest one so far.
 
 use std::borrow::Cow;
 
@@ -16,28 +17,34 @@ pub(super) fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let sizes = AttentionSizes::of(call);
-    let rounded = inputs[..sizes.tensors].iter().map(|x| operands(call, x.floats()));
-    let rounded: Vec<Cow<'_, [T]>> = rounded.collect();
+    let rounded: Vec<Cow<'_, [T]>> =
+        inputs[..sizes.tensors].iter().map(|x| operands(call, x.floats())).collect();
     let tensors: Vec<&[T]> = rounded.iter().map(|x| &**x).collect();
-    let is_forward = matches!(call.op, Op::Attention(_));
-    if !is_forward {
-        for gradient in outputs.iter_mut() {
-            gradient.fill(T::zero());
+    let mut heads = Vec::new();
+    for sample in 0..sizes.b {
+        let id = sizes.sample_id(inputs, sample);
+        for h in 0..sizes.heads {
+            heads.push(Head { sizes, sample, id, h });
         }
     }
-    let dy = (!is_forward).then(|| operands(call, inputs[sizes.tensors + 2].floats()));
-    for sample in 0..sizes.b {
-        let id = sizes.drop.map_or(0, |_| inputs[inputs.len() - 1].ints()[sample]);
-        for h in 0..sizes.heads {
-            let head = Head { sizes, sample, id, h };
-            if let Some(dy) = &dy {
-                let [y, lse] = [0, 1].map(|nth| inputs[sizes.tensors + nth].floats());
-                gradient(&head, &tensors, &GradientInputs { y, lse, dy }, outputs);
-            } else {
-                let [y, lse] = outputs else { panic!("{} has two outputs", call.op) };
-                forward(&head, &tensors, y, lse);
-            }
+
+    if matches!(call.op, Op::Attention(_)) {
+        let [y, lse] = outputs else { panic!("{} has two outputs", call.op) };
+        for head in &heads {
+            forward(head, &tensors, y, lse);
         }
+        return;
+    }
+    for gradient in outputs.iter_mut() {
+        gradient.fill(T::zero());
+    }
+    let inputs = GradientInputs {
+        y: inputs[sizes.tensors].floats(),
+        lse: inputs[sizes.tensors + 1].floats(),
+        dy: &operands(call, inputs[sizes.tensors + 2].floats()),
+    };
+    for head in &heads {
+        gradient(head, &tensors, &inputs, outputs);
     }
 }
 
@@ -52,8 +59,8 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Returns the offset, in the tensor that has them, of the head's columns of query (`which`
-    /// 0), key (1) or value (2) `i`.
+    /// Returns the offset of the head's columns of query (`which` 0), key (1) or value (2) `i` in
+    /// their tensor.
     pub(super) fn at(&self, which: usize, i: usize) -> usize {
         let AttentionSizes { t, d, group, places, .. } = self.sizes;
         let h = if which == 0 { self.h } else { self.h / group };
@@ -78,7 +85,8 @@ impl Head {
 
     /// Returns the scaled score of query `i` and key `j`.
     fn score<T: Float>(&self, tensors: &[&[T]], i: usize, j: usize) -> T {
-        let (q, k) = (self.row(tensors, 0, i), self.row(tensors, 1, j));
+        let q = self.row(tensors, 0, i);
+        let k = self.row(tensors, 1, j);
         let product: T = q.iter().zip(k).map(|(q, k)| *q * *k).sum();
         product * T::from_f64(self.sizes.scale)
     }
@@ -102,9 +110,8 @@ fn forward<T: Float>(head: &Head, tensors: &[&[T]], y: &mut [T], lse: &mut [T]) 
             weights.push((*score - highest).exp() / total * head.kept(i, j));
         }
         for column in 0..head.sizes.d {
-            let weighted = weights.iter().enumerate();
-            let value = |(j, weight): (usize, &T)| *weight * head.row(tensors, 2, j)[column];
-            y[head.y_at(i) + column] = weighted.map(value).sum();
+            let values = (0..weights.len()).map(|j| weights[j] * head.row(tensors, 2, j)[column]);
+            y[head.y_at(i) + column] = values.sum();
         }
     }
 }
@@ -116,7 +123,7 @@ struct GradientInputs<'a, T> {
     dy: &'a [T],
 }
 
-/// Adds what a query head contributes to the gradients.
+/// Adds the contributions of a query head to the gradients.
 fn gradient<T: Float>(
     head: &Head,
     tensors: &[&[T]],
@@ -131,7 +138,8 @@ fn gradient<T: Float>(
         let delta: T = dy.iter().zip(y).map(|(dy, y)| *dy * *y).sum();
         let q = head.row(tensors, 0, i);
         for j in 0..head.sizes.keys(i) {
-            let (k, v) = (head.row(tensors, 1, j), head.row(tensors, 2, j));
+            let k = head.row(tensors, 1, j);
+            let v = head.row(tensors, 2, j);
             let probability = (head.score(tensors, i, j) - inputs.lse[head.lse_at(i)]).exp();
             let kept = head.kept::<T>(i, j);
             let dp: T = kept * dy.iter().zip(v).map(|(dy, v)| *dy * *v).sum::<T>();

@@ -12,14 +12,14 @@ pub(super) struct AttentionKernel {
     bindings: Vec<BoundVariable>,
 }
 
-/// Storage variable of the shaders, and what is bound to it.
+/// Storage variable of the shaders, and the tensor that is bound to it.
 type BoundVariable = (&'static str, Operand);
 
 /// Tensors with queries, keys and values.
 const TENSORS: [&str; 3] = ["x_0", "x_1", "x_2"];
 
-/// Storage variables with their access and their elements; these are empty for rows of heads, which
-/// are read by vectors where all of them are whole vectors.
+/// Storage variables with their access and the type of their elements. The type is empty for rows
+/// of heads, whose elements are vectors if all rows are whole vectors, or else floats.
 const VARIABLES: [(&str, &str, &str); 12] = [
     ("x_0", "read", ""),
     ("x_1", "read", ""),
@@ -39,16 +39,15 @@ const VARIABLES: [(&str, &str, &str); 12] = [
 /// Returns the kernels of a call, in the order in which they run.
 pub(super) fn kernels(call: &OpCall, sizes: &AttentionSizes) -> Vec<AttentionKernel> {
     use Operand::{Input, Output};
-    let tensors = TENSORS.into_iter().take(sizes.tensors).enumerate();
-    let mut read: Vec<BoundVariable> = tensors.map(|(input, name)| (name, Input(input))).collect();
-    // Without dropout, the first input is bound in place of the sample ids and not read.
+    let mut read: Vec<BoundVariable> = Vec::new();
+    for input in 0..sizes.tensors {
+        read.push((TENSORS[input], Input(input)));
+    }
+    // Without dropout, the first input is bound instead of the sample ids, and not read.
     read.push(("samples", Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 })));
-    let kernel = |entry, more: &[BoundVariable]| {
-        let bindings = read.iter().chain(more).copied().collect();
-        AttentionKernel { entry, bindings }
-    };
     if matches!(call.op, Op::Attention(_)) {
-        return vec![kernel("forward", &[("new_y", Output(0)), ("new_lse", Output(1))])];
+        let own = [("new_y", Output(0)), ("new_lse", Output(1))];
+        return vec![AttentionKernel::new("forward", &read, &own)];
     }
     let [y, lse, dy] = [0, 1, 2].map(|nth| Input(sizes.tensors + nth));
     let stats = ("stats", Operand::workspace(2 * sizes.b * sizes.heads * sizes.t));
@@ -57,20 +56,24 @@ pub(super) fn kernels(call: &OpCall, sizes: &AttentionSizes) -> Vec<AttentionKer
     if dv != dk {
         of_keys.push(("d_1", dv));
     }
-    let delta = vec![("y", y), ("lse", lse), ("dy", dy), stats];
     vec![
-        AttentionKernel { entry: "delta", bindings: delta },
-        kernel("grad_kv", &of_keys),
-        kernel("grad_q", &[("dy", dy), stats, ("d_0", dq)]),
+        AttentionKernel::new("delta", &[], &[("y", y), ("lse", lse), ("dy", dy), stats]),
+        AttentionKernel::new("grad_kv", &read, &of_keys),
+        AttentionKernel::new("grad_q", &read, &[("dy", dy), stats, ("d_0", dq)]),
     ]
 }
 
 impl AttentionKernel {
+    /// Creates a kernel that binds the tensors and sample ids in `read` and the variables in `own`.
+    fn new(entry: &'static str, read: &[BoundVariable], own: &[BoundVariable]) -> Self {
+        Self { entry, bindings: [read, own].concat() }
+    }
+
     pub(super) fn operands(&self) -> Vec<Operand> {
         self.bindings.iter().map(|(_, operand)| *operand).collect()
     }
 
-    /// Returns the number of heads of a sample that the kernel is for.
+    /// Returns the number of heads of a sample that the kernel processes.
     pub(super) fn heads(&self, sizes: &AttentionSizes) -> usize {
         if self.entry == "grad_kv" { sizes.kv_heads() } else { sizes.heads }
     }
@@ -79,9 +82,9 @@ impl AttentionKernel {
         self.bindings.iter().any(|(bound, _)| *bound == name)
     }
 
-    /// Returns the shader of a file, with what `shaders/lib/attention.wgsl` needs prepended.
-    /// Operands are rounded as they are read, and weights and slopes by the functions of the file,
-    /// to what products in mixed precision multiply.
+    /// Returns the shader of a file, with the WGSL prepended that `shaders/lib/attention.wgsl`
+    /// needs. In mixed precision, operands are rounded as they are read, and weights and slopes by
+    /// the functions of the file.
     pub(super) fn shader(&self, file: &'static str, sizes: &AttentionSizes) -> Shader {
         let mut shader = Shader::new(file, self.entry)
             .with_const("D", sizes.d as u32)
@@ -101,13 +104,18 @@ impl AttentionKernel {
         shader
     }
 
-    /// Returns the declarations of all storage variables: those that are bound have the first
-    /// numbers, in order, and those of other entry points of the file the numbers behind.
+    /// Returns the declarations of all storage variables: the bound ones have the first binding
+    /// numbers, in order, and those of other entry points of the file follow.
     fn declarations(&self, rows: &str) -> String {
-        let bound = self.bindings.iter().map(|(name, _)| *name);
-        let others = VARIABLES.iter().map(|(name, ..)| *name).filter(|name| !self.binds(name));
+        let mut names: Vec<&str> = self.bindings.iter().map(|(name, _)| *name).collect();
+        for (name, ..) in VARIABLES {
+            if !self.binds(name) {
+                names.push(name);
+            }
+        }
+
         let mut text = String::new();
-        for (number, wanted) in bound.chain(others).enumerate() {
+        for (number, wanted) in names.into_iter().enumerate() {
             let known = VARIABLES.iter().find(|(name, ..)| *name == wanted);
             let Some((name, access, element)) = known else { panic!("{wanted} is not declared") };
             let element = if element.is_empty() { rows } else { element };
@@ -156,16 +164,18 @@ impl AttentionKernel {
     }
 }
 
-/// Returns the function that reads four columns of a row of a head, which starts at an element;
-/// those behind the last one are zeros. Those of an operand of products are rounded as these are.
+/// Returns the function that reads four columns of a row of a head, which starts at element `row`.
+/// Columns behind the last one are zeros. Operands of products are rounded.
 fn part(name: &str, has_vectors: bool, is_operand: bool) -> String {
     let signature = format!("fn {name}_part(row: u32, part: u32) -> vec4f");
-    let returned = |value: String| if is_operand { format!("operand4({value})") } else { value };
+    let mut value =
+        if has_vectors { format!("{name}[row / 4u + part]") } else { "value".to_string() };
+    if is_operand {
+        value = format!("operand4({value})");
+    }
     if has_vectors {
-        let value = returned(format!("{name}[row / 4u + part]"));
         return format!("{signature} {{ return {value}; }}\n");
     }
-    let value = returned("value".into());
     format!(
         "{signature} {{\n    var value = vec4f(0.0);\n    \
          for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {{\n        \
@@ -176,8 +186,7 @@ fn part(name: &str, has_vectors: bool, is_operand: bool) -> String {
 impl AttentionSizes {
     /// Returns true if all rows of heads are whole vectors of four.
     fn has_vectors(&self) -> bool {
-        let is_whole = |columns: usize| columns.is_multiple_of(4);
-        is_whole(self.d)
-            && self.places.iter().all(|place| is_whole(place.first) && is_whole(place.width))
+        let mut columns = self.places.iter().flat_map(|place| [place.first, place.width]);
+        self.d.is_multiple_of(4) && columns.all(|columns| columns.is_multiple_of(4))
     }
 }

@@ -11,8 +11,8 @@ use crate::testing::{
     for_each_result, on_gpu,
 };
 use crate::{DeviceClass, OwnedCall, Pipelines, RandomContext};
-use potluck_core::{HostTensor, HostTensorView, Shape, Site};
-use potluck_graph::{Accumulation, Precision};
+use potluck_core::{HostTensor, Shape, Site};
+use potluck_graph::{Accumulation, AttentionOptions, AttentionPlace};
 
 const SITE: Site = Site(9);
 
@@ -101,8 +101,8 @@ fn full_attention_agrees() {
     }
 }
 
-/// The last query sees what a causal one does, and the first one the mean of all values if its
-/// scores are equal.
+/// Without a causal mask, the last query has the same result as with one, and the first query has
+/// the mean of all values if its scores are equal.
 #[test]
 fn every_query_sees_all_keys_unless_it_is_causal() {
     let (t, c) = (5, 4);
@@ -217,8 +217,8 @@ fn nothing_is_dropped_outside_of_training() {
     assert_ne!(run(0.5, true), run(0.0, true));
 }
 
-/// Keys and values that several heads of queries share, and every way to hold the three in
-/// tensors: apart, keys and values in one, in another order, at columns that are no vectors.
+/// Keys and values that several heads of queries share, and every arrangement of the three in
+/// tensors: separate, keys and values in one, in another order, at columns that are no vectors.
 fn arrangements() -> Vec<AttentionOptions> {
     let place = AttentionPlace::new;
     let grouped = AttentionOptions::separate(6, 2, 4);
@@ -242,7 +242,7 @@ fn every_arrangement_agrees() {
     }
 }
 
-/// Packed and apart are the same values in other places, and so are their results.
+/// Packed and separate tensors have the same values in other places, and so have their results.
 #[test]
 fn places_change_no_bit() {
     let (t, d, heads, rows) = (37, 4, 3, 2);
@@ -384,7 +384,7 @@ const WIDTHS: [((usize, f32, bool), &str); 9] = [
 #[test]
 fn tiles_agree_at_every_head_width() {
     for_each_gpu(|gpu, pipelines| {
-        // With checks they take long to compile; the tests of certification do that.
+        // With checks they take long to compile; the tests of certification cover them.
         if gpu.checks == ShaderChecks::Disabled {
             for (width, part) in WIDTHS {
                 tiles_agree(gpu, pipelines, part, width, 71);
@@ -408,8 +408,8 @@ fn tiles_agree_that_need_more_memory() {
     }
 }
 
-/// The most that results in mixed precision are off by: each kernel rounds weights and slopes at
-/// another scale, and the reference does not.
+/// Largest NMSE of results in mixed precision: kernels round weights and slopes at different
+/// scales, and the reference does not round them.
 const MIXED_NMSE_MAX: f64 = 1e-7;
 
 #[test]
@@ -424,8 +424,8 @@ fn attention_in_mixed_precision_multiplies_rounded_operands() {
     }
 }
 
-/// Of an operand that f16 has not, or that is NaN, nothing finite is made where the reference has
-/// nothing finite: by this a run notices an overflow.
+/// With an operand that is NaN or beyond the range of f16, results are not finite wherever the
+/// reference is not finite, so that a run notices an overflow.
 #[test]
 fn overflow_in_mixed_precision_is_noticed() {
     let (t, d) = (37, 8);
@@ -460,8 +460,8 @@ fn overflow_in_mixed_precision_is_noticed() {
     }
 }
 
-/// Options of attention of any places by cooperative matrices, with its tokens: heads of one unit
-/// across and of several, of whole matrices and of less, a part of a block and many.
+/// Options of attention by cooperative matrices, with the number of tokens: any places; heads of
+/// one unit across and of several, of whole matrices and of less; a part of a block and many.
 fn cooperative_calls() -> Vec<(AttentionOptions, usize)> {
     let packed = |heads, d| AttentionOptions { site: SITE, ..AttentionOptions::packed(heads, d) };
     let shared = AttentionOptions { site: SITE, ..AttentionOptions::separate(4, 2, 64) };
@@ -490,7 +490,7 @@ fn cooperative_matrices_agree_at_every_head_width() {
             let given = inputs_of(&options, t, 2);
             both_cooperative_agree(&gpu, &mut pipelines, both(options), &given);
         }
-        // Of sharp scores, maxima rise again and again.
+        // With sharp scores, the maxima rise repeatedly.
         let sharp = inputs(150, 64, 0.0, 2, InputFill::Scaled(6.0, 0.0));
         both_cooperative_agree(&gpu, &mut pipelines, ops(64, 1, 0.0), &sharp);
     }

@@ -1,8 +1,8 @@
 //! Attention by tiles in workgroup memory: the available tiles, and the constants that are
 //! prepended to `shaders/attention_tiles.wgsl` for each.
 //!
-//! The plain kernel keeps what it reads in registers, which suits processors and spills on GPUs;
-//! its invocations read all operands from memory. Here a whole workgroup reads them once, and an
+//! The plain kernel keeps its operands in registers, which suits processors and spills on GPUs;
+//! each of its invocations reads all operands from memory. Here a workgroup reads them once, and an
 //! invocation keeps 16 to 32 sums of each result. Software adapters, where a barrier is costly and
 //! all memory is cache, run it slower, so it is no candidate there.
 
@@ -48,8 +48,8 @@ struct TileArrangement {
 }
 
 impl AttentionTile {
-    /// Returns true if the tile is a candidate on a device with these capabilities: if it does not
-    /// need too much memory, nor more than twice as many queries as there are.
+    /// Returns true if the tile is a candidate on a device with these capabilities: on a GPU, if
+    /// its memory suffices, and if the call has at least half as many queries as the tile.
     pub(super) fn fits(self, sizes: &AttentionSizes, caps: &Caps) -> bool {
         let queries = self.arrangement("forward", sizes.d).rows();
         let is_filled = self == TILES[0] || 2 * sizes.t >= queries;
@@ -57,9 +57,9 @@ impl AttentionTile {
         caps.suits_hardware() && has_room && is_filled
     }
 
-    /// Returns the arrangement for an entry point and heads of `d` columns. With more than 32
-    /// columns, two results per invocation would need too many registers unless it has fewer
-    /// columns of each.
+    /// Returns the arrangement for an entry point and heads of `d` columns. For more than 32
+    /// columns, an entry point with two results has fewer columns of each per invocation, which
+    /// would otherwise need too many registers.
     fn arrangement(self, entry: &str, d: usize) -> TileArrangement {
         let (x, quads) = match (entry, d) {
             (_, ..=32) => (8, 1),
@@ -71,12 +71,12 @@ impl AttentionTile {
 }
 
 impl TileArrangement {
-    /// Returns the number of own rows of a workgroup.
+    /// Returns the own rows of a workgroup.
     fn rows(&self) -> usize {
         4 * self.y as usize
     }
 
-    /// Returns the number of workgroups for so many heads of each sample.
+    /// Returns the number of workgroups for this number of heads of each sample.
     fn workgroups(&self, sizes: &AttentionSizes, heads: usize) -> usize {
         let columns = (4 * self.x * self.quads) as usize;
         let blocks = sizes.t.div_ceil(self.rows()) * sizes.d.div_ceil(columns);
@@ -87,12 +87,14 @@ impl TileArrangement {
 /// Returns the tile that is chosen without measuring: the largest portable one with a workgroup for
 /// each core of a large GPU, or else the smallest; `None` if none is a candidate.
 pub(super) fn chosen(sizes: &AttentionSizes, caps: &Caps) -> Option<AttentionTile> {
-    let is_busy = |tile: &AttentionTile| {
-        tile.arrangement("forward", sizes.d).workgroups(sizes, sizes.heads) >= WORKGROUPS_MIN
-    };
-    let portable = TILES[..2].iter().rev().filter(|tile| tile.fits(sizes, caps));
-    let smallest = TILES[0].fits(sizes, caps).then_some(TILES[0]);
-    portable.copied().find(is_busy).or(smallest)
+    let [small, medium, _] = TILES;
+    for tile in [medium, small] {
+        let workgroups = tile.arrangement("forward", sizes.d).workgroups(sizes, sizes.heads);
+        if tile.fits(sizes, caps) && workgroups >= WORKGROUPS_MIN {
+            return Some(tile);
+        }
+    }
+    if small.fits(sizes, caps) { Some(small) } else { None }
 }
 
 /// Returns the dispatches of a call with a tile of any size.

@@ -37,23 +37,23 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Keys that a workgroup of the shader takes at a time, if it takes all keys of a row and head.
+/// Keys per iteration of a workgroup of the shader that processes all keys of a row and head.
 const KEYS: usize = 256;
 
-/// Keys that a workgroup takes at a time if they are split between workgroups.
+/// Keys per iteration of a workgroup if the keys of a row and head are split between workgroups.
 const SPLIT_KEYS: usize = 64;
 
 /// Rows and heads that keep a large device busy without splits. Behind 512 keys, 12 heads of one
 /// row run at 1.25 times the speed with splits on an NVIDIA H200, and of 8 rows at 0.8.
 const BUSY: usize = 64;
 
-/// Workgroups that splits come to, if there are enough keys.
+/// Workgroups that splits result in, if there are enough keys.
 const FILLED: usize = 1024;
 
-/// How the keys of a row and head are divided between workgroups.
+/// Division of the keys of a row and head between workgroups.
 #[derive(Clone, Copy)]
 struct KeySplit {
-    /// Keys that a workgroup takes at a time.
+    /// Keys per iteration of a workgroup.
     keys: usize,
     splits: usize,
     /// Keys of a split.
@@ -66,8 +66,8 @@ const SLAB: usize = 64;
 /// Rows per task of `fast`: enough for products of matrices at full speed.
 const BLOCK: usize = 32;
 
-/// Positions of a sequence in the caches of probes and of the catalog: more keys than a workgroup
-/// takes at a time.
+/// Positions of a sequence in the caches of probes and of the catalog: more keys than an iteration
+/// of a workgroup has.
 const PROBE_CONTEXT: usize = 300;
 
 /// Dimensions of a call.
@@ -81,8 +81,9 @@ struct CachedSizes {
     sequences: usize,
     /// Positions of a sequence.
     tokens: usize,
-    /// Columns of the tensor with the queries, and the first of them.
+    /// Columns of the tensor with the queries.
     width: usize,
+    /// First column with queries.
     first: usize,
     scale: f64,
 }
@@ -100,7 +101,8 @@ impl CachedSizes {
         Self { rows, heads, kv_heads: both / 2, d, sequences, tokens, width, first, scale }
     }
 
-    /// Returns the number of keys that a row with this place sees; 0 if that is none.
+    /// Returns the number of keys that a row with this place sees; 0 if the place is outside the
+    /// cache.
     fn keys(&self, place: u32) -> usize {
         let place = place as usize;
         if place < self.sequences * self.tokens { place % self.tokens + 1 } else { 0 }
@@ -113,15 +115,15 @@ impl CachedSizes {
         (of_sequence + which * self.kv_heads + shared) * self.tokens * self.d
     }
 
-    /// Returns the floats of a value of the shader: 4 if heads and the columns of queries are of
-    /// whole vectors.
+    /// Returns the floats of a value of the shader: 4 if heads and the columns of queries are whole
+    /// vectors.
     fn lanes(&self) -> usize {
         let all = [self.d, self.width, self.first];
         if all.iter().all(|size| size.is_multiple_of(4)) { 4 } else { 1 }
     }
 
-    /// Returns the keys of a split with which rows and heads fill a large device; `None` if they do
-    /// without, or if there are too few keys.
+    /// Returns the keys of a split such that the splits fill a large device; `None` if rows and
+    /// heads fill it without splits, or if there are too few keys.
     fn span(&self, lanes: usize) -> Option<usize> {
         let items = self.rows * self.heads * (self.d / lanes).div_ceil(SLAB);
         if items >= BUSY || self.tokens <= SPLIT_KEYS {
@@ -140,9 +142,10 @@ impl CachedSizes {
 /// Reference: `q (b, n, ..), cache, places (b, n) -> y`.
 fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
     let sizes = CachedSizes::of(call);
-    let (d, heads) = (sizes.d, sizes.heads);
-    let (queries, cache, places) = (inputs[0].floats(), inputs[1].floats(), inputs[2].ints());
-    for (row, place) in places.iter().enumerate() {
+    let CachedSizes { d, heads, .. } = sizes;
+    let queries = inputs[0].floats();
+    let cache = inputs[1].floats();
+    for (row, place) in inputs[2].ints().iter().enumerate() {
         for head in 0..heads {
             let y = &mut outputs[0][(row * heads + head) * d..][..d];
             y.fill(T::zero());
@@ -166,11 +169,13 @@ fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs:
     }
 }
 
-/// CPU kernel: parallel over heads, each in blocks of rows that follow one another in a sequence:
+/// CPU kernel: parallel over blocks of rows that follow one another in a sequence, and over heads;
 /// products of matrices, as without a cache.
 fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = CachedSizes::of(call);
-    let (queries, cache, places) = (inputs[0].floats(), inputs[1].floats(), inputs[2].ints());
+    let queries = inputs[0].floats();
+    let cache = inputs[1].floats();
+    let places = inputs[2].ints();
     let columns = sizes.heads * sizes.d;
     let mut rest = &mut *outputs[0];
     let mut blocks = Vec::new();
@@ -183,9 +188,10 @@ fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [
         if sizes.keys(places[rows.start]) == 0 {
             return y.fill(0.0);
         }
-        let heads = (0..sizes.heads).into_par_iter();
-        let of_head = |head| block_of_head(&sizes, queries, cache, places, rows.clone(), head);
-        let parts: Vec<Vec<f32>> = heads.map(of_head).collect();
+        let parts: Vec<Vec<f32>> = (0..sizes.heads)
+            .into_par_iter()
+            .map(|head| block_of_head(&sizes, queries, cache, places, rows.clone(), head))
+            .collect();
         for (head, part) in parts.iter().enumerate() {
             put_columns(part, sizes.d, y, columns, head * sizes.d);
         }
@@ -197,17 +203,15 @@ fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [
 fn blocks_of(sizes: &CachedSizes, places: &[u32]) -> Vec<Range<usize>> {
     let mut blocks: Vec<Range<usize>> = Vec::new();
     for (row, &place) in places.iter().enumerate() {
-        let keys = sizes.keys(place);
-        match blocks.last_mut() {
-            Some(block)
-                if keys > 1
-                    && block.len() < BLOCK
-                    && places[row - 1].checked_add(1) == Some(place) =>
-            {
+        if let Some(block) = blocks.last_mut() {
+            let is_next = places[row - 1].checked_add(1) == Some(place);
+            // A row with one key is the first of its sequence.
+            if is_next && sizes.keys(place) > 1 && block.len() < BLOCK {
                 block.end = row + 1;
+                continue;
             }
-            _ => blocks.push(row..row + 1),
         }
+        blocks.push(row..row + 1);
     }
     blocks
 }
@@ -221,15 +225,15 @@ fn block_of_head(
     rows: Range<usize>,
     head: usize,
 ) -> Vec<f32> {
-    let &CachedSizes { d, .. } = sizes;
+    let d = sizes.d;
     let place = places[rows.start];
     let keys = sizes.keys(places[rows.end - 1]);
-    let of = |which| Matrix::rows(&cache[sizes.at(which, place, head)..][..keys * d], d);
+    let of_cache = |which| Matrix::rows(&cache[sizes.at(which, place, head)..][..keys * d], d);
     let own = Matrix::rows(&queries[sizes.query_at(rows.start, head)..], sizes.width);
     let mut weights = vec![0.0; rows.len() * keys];
     let factor = sizes.scale as f32;
     let scores = HostProduct { factor, ..HostProduct::new([rows.len(), keys, d]) };
-    scores.run(own, of(0).transposed(), &mut weights, keys);
+    scores.run(own, of_cache(0).transposed(), &mut weights, keys);
     for (row, weights) in rows.clone().zip(weights.chunks_exact_mut(keys)) {
         let (seen, behind) = weights.split_at_mut(sizes.keys(places[row]));
         softmax(seen);
@@ -237,11 +241,11 @@ fn block_of_head(
     }
     let mut y = vec![0.0; rows.len() * d];
     let values = HostProduct::new([rows.len(), d, keys]);
-    values.run(Matrix::rows(&weights, keys), of(1), &mut y, d);
+    values.run(Matrix::rows(&weights, keys), of_cache(1), &mut y, d);
     y
 }
 
-/// Static choice: vectors of 4 if heads and columns are of whole ones; on GPUs keys are split if
+/// Static choice: vectors of 4 if heads and columns are whole vectors; on GPUs keys are split if
 /// there are few rows and heads.
 fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = CachedSizes::of(call);
@@ -252,26 +256,29 @@ fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     }
 }
 
-/// Returns all GPU kernel variants of the call.
+/// Returns all GPU kernel variants of the call: without splits, then with splits on GPUs.
 fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let sizes = CachedSizes::of(call);
-    let all = [(1, "cached_attention"), (4, "cached_attention4")];
-    let named = &all[..if sizes.lanes() == 4 { 2 } else { 1 }];
-    let mut ways = Vec::new();
-    for (lanes, name) in named {
-        ways.push(Variant::new(*name, vec![whole(&sizes, *lanes)]));
+    let mut named = vec![(1, "cached_attention")];
+    if sizes.lanes() == 4 {
+        named.push((4, "cached_attention4"));
     }
-    for (lanes, name) in named {
+
+    let mut variants = Vec::new();
+    for (lanes, name) in &named {
+        variants.push(Variant::new(*name, vec![whole(&sizes, *lanes)]));
+    }
+    for (lanes, name) in &named {
         if let Some(span) = sizes.span(*lanes)
             && caps.suits_hardware()
         {
-            ways.push(Variant::new(format!("{name}_split"), split(&sizes, *lanes, span)));
+            variants.push(Variant::new(format!("{name}_split"), split(&sizes, *lanes, span)));
         }
     }
-    ways
+    variants
 }
 
-/// Returns the dispatch in which a workgroup takes all keys of a row, head and slab.
+/// Returns the dispatch in which a workgroup processes all keys of a row, head and slab.
 fn whole(sizes: &CachedSizes, lanes: usize) -> Dispatch {
     let all = KeySplit { keys: KEYS, splits: 1, span: sizes.tokens };
     attend(sizes, lanes, all, Operand::Output(0))
@@ -285,13 +292,9 @@ fn split(sizes: &CachedSizes, lanes: usize, span: usize) -> Vec<Dispatch> {
     vec![first, merge::dispatch(sizes, lanes, splits)]
 }
 
-/// Returns the dispatch of workgroups that take so many keys at a time, each of a split.
-fn attend(
-    sizes: &CachedSizes,
-    lanes: usize,
-    KeySplit { keys, splits, span }: KeySplit,
-    out: Operand,
-) -> Dispatch {
+/// Returns the dispatch of workgroups that each process the keys of a split.
+fn attend(sizes: &CachedSizes, lanes: usize, split: KeySplit, out: Operand) -> Dispatch {
+    let KeySplit { keys, splits, span } = split;
     let d = sizes.d / lanes;
     let items = sizes.rows * sizes.heads * d.div_ceil(SLAB) * splits;
     let mut params: Vec<u32> = [
@@ -319,16 +322,16 @@ fn attend(
     }
 }
 
-/// Returns the cost at most, with every row at the last position of its sequence: two products of
-/// `d` columns for each key, and 10 FLOPs for an exponential; bytes are those of all tensors.
+/// Returns an upper bound of the cost, with every row at the last position of its sequence: two
+/// products of `d` columns for each key, and 10 FLOPs for an exponential; the bytes of all tensors.
 fn cost(call: &OpCall) -> Cost {
     let CachedSizes { rows, heads, d, tokens, .. } = CachedSizes::of(call);
     let pairs = (rows * heads * tokens) as f64;
     Cost { flops: pairs * (4.0 * d as f64 + 10.0), bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::iterations`]: for 256 keys each, the values of a head and of the keys. Splits have
-/// fewer.
+/// See [`Twin::iterations`]: for every 256 keys, the columns of a head in the products and in the
+/// values. Splits have fewer.
 fn iterations(call: &OpCall) -> usize {
     let CachedSizes { d, tokens, .. } = CachedSizes::of(call);
     tokens.div_ceil(KEYS) * (d + d.min(SLAB) + 40) + KEYS
@@ -337,8 +340,8 @@ fn iterations(call: &OpCall) -> usize {
 /// See [`Twin::inputs`].
 fn inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
     let places = (inputs[1][0] * inputs[1][2]) as u32;
-    let (samples, unbatched) = (Some(inputs[0][0]), Some(1));
-    let spec = InputSpec { samples, unbatched, ..InputSpec::normal(inputs) };
+    let spec =
+        InputSpec { samples: Some(inputs[0][0]), unbatched: Some(1), ..InputSpec::normal(inputs) };
     spec.with(2, InputFill::Targets(places))
 }
 
@@ -349,14 +352,16 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 
 /// See [`Twin::probes`]: caches of a few sequences.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
-    let (width, both, d) = (inputs[0][2], inputs[1][1], inputs[1][3]);
+    let width = inputs[0][2];
+    let both = inputs[1][1];
+    let d = inputs[1][3];
     let sizes = PROBE_ROWS
         .map(|rows| vec![vec![rows, 1, width], vec![2, both, PROBE_CONTEXT, d], vec![rows, 1]]);
     calls(op, sizes)
 }
 
-/// See [`Twin::catalog`]: packed as in a GPT, apart with shared keys as in a Llama, and heads that
-/// are no whole vectors; of one row too, whose keys are split.
+/// See [`Twin::catalog`]: packed as in a GPT, separate with shared keys as in a Llama, and heads
+/// that are no whole vectors; each with many rows and with one row, whose keys are split.
 fn catalog() -> Vec<CallShape> {
     let mut calls = Vec::new();
     for (heads, kv_heads, d, first, width) in
@@ -400,13 +405,13 @@ mod tests {
             (1, 1, 322, 5),
         ] {
             let last = 3 * tokens as u32 - 1;
-            // Alone, in a row of one sequence, none, and across the end of a sequence.
+            // Single places, no place, a run in one sequence, and a run across the end of one.
             let mut places = vec![last, 0, IGNORE_INDEX];
             places.extend((0..40).map(|i| (i + tokens as u32 / 2).min(last)));
             places.extend([last + 1, last]);
             let (first, width) = (d, heads * d + 2 * d);
             let op = Op::CachedAttention(CachedAttentionOptions { heads, first });
-            // A few rows too, whose keys are split.
+            // Also a few rows, whose keys are split.
             for places in [places[..5].to_vec(), places] {
                 let rows = places.len();
                 check_with(op.clone(), &given(width, [3, 2 * kv_heads, tokens, d], places), rows);
@@ -414,7 +419,7 @@ mod tests {
         }
     }
 
-    /// A row sees of its sequence in the cache what causal attention sees of a sample.
+    /// A row sees the same keys of its sequence in the cache as causal attention sees of a sample.
     #[test]
     fn rows_see_what_causal_attention_sees() {
         let (heads, kv_heads, d, t) = (4, 2, 3, 9);

@@ -2,7 +2,7 @@
 
 use super::geometry::{ConvKind, Geometry};
 
-/// Channels of a product: those that are read and those that are written, of all groups and of one.
+/// Channels that a product reads and writes, of all groups and of one group.
 #[derive(Clone, Copy)]
 pub(crate) struct Channels {
     pub read: usize,
@@ -13,9 +13,19 @@ pub(crate) struct Channels {
 
 impl Channels {
     pub fn of(geometry: &Geometry) -> Self {
-        let (c, o) = ([geometry.c, geometry.group_c()], [geometry.o, geometry.group_o()]);
-        let (read, written) = if geometry.kind == ConvKind::InputGrad { (o, c) } else { (c, o) };
-        let ([read, group_read], [written, group_written]) = (read, written);
-        Self { read, written, group_read, group_written }
+        match geometry.kind {
+            ConvKind::InputGrad => Self {
+                read: geometry.o,
+                written: geometry.c,
+                group_read: geometry.group_o(),
+                group_written: geometry.group_c(),
+            },
+            ConvKind::Forward | ConvKind::WeightGrad => Self {
+                read: geometry.c,
+                written: geometry.o,
+                group_read: geometry.group_c(),
+                group_written: geometry.group_o(),
+            },
+        }
     }
 }

@@ -1,23 +1,28 @@
-//! Convolutions of every channel by itself and their gradients on GPUs, four channels at a time:
-//! as products they would be as many of one row or column. Twin of `shaders/conv_depthwise.wgsl`.
+//! Convolutions of single channels and their gradients on GPUs, with four channels per invocation:
+//! as a matrix product, each channel would have a single row or column. Twin of
+//! `shaders/conv_depthwise.wgsl`.
 
 use super::geometry::{ConvKind, Geometry};
 use super::parts::{self, PartLayout};
+use super::words;
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::{epilogue, fused_vectors};
 use crate::{Dispatch, OpCall, Operand, Shader};
 
-/// Invocations of the gradient by the weight that keep a device busy, and its fewest rows of
-/// places per invocation.
+/// Invocations of the gradient by the weight that keep a device busy.
 const INVOCATIONS: usize = 16_384;
+
+/// The fewest rows of places per invocation of the gradient by the weight.
 const LINES_MIN: usize = 4;
 
-/// Returns the dispatches of a call; `None` if it is none of single channels, of which there are a
-/// multiple of four.
+/// Returns the dispatches of a call; `None` unless it is a convolution of single channels, whose
+/// number is a multiple of four.
 pub fn dispatches(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
     let fits = geometry.is_depthwise() && geometry.c.is_multiple_of(4);
+    if !fits || geometry.weights() > WORKSPACE_VALUES_MAX {
+        return None;
+    }
     match geometry.kind {
-        _ if !fits || geometry.weights() > WORKSPACE_VALUES_MAX => None,
         ConvKind::WeightGrad => Some(weight_grad(call, geometry)),
         ConvKind::Forward | ConvKind::InputGrad => gathered(call, geometry),
     }
@@ -28,12 +33,12 @@ fn gathered(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
     let epilogue = fused_vectors::of_steps(call, &epilogue::steps(call), 3)?;
     let weights = Operand::workspace(geometry.weights());
     // (c, taps) as one group with no channels that are read, to (taps, c).
-    let (count, taps) = (geometry.weights(), kh * kw);
-    let sizes = [count, 1, c, 1, c, taps, 0, taps, 0];
+    let count = geometry.weights();
+    let taps = kh * kw;
     let permute = Dispatch {
         shader: Shader::new("conv_weights", "permute"),
         operands: vec![Operand::Input(1), weights],
-        params: sizes.map(|word| word as u32).to_vec(),
+        params: words(&[count, 1, c, 1, c, taps, 0, taps, 0]),
         groups: grid(count, 64),
     };
     let vectors = call.output_len(0) / 4;
@@ -51,7 +56,8 @@ fn gathered(call: &OpCall, geometry: &Geometry) -> Option<Vec<Dispatch>> {
 }
 
 fn weight_grad(call: &OpCall, geometry: &Geometry) -> Vec<Dispatch> {
-    let (lines, vectors) = (geometry.b * geometry.out[0], geometry.weights() / 4);
+    let lines = geometry.b * geometry.out[0];
+    let vectors = geometry.weights() / 4;
     let wanted = INVOCATIONS.div_ceil(vectors).min(lines / LINES_MIN);
     let least = (lines * (geometry.out[1] + 1)).div_ceil(ITERATIONS_MAX / 2);
     let most = WORKSPACE_VALUES_MAX / geometry.weights();
@@ -76,11 +82,18 @@ fn params(geometry: &Geometry, count: usize, [lines, part]: [usize; 2]) -> Vec<u
     let is_grad = geometry.kind == ConvKind::InputGrad;
     let ([h, w], [oh, ow]) = if is_grad { (out, size) } else { (size, out) };
     let (step, divisor) = if is_grad { ([1; 2], options.stride) } else { (options.stride, [1; 2]) };
-    let sign = |value: usize| if is_grad { (value as u32).wrapping_neg() } else { value as u32 };
-    let first = options.padding.map(|padding| sign(padding).wrapping_neg());
-    let front = [count, h, w, geometry.c / 4, oh, ow, kh, kw].map(|word| word as u32);
-    let [step, divisor] = [step, divisor].map(|pair| pair.map(|word| word as u32));
-    let behind = [lines as u32, part as u32];
-    let tap = options.dilation.map(sign);
-    [&front[..], &step, &divisor, &first, &tap, &behind].concat()
+    // The gradient reads against the order of the taps.
+    let mut first = options.padding.map(|padding| (padding as u32).wrapping_neg());
+    let mut tap = options.dilation.map(|dilation| dilation as u32);
+    if is_grad {
+        first = first.map(u32::wrapping_neg);
+        tap = tap.map(u32::wrapping_neg);
+    }
+    let mut params = words(&[count, h, w, geometry.c / 4, oh, ow, kh, kw]);
+    params.extend(words(&step));
+    params.extend(words(&divisor));
+    params.extend(first);
+    params.extend(tap);
+    params.extend(words(&[lines, part]));
+    params
 }

@@ -1,22 +1,20 @@
-//! CPU kernels of convolutions of single channels: sums of several channels at a time in registers,
-//! over padded pictures.
-
-use std::ops::Range;
+//! CPU kernels of convolutions of single channels: sums of a vector of channels in registers, over
+//! padded pictures.
 
 use pulp::Simd;
 use rayon::prelude::*;
 
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::host::{PARTS, add_parts};
-use super::panel::{self, PaddedPanel};
+use super::panel::{self, PaddedPanel, PictureRows};
 
-/// Places whose sums are in registers at a time.
+/// Places of a tile, whose sums are in registers.
 const PLACES: usize = 8;
 
-/// Taps whose sums of the gradient by the weight are in registers at a time.
+/// Taps of a tile of the gradient by the weight, whose sums are in registers.
 const TAPS: usize = 4;
 
-/// Computes a call on all threads. Sums are in an order that does not depend on their number.
+/// Computes a call on all threads. The order of sums does not depend on the number of threads.
 pub fn fast(geometry: &Geometry, accumulate: bool, a: &[f32], b: &[f32], out: &mut [f32]) {
     match geometry.kind {
         ConvKind::Forward | ConvKind::InputGrad => gathered(geometry, a, b, out),
@@ -24,9 +22,10 @@ pub fn fast(geometry: &Geometry, accumulate: bool, a: &[f32], b: &[f32], out: &m
     }
 }
 
-/// Computes the forward pass or the gradient by the input, rows of pictures at a time.
+/// Computes the forward pass or the gradient by the input, in blocks of rows of pictures.
 fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]) {
-    let (c, all) = (geometry.c, Gather::all(geometry));
+    let c = geometry.c;
+    let all = Gather::all(geometry);
     let weights: Vec<Vec<f32>> =
         all.iter().map(|gather| by_taps(geometry, gather, weight)).collect();
     let rows = all.iter().map(|gather| panel::rows_of(gather, c)).min().unwrap_or(1);
@@ -44,25 +43,30 @@ fn by_taps(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
     all
 }
 
-/// Returns the places of taps in a panel.
+/// Returns the offsets of taps in a panel.
 fn offsets(gather: &Gather, panel: &PaddedPanel) -> Vec<usize> {
-    let offset = |[ky, kx]: [usize; 2]| ky * panel.tap_steps[0] + kx * panel.tap_steps[1];
-    (0..gather.tap_count()).map(|tap| offset(gather.tap(tap))).collect()
+    let mut offsets = Vec::with_capacity(gather.tap_count());
+    for ky in 0..gather.taps[0] {
+        for kx in 0..gather.taps[1] {
+            offsets.push(ky * panel.tap_steps[0] + kx * panel.tap_steps[1]);
+        }
+    }
+    offsets
 }
 
-/// Computes rows of the grid of a product; `out` begins with the row of the picture in which the
-/// first of them would be without an offset.
+/// Computes rows of the grid of a product in a picture; `out` begins with the row of the picture in
+/// which the first of them would be without an offset.
 fn compute_rows(
     gather: &Gather,
     c: usize,
     weights: &[f32],
     source: &[f32],
-    (b, rows): (usize, Range<usize>),
+    block: &PictureRows,
     out: &mut [f32],
 ) {
-    panel::with(gather, c, source, (b..b + 1, rows.clone()), |panel| {
+    panel::with(gather, c, source, block, |panel| {
         let offsets = offsets(gather, panel);
-        for row in 0..rows.len() {
+        for row in 0..block.rows.len() {
             pulp::Arch::new().dispatch(ChannelSums {
                 x: &panel.data[row * panel.steps[0]..],
                 step: panel.steps[1],
@@ -117,7 +121,8 @@ impl pulp::WithSimd for ChannelSums<'_> {
     }
 }
 
-/// Returns a vector of what a slice begins with: of `lanes` elements, or of a whole vector.
+/// Returns the first elements of a slice as a vector: all lanes if `WHOLE`, or else `lanes` of
+/// them and zeros.
 #[inline(always)]
 fn load<S: Simd, const WHOLE: bool>(simd: S, from: &[f32], lanes: usize) -> S::f32s {
     if WHOLE {
@@ -127,7 +132,7 @@ fn load<S: Simd, const WHOLE: bool>(simd: S, from: &[f32], lanes: usize) -> S::f
     }
 }
 
-/// Stores a vector as [`load`] reads it.
+/// Stores the lanes of a vector that [`load`] reads.
 #[inline(always)]
 fn store<S: Simd, const WHOLE: bool>(simd: S, to: &mut [f32], lanes: usize, value: S::f32s) {
     if WHOLE {
@@ -138,7 +143,7 @@ fn store<S: Simd, const WHOLE: bool>(simd: S, to: &mut [f32], lanes: usize, valu
 }
 
 impl ChannelSums<'_> {
-    /// Computes a vector of channels, or what is left of them, of `P` places.
+    /// Computes a vector of channels, or the rest of them, of `P` places.
     #[inline(always)]
     fn tile<S: Simd, const P: usize, const WHOLE: bool>(
         &mut self,
@@ -163,40 +168,60 @@ impl ChannelSums<'_> {
 }
 
 /// Computes the gradient by the weight: partial sums over blocks of rows of outputs, added in
-/// order. The parts depend on the sizes alone.
+/// order. The parts depend only on the sizes.
 fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out: &mut [f32]) {
-    let (taps, c) = (geometry.taps(), geometry.c);
+    let taps = geometry.taps();
+    let c = geometry.c;
     let gather = Gather::forward(geometry);
-    let [height, width] = geometry.out;
+    let height = geometry.out[0];
     let rows = panel::rows_of(&gather, c);
-    let per_picture = height.div_ceil(rows);
-    let blocks: Vec<usize> = (0..geometry.b * per_picture).collect();
-    let sum_of = |blocks: &[usize]| {
-        let mut sums = vec![0.0; taps * c];
-        for block in blocks {
-            let (b, first) = (block / per_picture, block % per_picture * rows);
-            let range = first..height.min(first + rows);
-            let dy = &dy[(b * height + first) * width * c..][..range.len() * width * c];
-            panel::with(&gather, c, x, (b..b + 1, range.clone()), |panel| {
-                pulp::Arch::new().dispatch(TapSums {
-                    x: panel.data,
-                    steps: panel.steps,
-                    counts: [range.len(), width],
-                    offsets: &offsets(&gather, panel),
-                    dy,
-                    c,
-                    sums: &mut sums,
-                });
-            });
+    let mut blocks = Vec::new();
+    for b in 0..geometry.b {
+        for first in (0..height).step_by(rows) {
+            let rows = first..height.min(first + rows);
+            blocks.push(PictureRows { pictures: b..b + 1, rows });
         }
-        sums
-    };
-    let parts: Vec<Vec<f32>> =
-        blocks.par_chunks(blocks.len().div_ceil(PARTS)).map(sum_of).collect();
+    }
+
+    let parts: Vec<Vec<f32>> = blocks
+        .par_chunks(blocks.len().div_ceil(PARTS))
+        .map(|blocks| {
+            let mut sums = vec![0.0; taps * c];
+            for block in blocks {
+                add_block(geometry, &gather, block, x, dy, &mut sums);
+            }
+            sums
+        })
+        .collect();
     add_parts(geometry, &parts, accumulate, out, |channel, tap| tap * c + channel);
 }
 
-/// Adds to the sums (taps, c) the products of x and dy over rows of places.
+/// Adds the products of x and dy over rows of outputs of a picture to the sums (taps, c).
+fn add_block(
+    geometry: &Geometry,
+    gather: &Gather,
+    block: &PictureRows,
+    x: &[f32],
+    dy: &[f32],
+    sums: &mut [f32],
+) {
+    let c = geometry.c;
+    let [height, width] = geometry.out;
+    let first = (block.pictures.start * height + block.rows.start) * width * c;
+    panel::with(gather, c, x, block, |panel| {
+        pulp::Arch::new().dispatch(TapSums {
+            x: panel.data,
+            steps: panel.steps,
+            counts: [block.rows.len(), width],
+            offsets: &offsets(gather, panel),
+            dy: &dy[first..][..block.rows.len() * width * c],
+            c,
+            sums,
+        });
+    });
+}
+
+/// Sums (taps, c) to which the products of x and dy over rows of places are added.
 struct TapSums<'a> {
     x: &'a [f32],
     /// Elements from a row of places to the next, and from a place to the next.
@@ -237,7 +262,7 @@ impl pulp::WithSimd for TapSums<'_> {
 }
 
 impl TapSums<'_> {
-    /// Adds to the sums of `T` taps for a vector of channels, or what is left of them.
+    /// Adds to the sums of `T` taps for a vector of channels, or the rest of them.
     #[inline(always)]
     fn tile<S: Simd, const T: usize, const WHOLE: bool>(
         &mut self,

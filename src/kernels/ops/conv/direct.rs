@@ -1,7 +1,5 @@
 //! CPU kernels of convolutions with few weights: tiles of sums in registers, over padded pictures.
-//! Where weights are few, packing matrices would cost as much as multiplying them.
-
-use std::ops::Range;
+//! For few weights, packing matrices would cost as much as multiplying them.
 
 use rayon::prelude::*;
 
@@ -9,27 +7,28 @@ use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::host::{PARTS, add_parts};
 use super::micro::{self, PlaceSums, TermRuns, TermSums};
-use super::panel::{self, PaddedPanel};
+use super::panel::{self, PaddedPanel, PictureRows};
 use crate::simd::{add_elements, vectorized};
 
-/// Weights at most: all that the tiles of a row of places read should stay in the cache.
+/// The most weights of a call: all that the tiles of a row of places read should stay in the cache.
 const WEIGHTS_MAX: usize = 1 << 18;
 
-/// Tasks of a picture at most: rows that one computes share the padded rows around them.
+/// The most tasks of a picture: the rows of a task share the padded rows around them.
 const BLOCKS: usize = 4;
 
-/// Returns true if the call is computed here.
+/// Returns true if the kernels of this module compute the call.
 pub fn fits(geometry: &Geometry) -> bool {
+    if geometry.weights() > WEIGHTS_MAX {
+        return false;
+    }
     let channels = Channels::of(geometry);
-    let gathers = Gather::all(geometry);
-    let is_small = |gather: &Gather| panel::elements(gather, 1, channels.read) <= panel::PANEL;
-    geometry.weights() <= WEIGHTS_MAX
-        && !gathers.iter().any(Gather::is_plain)
-        && gathers.iter().all(is_small)
+    Gather::all(geometry).iter().all(|gather| {
+        !gather.is_plain() && panel::elements(gather, 1, channels.read) <= panel::PANEL
+    })
 }
 
-/// Returns the runs of terms of a group in a panel, and the order of its weights: for each run the
-/// taps in it.
+/// Returns the runs of terms of a group in a panel. Weights have the same order: run by run, and
+/// within a run tap by tap.
 fn runs(gather: &Gather, panel: &PaddedPanel, channels: &Channels, group: usize) -> TermRuns {
     let Channels { read, group_read, .. } = *channels;
     let [down, across] = gather.taps;
@@ -39,11 +38,14 @@ fn runs(gather: &Gather, panel: &PaddedPanel, channels: &Channels, group: usize)
     } else {
         (across, group_read)
     };
-    let offset = |at: usize| {
-        let (ky, kx) = (at / along, at % along);
-        ky * panel.tap_steps[0] + kx * panel.tap_steps[1] + group * group_read
-    };
-    TermRuns { offsets: (0..down * along).map(offset).collect(), length }
+    let mut offsets = Vec::with_capacity(down * along);
+    for ky in 0..down {
+        for kx in 0..along {
+            let tap = ky * panel.tap_steps[0] + kx * panel.tap_steps[1];
+            offsets.push(tap + group * group_read);
+        }
+    }
+    TermRuns { offsets, length }
 }
 
 /// Weights of a product, (groups, blocks of columns, taps, channels read, columns of a block), with
@@ -96,28 +98,34 @@ pub fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [
     });
 }
 
-/// Returns true if the gradient by the input is computed by [`spread`]: if its channels would leave
-/// most of a vector empty, and those of a row of the kernel do not.
+/// Returns true if [`spread`] computes the call: a gradient by the input whose channels would leave
+/// most of a vector empty, whereas the channels of a row of the kernel are contiguous.
 fn is_spread(geometry: &Geometry) -> bool {
     let is_narrow = geometry.groups() == 1 && 2 * geometry.c <= micro::lanes();
     is_narrow && geometry.kind == ConvKind::InputGrad && geometry.options.dilation[1] == 1
 }
 
-/// Computes the gradient by the input from what each output gives to the places that it reads: for
-/// each row of the kernel, all of its taps and channels, which are neighbours in a picture.
+/// Computes the gradient by the input from the contributions of each output to the places that it
+/// reads: for each row of the kernel, all of its taps and channels, which are neighbours in a
+/// picture.
 fn spread(geometry: &Geometry, dy: &[f32], weight: &[f32], out: &mut [f32]) {
-    let (c, o, [kh, kw]) = (geometry.c, geometry.o, geometry.kernel);
+    let Geometry { c, o, kernel: [kh, kw], .. } = *geometry;
     let lanes = micro::lanes();
     let (vectors, blocks) = blocks(kw * c);
     let padded = vectors * blocks * lanes;
     // (rows of the kernel, blocks, o, columns of a block)
     let mut weights = vec![0.0; kh * padded * o];
     let width = vectors * lanes;
-    for (ky, kx) in (0..kh).flat_map(|ky| (0..kw).map(move |kx| (ky, kx))) {
-        for (own, channel) in (0..c).flat_map(|own| (0..o).map(move |channel| (own, channel))) {
-            let (block, column) = ((kx * c + own) / width, (kx * c + own) % width);
-            let at = ((ky * blocks + block) * o + channel) * width + column;
-            weights[at] = weight[geometry.weight_at(channel, own, [ky, kx])];
+    for ky in 0..kh {
+        // The columns of all blocks are the taps of the row, each with its channels.
+        for column in 0..kw * c {
+            let kx = column / c;
+            let own = column % c;
+            for channel in 0..o {
+                let row = (ky * blocks + column / width) * o + channel;
+                weights[row * width + column % width] =
+                    weight[geometry.weight_at(channel, own, [ky, kx])];
+            }
         }
     }
     let runs = TermRuns { offsets: vec![0], length: o };
@@ -153,7 +161,7 @@ fn spread(geometry: &Geometry, dy: &[f32], weight: &[f32], out: &mut [f32]) {
 }
 
 vectorized! {
-    /// Adds what the outputs of a row give, `step` elements apart, to a row of a picture.
+    /// Adds the contributions of a row of outputs, `step` elements apart, to a row of a picture.
     fn add_spread<S>(geometry: &Geometry, values: &[f32], step: usize, to: &mut [f32]) {
         let (c, stride) = (geometry.c, geometry.options.stride[1]);
         let length = geometry.kernel[1] * c;
@@ -167,34 +175,37 @@ vectorized! {
     }
 }
 
-/// Computes rows of the grid of a product; `out` begins with the row of the picture in which the
-/// first of them would be without an offset.
+/// Computes rows of the grid of a product in a picture; `out` begins with the row of the picture in
+/// which the first of them would be without an offset.
 fn compute_rows(
     gather: &Gather,
     channels: &Channels,
     packed: &Packed,
     source: &[f32],
-    (b, rows): (usize, Range<usize>),
+    block: &PictureRows,
     out: &mut [f32],
 ) {
     let Channels { written, group_written, .. } = *channels;
     let count = gather.grid[1];
+    let rows = block.rows.len();
     let line = |row: usize| gather.out_at([0, row, 0]) * written;
     if gather.taps.contains(&0) {
-        for row in 0..rows.len() {
-            let places = out[line(row)..].chunks_mut(gather.out_step[1] * written).take(count);
-            places.for_each(|place| place[..written].fill(0.0));
+        for row in 0..rows {
+            let places = out[line(row)..].chunks_mut(gather.out_step[1] * written);
+            for place in places.take(count) {
+                place[..written].fill(0.0);
+            }
         }
         return;
     }
-    panel::with(gather, channels.read, source, (b..b + 1, rows.clone()), |panel| {
+    panel::with(gather, channels.read, source, block, |panel| {
         for group in 0..channels.read / channels.group_read {
             let runs = runs(gather, panel, channels, group);
             for block in 0..packed.blocks {
                 let size = runs.terms() * packed.width;
                 let weights = &packed.weights[(group * packed.blocks + block) * size..][..size];
                 let first = block * packed.width;
-                for row in 0..rows.len() {
+                for row in 0..rows {
                     let sums = PlaceSums {
                         x: &panel.data[row * panel.steps[0]..],
                         step: panel.steps[1],
@@ -214,7 +225,7 @@ fn compute_rows(
 }
 
 /// Computes the gradient by the weight: partial sums of blocks of rows of places, added in order.
-/// The parts depend on the sizes alone.
+/// The parts depend only on the sizes.
 pub(crate) fn weight_grad(
     geometry: &Geometry,
     accumulate: bool,
@@ -227,32 +238,37 @@ pub(crate) fn weight_grad(
     let per_picture = gather.grid[0].div_ceil(rows);
     // Blocks of rows in even parts.
     let rows = gather.grid[0].div_ceil(per_picture);
-    // Sums are read and written once per block, so small pictures are taken several at a time.
+    // Sums are read and written once per block, so a block has several small pictures.
     let whole = panel::elements(&gather, rows, geometry.c);
     let several = match per_picture {
         1 => (panel::PANEL / whole).clamp(1, geometry.b.div_ceil(PARTS)),
         _ => 1,
     };
-    let count = geometry.b.div_ceil(several) * per_picture;
-    let blocks: Vec<(Range<usize>, Range<usize>)> = (0..count)
-        .map(|at| {
-            let (first, row) = (at / per_picture * several, at % per_picture * rows);
-            let rows = row.min(gather.grid[0])..gather.grid[0].min(row + rows);
-            (first..geometry.b.min(first + several), rows)
-        })
-        .collect();
-    let each = count.div_ceil(PARTS);
+    let mut blocks = Vec::new();
+    for first in (0..geometry.b).step_by(several) {
+        for block in 0..per_picture {
+            let row = block * rows;
+            blocks.push(PictureRows {
+                pictures: first..geometry.b.min(first + several),
+                rows: row.min(gather.grid[0])..gather.grid[0].min(row + rows),
+            });
+        }
+    }
+
+    let each = blocks.len().div_ceil(PARTS);
     let parts: Vec<Vec<f32>> = blocks
         .par_chunks(each)
         .map(|blocks| {
             let mut sums = PartialSums::new(geometry);
             for block in blocks {
-                sums.add(geometry, &gather, block.clone(), x, dy);
+                sums.add(geometry, &gather, block, x, dy);
             }
             sums.values
         })
         .collect();
-    let (taps, c, o) = (geometry.taps(), geometry.group_c(), geometry.group_o());
+    let taps = geometry.taps();
+    let c = geometry.group_c();
+    let o = geometry.group_o();
     let padded = PartialSums::padded(o);
     add_parts(geometry, &parts, accumulate, out, |channel, at| {
         let term = (channel / o * taps + at % taps) * c + at / taps;
@@ -263,7 +279,8 @@ pub(crate) fn weight_grad(
 /// Sums of a part: (groups, taps, input channels, padded output channels).
 struct PartialSums {
     values: Vec<f32>,
-    /// Rows of dy of a group with zeros behind its channels, if they are no whole vectors.
+    /// Copy of the rows of dy of a group with zeros behind its channels, if they are no whole
+    /// vectors.
     dy: Vec<f32>,
 }
 
@@ -280,27 +297,30 @@ impl PartialSums {
         Self { values, dy: Vec::new() }
     }
 
-    /// Adds what rows of outputs of a picture contribute.
+    /// Adds the contributions of rows of outputs of some pictures.
     fn add(
         &mut self,
         geometry: &Geometry,
         gather: &Gather,
-        (pictures, rows): (Range<usize>, Range<usize>),
+        block: &PictureRows,
         x: &[f32],
         dy: &[f32],
     ) {
+        let PictureRows { pictures, rows } = block;
         if rows.is_empty() {
             return;
         }
-        let (o, width) = (geometry.group_o(), geometry.out[1]);
+        let o = geometry.group_o();
+        let width = geometry.out[1];
         let (vectors, blocks) = blocks(o);
-        let (padded, channels) = (Self::padded(o), Channels::of(geometry));
+        let padded = Self::padded(o);
+        let channels = Channels::of(geometry);
         // Blocks of several pictures have all of their rows.
         let first = (pictures.start * geometry.out[0] + rows.start) * width * geometry.o;
         let places = pictures.len() * rows.len() * width;
         let dy = &dy[first..first + places * geometry.o];
         let Self { values, dy: copy } = self;
-        panel::with(gather, geometry.c, x, (pictures.clone(), rows.clone()), |panel| {
+        panel::with(gather, geometry.c, x, block, |panel| {
             for group in 0..geometry.groups() {
                 let (dy, dy_step) = if padded == o {
                     (&dy[group * o..], geometry.o)

@@ -30,16 +30,22 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Returns the sizes of a call, whose outputs have the shape of the root op's.
+    /// Returns the sizes of a call, whose outputs have the shape of the root op's outputs.
     ///
     /// # Panics
     /// Panics if the op is no convolution.
     pub fn of(call: &OpCall) -> Self {
-        let (x, w, y) = (&call.inputs[0], &call.inputs[1], &call.outputs[0]);
-        let (kind, options, x, w, y) = match *call.op.root_op() {
-            Op::Conv2d(options) => (ConvKind::Forward, options, x, w, y),
-            Op::Conv2dInputGrad { options, .. } => (ConvKind::InputGrad, options, y, w, x),
-            Op::Conv2dWeightGrad { options, .. } => (ConvKind::WeightGrad, options, x, y, w),
+        let first = &call.inputs[0];
+        let second = &call.inputs[1];
+        let result = &call.outputs[0];
+        let (kind, options, [x, w, y]) = match *call.op.root_op() {
+            Op::Conv2d(options) => (ConvKind::Forward, options, [first, second, result]),
+            Op::Conv2dInputGrad { options, .. } => {
+                (ConvKind::InputGrad, options, [result, second, first])
+            }
+            Op::Conv2dWeightGrad { options, .. } => {
+                (ConvKind::WeightGrad, options, [first, result, second])
+            }
             ref other => panic!("{other} is no convolution"),
         };
         Self {
@@ -78,7 +84,7 @@ impl Geometry {
         self.b * self.out[0] * self.out[1]
     }
 
-    /// Returns the number of weights.
+    /// Returns the number of weights of all channels and taps.
     pub fn weights(&self) -> usize {
         self.o * self.group_c() * self.taps()
     }
@@ -114,8 +120,8 @@ impl Geometry {
         }
     }
 
-    /// Calls `body` with the number of each place of an output, that of the place of `x` that it
-    /// reads, and the place of the kernel; not for padding.
+    /// Calls `body` with the number of each place of an output, the number of a place of `x` that
+    /// it reads, and the place of the kernel; not for padding.
     pub(crate) fn for_each_pair(&self, mut body: impl FnMut(usize, usize, [usize; 2])) {
         let gather = Gather::forward(self);
         for at in 0..self.positions() {
@@ -148,19 +154,22 @@ pub(crate) struct ProductWeight {
 pub struct Gather {
     /// Rows of the product, a grid for each of `b` pictures.
     pub grid: [usize; 2],
-    /// Places that the first tap reads, of the first row.
+    /// Place that the first tap of the first row reads; negative in the padding.
     pub first: [isize; 2],
-    /// Places from one row of the grid to the next, and from a tap to the next.
+    /// Distance of the places that a tap reads for neighbouring rows of the grid.
     pub step: [usize; 2],
+    /// Distance of the places that neighbouring taps read.
     pub(crate) tap_step: [usize; 2],
     pub(crate) taps: [usize; 2],
-    /// Places of the kernel of the first tap, and those to the next tap's.
+    /// Place of the first tap in the kernel.
     pub(crate) kernel_first: [usize; 2],
+    /// Distance of neighbouring taps in the kernel.
     pub(crate) kernel_step: [isize; 2],
     /// Size of the pictures that are read.
     pub size: [usize; 2],
-    /// Places in the output of the first row, and those to the next row's.
+    /// Place of the first row in the output.
     pub(crate) out_first: [usize; 2],
+    /// Distance of neighbouring rows in the output.
     pub(crate) out_step: [usize; 2],
     pub(crate) out_size: [usize; 2],
 }
@@ -187,16 +196,16 @@ impl Gather {
     /// Returns the product of the gradient by the input for the places of this remainder. Taps are
     /// in falling order of their places in the kernel, so that the places that they read rise.
     pub(crate) fn input_grad(geometry: &Geometry, remainder: [usize; 2]) -> Self {
-        let axes = [0, 1].map(|axis| Phase::of(geometry, axis, remainder[axis]));
-        let each = |value: fn(&Phase) -> usize| axes.each_ref().map(value);
+        let y = Phase::of(geometry, 0, remainder[0]);
+        let x = Phase::of(geometry, 1, remainder[1]);
         Self {
-            grid: each(|phase| phase.grid),
-            first: axes.each_ref().map(|phase| phase.first),
+            grid: [y.grid, x.grid],
+            first: [y.first, x.first],
             step: [1; 2],
-            tap_step: each(|phase| phase.tap_step),
-            taps: each(|phase| phase.taps),
-            kernel_first: each(|phase| phase.kernel_last),
-            kernel_step: axes.each_ref().map(|phase| -(phase.kernel_step as isize)),
+            tap_step: [y.tap_step, x.tap_step],
+            taps: [y.taps, x.taps],
+            kernel_first: [y.kernel_last, x.kernel_last],
+            kernel_step: [-(y.kernel_step as isize), -(x.kernel_step as isize)],
             size: geometry.out,
             out_first: remainder,
             out_step: geometry.options.stride,
@@ -204,16 +213,20 @@ impl Gather {
         }
     }
 
-    /// Returns the products that a call of these sizes consists of, by the remainders of the places
-    /// of their outputs, row by row.
+    /// Returns the products of a call of these sizes, by the remainders of the places of their
+    /// outputs, row by row.
     pub fn all(geometry: &Geometry) -> Vec<Self> {
         if geometry.kind != ConvKind::InputGrad {
             return vec![Self::forward(geometry)];
         }
-        let [down, across] =
-            [0, 1].map(|axis| geometry.options.stride[axis].min(geometry.size[axis]));
-        let remainders = (0..down * across).map(|at| [at / across, at % across]);
-        remainders.map(|remainder| Self::input_grad(geometry, remainder)).collect()
+        let stride = geometry.options.stride;
+        let mut products = Vec::new();
+        for y in 0..stride[0].min(geometry.size[0]) {
+            for x in 0..stride[1].min(geometry.size[1]) {
+                products.push(Self::input_grad(geometry, [y, x]));
+            }
+        }
+        products
     }
 
     /// Returns picture, row and column in the grid of a row of the product.
@@ -231,10 +244,10 @@ impl Gather {
     /// Returns the row or column that a tap reads, `None` for padding.
     pub fn read(&self, axis: usize, at: usize, tap: usize) -> Option<usize> {
         let offset = (at * self.step[axis] + tap * self.tap_step[axis]) as isize;
-        usize::try_from(self.first[axis] + offset).ok().filter(|at| *at < self.size[axis])
+        let place = usize::try_from(self.first[axis] + offset).ok()?;
+        if place < self.size[axis] { Some(place) } else { None }
     }
 
-    /// Returns the number of taps.
     pub(crate) fn tap_count(&self) -> usize {
         self.taps[0] * self.taps[1]
     }
@@ -253,11 +266,12 @@ impl Gather {
 
     /// Returns the number of the place in the output of a row of the product.
     pub(crate) fn out_at(&self, [b, i, j]: [usize; 3]) -> usize {
-        let [y, x] = [0, 1].map(|axis| self.out_first[axis] + [i, j][axis] * self.out_step[axis]);
+        let y = self.out_first[0] + i * self.out_step[0];
+        let x = self.out_first[1] + j * self.out_step[1];
         (b * self.out_size[0] + y) * self.out_size[1] + x
     }
 
-    /// Returns true if the rows of the product are those of the output in order.
+    /// Returns true if the rows of the product are the places of the output, in order.
     pub fn is_whole(&self) -> bool {
         self.grid == self.out_size
     }
@@ -275,6 +289,7 @@ struct Phase {
     first: isize,
     taps: usize,
     tap_step: usize,
+    /// Place of the last tap in the kernel.
     kernel_last: usize,
     kernel_step: usize,
 }
@@ -283,18 +298,27 @@ impl Phase {
     /// Place `i` of x is read by tap `k` of output `(i + padding - k dilation) / stride`, if that
     /// is whole: for every `kernel_step`-th tap.
     fn of(geometry: &Geometry, axis: usize, remainder: usize) -> Self {
-        let Conv2dOptions { stride, padding, dilation, .. } = geometry.options;
-        let (stride, padding, dilation) = (stride[axis], padding[axis], dilation[axis]);
+        let stride = geometry.options.stride[axis];
+        let padding = geometry.options.padding[axis];
+        let dilation = geometry.options.dilation[axis];
         let kernel_step = stride / gcd(stride, dilation);
-        let place = |k: usize| (remainder + padding) as isize - (k * dilation) as isize;
-        let is_whole = |k: &usize| place(*k).rem_euclid(stride as isize) == 0;
-        let size = geometry.size[axis];
-        let grid = size.saturating_sub(remainder).div_ceil(stride);
-        let tap_step = kernel_step * dilation / stride;
-        let taps: Vec<usize> = (0..geometry.kernel[axis]).filter(is_whole).collect();
-        let kernel_last = taps.last().copied().unwrap_or(0);
-        let first = place(kernel_last).div_euclid(stride as isize);
-        Self { grid, first, taps: taps.len(), tap_step, kernel_last, kernel_step }
+        let strided_output = |k: usize| (remainder + padding) as isize - (k * dilation) as isize;
+        let mut taps = 0;
+        let mut kernel_last = 0;
+        for k in 0..geometry.kernel[axis] {
+            if strided_output(k).rem_euclid(stride as isize) == 0 {
+                taps += 1;
+                kernel_last = k;
+            }
+        }
+        Self {
+            grid: geometry.size[axis].saturating_sub(remainder).div_ceil(stride),
+            first: strided_output(kernel_last).div_euclid(stride as isize),
+            taps,
+            tap_step: kernel_step * dilation / stride,
+            kernel_last,
+            kernel_step,
+        }
     }
 }
 

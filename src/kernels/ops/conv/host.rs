@@ -1,6 +1,6 @@
 //! CPU kernels of convolutions: blocks of rows are gathered into a small panel per thread and
-//! multiplied by the `gemm` crate; convolutions of single channels are computed directly, several
-//! channels at a time.
+//! multiplied by the `gemm` crate; convolutions of single channels or with few weights are computed
+//! directly.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -18,21 +18,21 @@ use potluck_core::HostTensorView;
 /// Elements of a panel: 256 KiB, which stay in the second-level cache.
 const PANEL: usize = 64 * 1024;
 
-/// Rows of a panel at least, if there are so many: with fewer, packing the weights would cost as
-/// much as multiplying by them.
+/// The fewest rows of a panel, unless a call has fewer: for few rows, packing the weights would
+/// cost as much as multiplying by them.
 const ROWS_MIN: usize = 128;
 
-/// Tasks of a call at least, if it has so many blocks of 16 rows.
+/// The fewest tasks of a call, unless it has fewer blocks of 16 rows.
 const TASKS_MIN: usize = 16;
 
 /// Elements of all partial sums of the gradient by the weight.
 const PARTIALS: usize = 1 << 21;
 
-/// Partial sums of the gradient by the weight without matrices, if there are so many blocks of rows
-/// of places.
+/// Partial sums of the gradient by the weight without matrices, unless there are fewer blocks of
+/// rows of places.
 pub(super) const PARTS: usize = 16;
 
-/// Places that a partial sum of the gradient by the weight adds at least.
+/// The fewest places of a partial sum of the gradient by the weight.
 const PART_MIN: usize = 256;
 
 thread_local! {
@@ -40,20 +40,21 @@ thread_local! {
     static BUFFERS: RefCell<[Vec<f32>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
-/// CPU kernel: on all threads. Sums are in an order that does not depend on their number.
+/// CPU kernel on all threads. The order of sums does not depend on the number of threads.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let geometry = Geometry::of(call);
-    let [a, b] = [0, 1].map(|input| operands(call, inputs[input].floats()));
-    let (a, b, out) = (&*a, &*b, &mut *outputs[0]);
+    let accumulate = call.accumulates();
+    let a = &*operands(call, inputs[0].floats());
+    let b = &*operands(call, inputs[1].floats());
+    let out = &mut *outputs[0];
+    if geometry.is_depthwise() {
+        return depthwise_host::fast(&geometry, accumulate, a, b, out);
+    }
+    let is_direct = direct::fits(&geometry);
     match geometry.kind {
-        _ if geometry.is_depthwise() => {
-            depthwise_host::fast(&geometry, call.accumulates(), a, b, out)
-        }
-        ConvKind::WeightGrad if direct::fits(&geometry) => {
-            direct::weight_grad(&geometry, call.accumulates(), a, b, out);
-        }
-        _ if direct::fits(&geometry) => direct::gathered(&geometry, a, b, out),
-        ConvKind::WeightGrad => weight_grad(&geometry, call.accumulates(), a, b, out),
+        ConvKind::WeightGrad if is_direct => direct::weight_grad(&geometry, accumulate, a, b, out),
+        ConvKind::WeightGrad => weight_grad(&geometry, accumulate, a, b, out),
+        _ if is_direct => direct::gathered(&geometry, a, b, out),
         ConvKind::Forward | ConvKind::InputGrad => gathered(&geometry, a, b, out),
     }
 }
@@ -62,21 +63,23 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]) {
     let channels = Channels::of(geometry);
     let all = Gather::all(geometry);
-    let products: Vec<Product> = all
-        .iter()
-        .map(|gather| Product { gather, channels, weights: permuted(geometry, gather, weight) })
-        .collect();
+    let mut products = Vec::new();
+    for gather in &all {
+        let weights = permuted(geometry, gather, weight);
+        products.push(Product { gather, channels, weights });
+    }
     if let [product] = products.as_slice()
         && product.gather.is_whole()
     {
-        let rows = product.task_rows(geometry.positions_of(product.gather));
-        let tasks = out.par_chunks_mut(rows * channels.written).enumerate();
-        return tasks.for_each(|(task, out)| {
+        let [down, across] = product.gather.grid;
+        let rows = product.task_rows(geometry.b * down * across);
+        out.par_chunks_mut(rows * channels.written).enumerate().for_each(|(task, out)| {
             let first = task * rows;
             product.compute(source, first..first + out.len() / channels.written, out);
         });
+        return;
     }
-    // Products write to every few places: each task has a picture of its own.
+    // Each product writes to every few places of a picture, so a task is a whole picture.
     let picture = geometry.size[0] * geometry.size[1] * geometry.c;
     out.par_chunks_mut(picture).enumerate().for_each(|(b, out)| {
         for product in &products {
@@ -85,15 +88,8 @@ fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]
     });
 }
 
-impl Geometry {
-    /// Returns the number of rows of a product of this call.
-    fn positions_of(&self, gather: &Gather) -> usize {
-        self.b * gather.grid[0] * gather.grid[1]
-    }
-}
-
-/// Returns the weights of a product, (groups, taps, channels read, channels written), of which the
-/// last two are those of a group.
+/// Returns the weights of a product, (groups, taps, channels read, channels written), with the
+/// channels of a group.
 fn permuted(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
     let mut all = Vec::with_capacity(geometry.weights() / geometry.taps() * gather.tap_count());
     geometry.for_each_weight(gather, |place| all.push(weight[place.at]));
@@ -108,22 +104,20 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Returns the number of terms of a sum.
     fn terms(&self) -> usize {
         self.gather.tap_count() * self.channels.group_read
     }
 
-    /// Returns the rows of a panel.
     fn panel_rows(&self) -> usize {
         (PANEL / self.terms().max(1)).max(ROWS_MIN)
     }
 
-    /// Returns the rows of a task, of so many in all.
+    /// Returns the rows of a task, given the number of all rows.
     fn task_rows(&self, all: usize) -> usize {
         all.div_ceil(TASKS_MIN).next_multiple_of(16).min(self.panel_rows())
     }
 
-    /// Computes these rows of the product, one after the other in `out`.
+    /// Computes these rows of the product, which are contiguous in `out`.
     fn compute(&self, source: &[f32], rows: Range<usize>, out: &mut [f32]) {
         let Channels { read, written, group_read, group_written } = self.channels;
         let taps = self.gather.tap_count();
@@ -149,7 +143,7 @@ impl Product<'_> {
         }
     }
 
-    /// Computes the places of a picture that the product has.
+    /// Computes the places of the product in picture `b`, whose values are `out`.
     fn compute_picture(&self, source: &[f32], b: usize, out: &mut [f32]) {
         let written = self.channels.written;
         let rows = self.gather.grid[0] * self.gather.grid[1];
@@ -179,8 +173,8 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Calls `body` with the matrix of these rows: the pictures themselves if they are that, or
-    /// else the panel of this thread.
+    /// Calls `body` with the matrix of these rows: the pictures themselves if the product reads
+    /// them as they are, or else the panel of this thread.
     fn with(&self, source: &[f32], rows: Range<usize>, body: impl FnOnce(Matrix)) {
         if self.gather.is_plain() {
             let start = rows.start * self.channels + self.columns.start;
@@ -192,8 +186,9 @@ impl Block<'_> {
                 panel.resize(rows.len() * width, 0.0);
             }
             let panel = &mut panel[..rows.len() * width];
-            rows.zip(panel.chunks_exact_mut(width))
-                .for_each(|(row, to)| self.fill(source, row, to));
+            for (row, to) in rows.zip(panel.chunks_exact_mut(width)) {
+                self.fill(source, row, to);
+            }
             body(Matrix::rows(panel, width));
         });
     }
@@ -202,11 +197,12 @@ impl Block<'_> {
     fn fill(&self, source: &[f32], row: usize, to: &mut [f32]) {
         let across = self.gather.taps[1];
         let [b, i, j] = self.gather.place(row);
-        let (mut tap, mut to) = (self.taps.start, to);
+        let mut tap = self.taps.start;
+        let mut rest = to;
         while tap < self.taps.end {
             let [ky, kx] = self.gather.tap(tap);
             let end = self.taps.end.min(tap - kx + across);
-            let (line, rest) = to.split_at_mut((end - tap) * self.columns.len());
+            let (line, behind) = rest.split_at_mut((end - tap) * self.columns.len());
             match self.gather.read(0, i, ky) {
                 Some(y) => {
                     let width = self.gather.size[1] * self.channels;
@@ -215,13 +211,15 @@ impl Block<'_> {
                 }
                 None => line.fill(0.0),
             }
-            (tap, to) = (end, rest);
+            tap = end;
+            rest = behind;
         }
     }
 
-    /// Gathers what taps of one row of the kernel read of a row of a picture.
+    /// Gathers the elements of a row of a picture that taps of one row of the kernel read.
     fn fill_line(&self, line: &[f32], j: usize, taps: Range<usize>, to: &mut [f32]) {
-        let (gather, wide) = (self.gather, self.columns.len());
+        let gather = self.gather;
+        let wide = self.columns.len();
         let first =
             gather.first[1] + (j * gather.step[1] + taps.start * gather.tap_step[1]) as isize;
         if gather.tap_step[1] == 1 && wide == self.channels {
@@ -247,8 +245,8 @@ impl Block<'_> {
     }
 }
 
-/// Writes to each weight the sum of what partial sums have at its place, in their order, or adds
-/// it. The place is that of a channel that is written and of a weight of this.
+/// Writes to each weight the sum of the partial sums at its place, in their order, or adds it. The
+/// arguments of `place` are a channel that is written, and the number of one of its weights.
 pub(super) fn add_parts(
     geometry: &Geometry,
     parts: &[Vec<f32>],
@@ -256,8 +254,8 @@ pub(super) fn add_parts(
     out: &mut [f32],
     place: impl Fn(usize, usize) -> usize + Sync,
 ) {
-    let weights = out.par_chunks_mut(geometry.group_c() * geometry.taps()).enumerate();
-    weights.for_each(|(channel, weights)| {
+    let channel_weights = geometry.group_c() * geometry.taps();
+    out.par_chunks_mut(channel_weights).enumerate().for_each(|(channel, weights)| {
         for (at, to) in weights.iter_mut().enumerate() {
             let place = place(channel, at);
             let sum: f32 = parts.iter().map(|part| part[place]).sum();
@@ -274,28 +272,30 @@ struct WeightPart {
 }
 
 /// Computes the gradient by the weight: parts of it on all threads, whose sums are then added in
-/// order. The parts depend on the sizes alone.
+/// order. The parts depend only on the sizes.
 fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out: &mut [f32]) {
-    let (taps, c, o) = (geometry.taps(), geometry.group_c(), geometry.group_o());
+    let taps = geometry.taps();
+    let c = geometry.group_c();
+    let o = geometry.group_o();
     let positions = geometry.positions();
     let parts = (PARTIALS / geometry.weights()).min(positions / PART_MIN).clamp(1, TASKS_MIN);
     let terms = positions.div_ceil(parts);
-    // Few parts: each tap is a task too.
+    // With few parts, each tap is a task too.
     let slab = if parts * geometry.groups() < TASKS_MIN { 1 } else { taps };
     let gather = Gather::forward(geometry);
-    let slabs = (0..taps).step_by(slab).map(|first| first..taps.min(first + slab));
-    let slabs: Vec<Range<usize>> = slabs.collect();
     let mut all = Vec::new();
     for group in 0..geometry.groups() {
-        for taps in &slabs {
+        for first_tap in (0..taps).step_by(slab) {
             for first in (0..positions).step_by(terms) {
+                let taps = first_tap..taps.min(first_tap + slab);
                 let places = first..positions.min(first + terms);
-                all.push(WeightPart { group, taps: taps.clone(), places });
+                all.push(WeightPart { group, taps, places });
             }
         }
     }
-    let compute = |part: &WeightPart| part.compute(geometry, &gather, x, dy);
-    let sums: Vec<Vec<f32>> = all.par_iter().map(compute).collect();
+    let sums: Vec<Vec<f32>> =
+        all.par_iter().map(|part| part.compute(geometry, &gather, x, dy)).collect();
+
     let mut is_first = vec![!accumulate; taps * geometry.groups()];
     for (part, sums) in all.iter().zip(&sums) {
         for (at, tap) in part.taps.clone().enumerate() {
@@ -315,7 +315,8 @@ fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out
 impl WeightPart {
     /// Returns the sums of a part: (taps, input channels, output channels) of its group.
     fn compute(&self, geometry: &Geometry, gather: &Gather, x: &[f32], dy: &[f32]) -> Vec<f32> {
-        let (c, o) = (geometry.group_c(), geometry.group_o());
+        let c = geometry.group_c();
+        let o = geometry.group_o();
         let terms = self.taps.len() * c;
         let columns = self.group * c..(self.group + 1) * c;
         let block = Block { gather, channels: geometry.c, columns, taps: self.taps.clone() };

@@ -3,21 +3,21 @@
 
 use pulp::Simd;
 
-/// Rows of tiles, by which rows are cut: a number of rows has several tiles of one of these.
+/// Available numbers of rows of a tile. Rows are cut into tiles of one of these.
 const ROWS: [usize; 7] = [1, 2, 4, 6, 7, 8, 12];
 
-/// Runs of fewer terms than this are put together in tiles of several.
+/// Runs of fewer terms than this are combined in tiles of several runs.
 const SHORT: usize = 8;
 
-/// Returns the rows of the tiles that cut `count` rows at the least cost, where the last tile
-/// begins before the end of the one before it.
+/// Returns the rows of the tiles that cut `count` rows at the least cost. The last tile may overlap
+/// the one before it.
 fn tile_rows(count: usize) -> usize {
-    // A tile reads its vectors of weights whatever its rows.
-    let cost = |rows: &&usize| count.div_ceil(**rows) * (2 * **rows + 3);
-    ROWS.iter().filter(|rows| **rows <= count).min_by_key(cost).copied().unwrap_or(1)
+    let fitting = ROWS.into_iter().filter(|rows| *rows <= count);
+    // The cost of reading the vectors of weights does not depend on a tile's rows: the constant.
+    fitting.min_by_key(|rows| count.div_ceil(*rows) * (2 * rows + 3)).unwrap_or(1)
 }
 
-/// Calls a method with a number of rows and of vectors as constants.
+/// Calls a method with the numbers of rows and of vectors as constants.
 macro_rules! with_tile {
     ($rows:expr, $vectors:expr, $self:ident.$method:ident($($arg:expr),*)) => {
         match ($rows, $vectors) {
@@ -39,8 +39,8 @@ macro_rules! with_tile {
     };
 }
 
-/// Repeats a block for each `$at` below a constant `$count`, of at most as many as the rows of a
-/// tile, with `$at` as a constant: sums in arrays with constant indices are registers.
+/// Repeats a block for each `$at` below a constant `$count`, which is at most the largest number of
+/// rows of a tile. `$at` is a constant: sums in arrays with constant indices are registers.
 macro_rules! repeat {
     ($count:expr, $at:ident, $body:block) => {
         repeat!(@ $count, $at, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
@@ -74,7 +74,6 @@ pub(crate) struct TermRuns {
 }
 
 impl TermRuns {
-    /// Returns the number of terms.
     pub fn terms(&self) -> usize {
         self.offsets.len() * self.length
     }
@@ -84,9 +83,12 @@ impl TermRuns {
         self.offsets.iter().flat_map(|offset| *offset..offset + self.length)
     }
 
-    /// Returns the end of what a place reads, from its own first element on.
+    /// Returns the end of the elements that a place reads, relative to its own first element.
     fn end(&self) -> usize {
-        self.offsets.iter().max().map_or(0, |last| last + self.length)
+        match self.offsets.iter().max() {
+            Some(last) => last + self.length,
+            None => 0,
+        }
     }
 }
 
@@ -158,8 +160,8 @@ impl PlaceSums<'_> {
 }
 
 /// Sums of the gradient by the weight: to each term and column, the products of x of the term and
-/// dy of the column at `count` places, `step` elements apart in `x`, are added. `dy` is (places,
-/// vectors), `sums` (terms, columns of all vectors of all calls), `sums_step` elements apart.
+/// dy of the column at all places are added. `dy` is (places, vectors), `sums` (terms, columns of
+/// all blocks) with rows `sums_step` elements apart.
 pub(crate) struct TermSums<'a> {
     pub x: &'a [f32],
     /// Elements from a picture to the next, from a row of places, and from a place.
@@ -182,8 +184,10 @@ impl pulp::WithSimd for TermSums<'_> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         let length = self.runs.length;
         let rows = tile_rows(length);
-        let last: usize =
-            self.counts.iter().zip(self.steps).map(|(count, step)| (count - 1) * step).sum();
+        let mut last = 0;
+        for (count, step) in self.counts.into_iter().zip(self.steps) {
+            last += (count - 1) * step;
+        }
         assert!(last + self.runs.end() <= self.x.len(), "x");
         let places: usize = self.counts.iter().product();
         let dy_end = (places - 1) * self.dy_step + self.vectors * S::F32_LANES;
@@ -205,7 +209,8 @@ impl pulp::WithSimd for TermSums<'_> {
 }
 
 impl TermSums<'_> {
-    /// Does the same as [`TermSums::tile`] for `R` terms of any runs, which begin at these offsets.
+    /// Does the same as [`TermSums::tile`] for `R` terms of any runs; `terms` are the offsets of
+    /// all terms.
     #[inline(always)]
     fn scattered_tile<S: Simd, const R: usize, const V: usize>(
         &mut self,
@@ -244,7 +249,7 @@ impl TermSums<'_> {
         });
     }
 
-    /// Returns where the first place of a row is, of those of all pictures.
+    /// Returns the offset of the first place of a row; rows are numbered over all pictures.
     #[inline(always)]
     fn row(&self, row: usize) -> usize {
         row / self.counts[1] * self.steps[0] + row % self.counts[1] * self.steps[1]
@@ -261,8 +266,8 @@ impl TermSums<'_> {
         }
     }
 
-    /// Adds to the sums of `R` terms of a run. The tile may begin before `begin`, where another one
-    /// has added already.
+    /// Adds to the sums of `R` terms of a run. The tile may begin before `begin`; the previous tile
+    /// has already added to the terms before it.
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, run: usize, begin: usize) {
         let first = begin.min(self.runs.length - R);

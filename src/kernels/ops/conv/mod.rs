@@ -51,14 +51,16 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Operands of the kernels that read both inputs as they are.
+/// Operands of the kernels that read both inputs directly.
 const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
 
 /// Tiles that keep a large GPU busy: a workgroup for each of its cores.
 const WORKGROUPS_MIN: usize = 64;
 
-/// Places of a part of the plain gradient by the weight, and the invocations that are enough.
+/// The fewest places of a part of the plain gradient by the weight.
 const PART_MIN: usize = 64;
+
+/// Invocations of the plain gradient by the weight that keep a device busy.
 const INVOCATIONS: usize = 4096;
 
 /// Reference: every pair of an output and a place that it reads, with every pair of their channels.
@@ -68,12 +70,14 @@ pub fn reference<T: Float>(
     outputs: &mut [&mut [T]],
 ) {
     let geometry = Geometry::of(call);
-    let [a, b] = [0, 1].map(|input| operands(call, inputs[input].floats()));
+    let a = operands(call, inputs[0].floats());
+    let b = operands(call, inputs[1].floats());
     let out = &mut *outputs[0];
     if !call.accumulates() {
         out.fill(T::zero());
     }
-    let (c, o) = (geometry.group_c(), geometry.group_o());
+    let c = geometry.group_c();
+    let o = geometry.group_o();
     geometry.for_each_pair(|y, x, place| {
         for channel in 0..geometry.o {
             let y = y * geometry.o + channel;
@@ -90,58 +94,52 @@ pub fn reference<T: Float>(
     });
 }
 
-/// Static choice: for single channels the kernel of its own; on adapters that run on a processor
-/// the first register tile with enough invocations, on GPUs the largest tile in workgroup memory of
-/// which there are enough and which no compiler spills there, or else the smallest one; one
-/// invocation per output if there is none.
+/// Static choice: for single channels the kernel of `depthwise`; on adapters that run on a
+/// processor the first register tile with enough invocations; on GPUs the largest tile in workgroup
+/// memory that no compiler spills and that gives enough workgroups, or else the smallest tile; one
+/// invocation per output if there is no tile.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let geometry = Geometry::of(call);
     if let Some(dispatches) = depthwise::dispatches(call, &geometry) {
         return dispatches;
     }
     if caps.suits_hardware() {
-        let suits = |(tile, _): &(WorkgroupTile, usize)| tile.suits(caps);
-        let of_matrices: Vec<_> = cooperative_tiles(call, &geometry, caps).collect();
-        let tiles: Vec<_> = if of_matrices.is_empty() {
-            workgroup_tiles(&geometry, caps).filter(suits).collect()
-        } else {
-            of_matrices
-        };
-        let is_busy = |(_, workgroups): &&(_, usize)| *workgroups >= WORKGROUPS_MIN;
-        let tile = tiles.iter().find(is_busy).or(tiles.last());
-        return match tile {
+        let mut tiles = candidates(&geometry, &matmul::shared::cooperative_tiles(call, caps));
+        if tiles.is_empty() {
+            tiles = candidates(&geometry, &shared::TILES);
+            tiles.retain(|(tile, _)| tile.suits(caps));
+        }
+        let busy = tiles.iter().find(|(_, workgroups)| *workgroups >= WORKGROUPS_MIN);
+        return match busy.or(tiles.last()) {
             Some((tile, _)) => in_workgroup_memory(call, &geometry, *tile),
             None => naive(call),
         };
     }
-    let tile = register_tiles(&geometry, caps).find(|tile| tile::is_busy(&geometry, *tile));
-    tile.map_or_else(|| naive(call), |tile| tile::dispatches(call, &geometry, tile))
+    for tile in register_tiles(&geometry, caps) {
+        if tile::is_busy(&geometry, tile) {
+            return tile::dispatches(call, &geometry, tile);
+        }
+    }
+    naive(call)
 }
 
-/// Returns the register tiles that are candidates: of two that fit, the larger one reads less.
-fn register_tiles(geometry: &Geometry, caps: &Caps) -> impl Iterator<Item = RegisterTile> {
-    let fits = move |tile: &RegisterTile| tile::fits(geometry, *tile);
-    let tiles: &[RegisterTile] = if caps.suits_software() { &tile::TILES } else { &[] };
-    tiles.iter().copied().filter(fits)
+/// Returns the register tiles that are candidates, the fastest first.
+fn register_tiles(geometry: &Geometry, caps: &Caps) -> Vec<RegisterTile> {
+    if !caps.suits_software() {
+        return Vec::new();
+    }
+    tile::TILES.into_iter().filter(|tile| tile::fits(geometry, *tile)).collect()
 }
 
 /// Returns the tiles in workgroup memory that are candidates, with their workgroups.
-fn workgroup_tiles(
-    geometry: &Geometry,
-    caps: &Caps,
-) -> impl Iterator<Item = (WorkgroupTile, usize)> {
-    let tiles: &[WorkgroupTile] = if caps.suits_hardware() { &shared::TILES } else { &[] };
-    tiles.iter().filter_map(move |tile| Some((*tile, workgroups(geometry, *tile)?)))
-}
-
-/// Returns the tiles of cooperative matrices that are candidates, with their workgroups.
-fn cooperative_tiles(
-    call: &OpCall,
-    geometry: &Geometry,
-    caps: &Caps,
-) -> impl Iterator<Item = (WorkgroupTile, usize)> {
-    let tiles = matmul::shared::cooperative_tiles(call, caps);
-    tiles.into_iter().filter_map(move |tile| Some((tile, workgroups(geometry, tile)?)))
+fn candidates(geometry: &Geometry, tiles: &[WorkgroupTile]) -> Vec<(WorkgroupTile, usize)> {
+    let mut candidates = Vec::new();
+    for tile in tiles {
+        if let Some(workgroups) = workgroups(geometry, *tile) {
+            candidates.push((*tile, workgroups));
+        }
+    }
+    candidates
 }
 
 /// Returns the workgroups of a call in such tiles; `None` if the tile is no candidate.
@@ -162,15 +160,22 @@ fn in_workgroup_memory(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) 
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let geometry = Geometry::of(call);
-    let naive = Variant::new("conv_naive", naive(call));
-    let tiled = register_tiles(&geometry, caps)
-        .map(|tile| Variant::new(tile.name, tile::dispatches(call, &geometry, tile)));
-    let shared = workgroup_tiles(&geometry, caps)
-        .chain(cooperative_tiles(call, &geometry, caps))
-        .map(|(tile, _)| Variant::new(tile.name, in_workgroup_memory(call, &geometry, tile)));
-    let depthwise = depthwise::dispatches(call, &geometry)
-        .map(|dispatches| Variant::new("conv_depthwise", dispatches));
-    std::iter::once(naive).chain(tiled).chain(shared).chain(depthwise).collect()
+    let mut variants = vec![Variant::new("conv_naive", naive(call))];
+    for tile in register_tiles(&geometry, caps) {
+        variants.push(Variant::new(tile.name, tile::dispatches(call, &geometry, tile)));
+    }
+    let mut tiles = Vec::new();
+    if caps.suits_hardware() {
+        tiles.extend(shared::TILES);
+    }
+    tiles.extend(matmul::shared::cooperative_tiles(call, caps));
+    for (tile, _) in candidates(&geometry, &tiles) {
+        variants.push(Variant::new(tile.name, in_workgroup_memory(call, &geometry, tile)));
+    }
+    if let Some(dispatches) = depthwise::dispatches(call, &geometry) {
+        variants.push(Variant::new("conv_depthwise", dispatches));
+    }
+    variants
 }
 
 /// Returns the plain kernel: one invocation per output, or for the gradient by the weight one per
@@ -205,10 +210,11 @@ fn naive(call: &OpCall) -> Vec<Dispatch> {
     vec![first, parts::add(call, parts, &PartLayout::of_weight(&geometry), workspace)]
 }
 
-/// Returns the number of parts of the plain gradient by the weight: enough invocations, and loops
-/// that end in time.
+/// Returns the number of parts of the plain gradient by the weight: for enough invocations, and for
+/// at most [`ITERATIONS_MAX`] iterations of each.
 fn naive_parts(geometry: &Geometry) -> usize {
-    let (places, weights) = (geometry.positions(), geometry.weights());
+    let places = geometry.positions();
+    let weights = geometry.weights();
     let least = places.div_ceil(ITERATIONS_MAX / 4);
     let wanted = (INVOCATIONS / weights).min(places / PART_MIN);
     least.max(wanted).clamp(1, (WORKSPACE_VALUES_MAX / weights).max(1))
@@ -217,12 +223,18 @@ fn naive_parts(geometry: &Geometry) -> usize {
 /// Returns the parameters of `shaders/conv.wgsl`.
 fn params(geometry: &Geometry, count: usize, accumulate: bool, part: usize) -> Vec<u32> {
     let Geometry { size: [h, w], c, out: [oh, ow], o, kernel: [kh, kw], options, .. } = *geometry;
-    let [[sh, sw], [ph, pw], [dh, dw]] = [options.stride, options.padding, options.dilation];
-    let (group_c, group_o) = (geometry.group_c(), geometry.group_o());
-    let (accumulate, places) = (usize::from(accumulate), geometry.positions());
-    let sizes = [count, h, w, c, oh, ow, o, kh, kw, sh, sw, ph, pw, dh, dw];
-    let more = [group_c, group_o, accumulate, places, part];
-    sizes.iter().chain(&more).map(|word| *word as u32).collect()
+    let [sh, sw] = options.stride;
+    let [ph, pw] = options.padding;
+    let [dh, dw] = options.dilation;
+    let mut params = words(&[count, h, w, c, oh, ow, o, kh, kw, sh, sw, ph, pw, dh, dw]);
+    params.extend(words(&[geometry.group_c(), geometry.group_o()]));
+    params.extend(words(&[usize::from(accumulate), geometry.positions(), part]));
+    params
+}
+
+/// Returns sizes as words of a shader's `Params`.
+fn words(sizes: &[usize]) -> Vec<u32> {
+    sizes.iter().map(|size| *size as u32).collect()
 }
 
 /// Returns the bytes of the rounded operands of [`fast`]; 0 for another op.
@@ -247,16 +259,16 @@ pub fn cost(call: &OpCall) -> Cost {
 /// See [`Twin::iterations`]: the taps and channels of the longest sum, or the places of a part.
 pub(crate) fn iterations(call: &OpCall) -> usize {
     let geometry = Geometry::of(call);
-    let [down, across] = geometry.kernel;
-    let of_taps = |channels: usize| down * (1 + across * (1 + channels));
-    match geometry.kind {
-        ConvKind::Forward => of_taps(geometry.group_c()),
-        ConvKind::InputGrad => of_taps(geometry.group_o()),
+    let channels = match geometry.kind {
+        ConvKind::Forward => geometry.group_c(),
+        ConvKind::InputGrad => geometry.group_o(),
         ConvKind::WeightGrad => {
             let parts = naive_parts(&geometry);
-            geometry.positions().div_ceil(parts).max(parts)
+            return geometry.positions().div_ceil(parts).max(parts);
         }
-    }
+    };
+    let [down, across] = geometry.kernel;
+    down * (1 + across * (1 + channels))
 }
 
 /// See [`Twin::independent_axes`]: pictures, or output channels of the gradient by the weight.

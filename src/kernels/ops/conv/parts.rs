@@ -1,7 +1,8 @@
-//! The gradient by the weight in parts, whose sums a second dispatch adds. Twin of
+//! The gradient by the weight in parts, which a second dispatch adds. Twin of
 //! `shaders/conv_parts.wgsl`.
 
 use super::geometry::Geometry;
+use super::words;
 use crate::dispatch::grid;
 use crate::{Dispatch, OpCall, Operand, Shader};
 
@@ -16,14 +17,14 @@ pub struct PartLayout {
 }
 
 impl PartLayout {
-    /// Returns the layout of parts that are as the weight is.
+    /// Returns the layout of parts that have the layout of the weight.
     pub(crate) fn of_weight(geometry: &Geometry) -> Self {
         let taps = geometry.taps();
         Self { part: geometry.weights(), o: geometry.group_c() * taps, c: taps, tap: 1 }
     }
 }
 
-/// Returns the dispatch that adds so many parts.
+/// Returns the dispatch that adds `parts` parts.
 pub fn add(call: &OpCall, parts: usize, layout: &PartLayout, workspace: Operand) -> Dispatch {
     let geometry = Geometry::of(call);
     let params = [
@@ -40,7 +41,7 @@ pub fn add(call: &OpCall, parts: usize, layout: &PartLayout, workspace: Operand)
     Dispatch {
         shader: Shader::new("conv_parts", "add_parts"),
         operands: vec![workspace, Operand::Output(0)],
-        params: params.map(|word| word as u32).to_vec(),
+        params: words(&params),
         groups: grid(geometry.weights(), 64),
     }
 }

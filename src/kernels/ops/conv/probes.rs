@@ -8,11 +8,12 @@ use potluck_graph::{Conv2dOptions, Op};
 use super::geometry::{ConvKind, Geometry};
 use super::shared::FLAT_MAX;
 
-/// Pictures, height and width of their output, and channels of probes, the cheapest first: less
-/// than a tile of one size after the other, and more than one.
+/// Pictures, height and width of their output, and channels of probes, the cheapest first: for each
+/// size of a tile, less than a tile and more than one.
 const PLACES: [[usize; 4]; 4] = [[2, 3, 5, 21], [1, 9, 8, 21], [2, 7, 7, 37], [2, 9, 8, 69]];
 
-/// Channels of a group up to this are kept, because kernels for few of them depend on the number.
+/// Up to this number, channels of a group are kept, because kernels for few channels depend on the
+/// number.
 const FEW: usize = FLAT_MAX;
 
 /// See [`crate::Twin::probes`].
@@ -37,37 +38,37 @@ pub(crate) fn probes_with_channels(
 
 /// Returns the groups, the input and the output channels of a probe with about `size` channels per
 /// group.
-fn small_channels(
-    geometry: &Geometry,
-    size: usize,
-    channels: Option<usize>,
-) -> (usize, usize, usize) {
-    let (groups, is_depthwise) = (geometry.groups(), geometry.is_depthwise());
+fn small_channels(geometry: &Geometry, size: usize, channels: Option<usize>) -> [usize; 3] {
+    let groups = geometry.groups();
     if groups > 1 && channels.is_some() {
-        return (groups, geometry.c, geometry.o);
+        return [groups, geometry.c, geometry.o];
     }
-    let few = if is_depthwise { like(size, geometry.c) } else { groups.min(3) };
-    let of_group = |count: usize| few * like(size, count / groups);
-    let (c, o) = (of_group(geometry.c), of_group(geometry.o));
+    let few = if geometry.is_depthwise() { like(size, geometry.c) } else { groups.min(3) };
+    let c = few * like(size, geometry.group_c());
+    let o = few * like(size, geometry.group_o());
     match (channels, geometry.kind) {
-        (None, _) => (few, c, o),
-        (Some(kept), ConvKind::InputGrad) => (few, kept, o),
-        (Some(kept), _) => (few, c, kept),
+        (None, _) => [few, c, o],
+        (Some(kept), ConvKind::InputGrad) => [few, kept, o],
+        (Some(kept), _) => [few, c, kept],
     }
 }
 
-/// Returns the call for so many pictures with outputs of about this size.
+/// Returns the call for pictures with outputs of about these sizes.
 fn probe(geometry: &Geometry, sizes: [usize; 4], channels: Option<usize>) -> Vec<CallShape> {
-    let ([b, oh, ow, size], Geometry { kernel, options, .. }) = (sizes, *geometry);
-    let (groups, c, o) = small_channels(geometry, size, channels);
+    let [b, oh, ow, size] = sizes;
+    let kernel = geometry.kernel;
+    let [groups, c, o] = small_channels(geometry, size, channels);
+    let options = Conv2dOptions { groups, ..geometry.options };
     // The smallest picture with such an output, or one of the padding's size.
-    let side = |axis: usize, out: usize| {
+    let out = [oh, ow];
+    let size = [0, 1].map(|axis| {
         let span = options.dilation[axis] * (kernel[axis] - 1) + 1;
-        ((out - 1) * options.stride[axis] + span).saturating_sub(2 * options.padding[axis]).max(1)
-    };
-    let (size, options) = ([side(0, oh), side(1, ow)], Conv2dOptions { groups, ..options });
+        let padded = (out[axis] - 1) * options.stride[axis] + span;
+        padded.saturating_sub(2 * options.padding[axis]).max(1)
+    });
     let Ok([oh, ow]) = options.output_size(size, kernel) else { return Vec::new() };
-    let (x, w) = (vec![b, size[0], size[1], c], vec![o, c / groups, kernel[0], kernel[1]]);
+    let x = vec![b, size[0], size[1], c];
+    let w = vec![o, c / groups, kernel[0], kernel[1]];
     let y = vec![b, oh, ow, o];
     match geometry.kind {
         ConvKind::Forward => calls(&Op::Conv2d(options), [vec![x, w]]),
@@ -76,8 +77,8 @@ fn probe(geometry: &Geometry, sizes: [usize; 4], channels: Option<usize>) -> Vec
     }
 }
 
-/// Returns about `size` channels of a group, and a multiple of 16 or of 4 if `of` is one, as
-/// kernels then read vectors; `of` itself if it is a few.
+/// Returns `of` if it is at most [`FEW`], or else about `size` channels of a group: a multiple of
+/// 16 or of 4 if `of` is one, because kernels then read vectors.
 fn like(size: usize, of: usize) -> usize {
     let multiple = [16, 4].into_iter().find(|multiple| of.is_multiple_of(*multiple));
     match of {
@@ -107,10 +108,11 @@ fn layer(options: Conv2dOptions, x: [usize; 4], o: usize, kernel: [usize; 2]) ->
     let [b, h, w, c] = x;
     let [oh, ow] = options.output_size([h, w], kernel).unwrap_or([1; 2]);
     let weight = vec![o, c / options.groups, kernel[0], kernel[1]];
-    let (x, y, size) = (x.to_vec(), vec![b, oh, ow, o], [h, w]);
+    let x = x.to_vec();
+    let y = vec![b, oh, ow, o];
     vec![
         (Op::Conv2d(options), vec![x.clone(), weight.clone()]),
-        (Op::Conv2dInputGrad { options, size }, vec![y.clone(), weight]),
+        (Op::Conv2dInputGrad { options, size: [h, w] }, vec![y.clone(), weight]),
         (Op::Conv2dWeightGrad { options, kernel }, vec![x, y]),
     ]
 }

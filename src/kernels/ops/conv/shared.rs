@@ -2,21 +2,22 @@
 //! matrix products ([`crate::ops::matmul::shared`]), whose first operand is gathered from
 //! pictures. Twin of `shaders/conv_shared.wgsl`.
 //!
-//! Nothing of the size of the gathered matrix is ever in memory. The weight is: in the order of the
-//! product's terms and filled up with zeros to whole tiles, so that it is read in vectors without
-//! tests. Of the tiles, the loops over terms are those of matrix products.
+//! The gathered matrix is never in memory as a whole. The weight is, in the order of the product's
+//! terms and filled up with zeros to whole tiles, so that it is read in vectors without tests. The
+//! loops over terms are those of the tiles of matrix products.
 
 use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
-use super::tile::{divisor, gather_params, grid_of};
+use super::tile::{divisor, gather_params, grid_of, has_places};
 use super::weights::WeightLayout;
+use super::words;
 use crate::ops::epilogue;
 use crate::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, tile};
 use crate::{Dispatch, OpCall, Operand, dispatch};
 
-/// Available tiles, the largest first. AMD's compiler spills registers for 128x64, in which an
-/// invocation copies four rows and four columns. Those of Intel's and Apple's open drivers spill
-/// them for 128x128 in the forward pass, also by terms.
+/// Available tiles, the largest first. There is none of 128x64, in which an invocation copies four
+/// rows and four columns, because AMD's compiler spills registers for it. The compilers of Intel's
+/// and Apple's open drivers spill them for 128x128 in the forward pass, also by terms.
 pub const TILES: [WorkgroupTile; 4] = [
     tile("conv_shared_128x128", [128, 128, 16], [8, 8]).with_registers(215),
     tile("conv_shared_64x64", [64, 64, 16], [8, 4]).with_registers(147),
@@ -24,7 +25,7 @@ pub const TILES: [WorkgroupTile; 4] = [
     tile("conv_shared_32x32", [32, 32, 16], [4, 4]),
 ];
 
-/// Channels that are read, up to which a stage has several taps.
+/// The most channels read of a group with which a stage has several taps.
 pub(crate) const FLAT_MAX: usize = 12;
 
 /// A call in tiles of one size.
@@ -44,8 +45,10 @@ impl<'a> Tiled<'a> {
         let is_flat = channels.group_read <= FLAT_MAX && divisor(geometry) == [1; 2];
         let rows = if is_flat { 4 } else { tile.k as usize };
         let layout = WeightLayout::new(geometry, [rows, tile.n as usize])?;
-        let has_places = (0..2).all(|axis| divisor(geometry)[axis] <= geometry.size[axis]);
-        has_places.then_some(Self { geometry, tile, channels, layout, is_flat })
+        if !has_places(geometry) {
+            return None;
+        }
+        Some(Self { geometry, tile, channels, layout, is_flat })
     }
 
     /// Returns the places of a product.
@@ -67,16 +70,23 @@ impl<'a> Tiled<'a> {
     /// Returns true if the tile is a candidate: all but the smallest one must be more than half
     /// full down and across.
     fn is_candidate(&self) -> bool {
-        let [m, n] = [self.tile.m, self.tile.n].map(|side| side as usize);
         let is_smallest = self.tile == TILES[TILES.len() - 1];
-        is_smallest || (2 * self.places() > m && 2 * self.channels.group_written > n)
+        let is_filled = 2 * self.places() > self.tile.m as usize
+            && 2 * self.channels.group_written > self.tile.n as usize;
+        is_smallest || is_filled
+    }
+
+    /// Returns the number of tiles of all products.
+    fn workgroups(&self) -> usize {
+        let [down, across, products] = self.tiles();
+        down * across * products
     }
 }
 
 /// Returns the number of workgroups of a call; `None` if the tile is no candidate.
 pub fn workgroups(geometry: &Geometry, tile: WorkgroupTile) -> Option<usize> {
-    let tiled = Tiled::new(geometry, tile).filter(Tiled::is_candidate)?;
-    Some(tiled.tiles().iter().product())
+    let tiled = Tiled::new(geometry, tile)?;
+    if tiled.is_candidate() { Some(tiled.workgroups()) } else { None }
 }
 
 /// Returns the dispatches of a call: the weights, and the product.
@@ -98,20 +108,19 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Ve
         shader,
         operands: [&own[..], &output.operands].concat(),
         params: params(&tiled),
-        groups: dispatch::grid(tiled.tiles().iter().product(), 1),
+        groups: dispatch::grid(tiled.workgroups(), 1),
     };
     vec![tiled.layout.dispatch(geometry), product]
 }
 
 fn params(tiled: &Tiled) -> Vec<u32> {
-    let [down, across, products] = tiled.tiles();
+    let [down, across, _] = tiled.tiles();
     let kernel_step = match tiled.geometry.kind {
         ConvKind::Forward => [1; 2],
         _ => Gather::input_grad(tiled.geometry, [0; 2]).kernel_step.map(isize::unsigned_abs),
     };
-    let unsigned = |words: &[usize]| words.iter().map(|word| *word as u32).collect::<Vec<_>>();
-    let tiles = [down * across * products, down * across, down, across, tiled.places()];
+    let tiles = [tiled.workgroups(), down * across, down, across, tiled.places()];
     let [read, written] = gather_params(tiled.geometry);
     let weights = [tiled.layout.rows, tiled.layout.columns];
-    [unsigned(&tiles), read, unsigned(&kernel_step), written, unsigned(&weights)].concat()
+    [words(&tiles), read, words(&kernel_step), written, words(&weights)].concat()
 }

@@ -1,27 +1,31 @@
 //! Gradients of convolutions by their weight through workgroup memory, for GPUs. The sums over
-//! places are long and the results few, so that the places are split between workgroups, and
+//! places are long and the results few, so the places are split between workgroups, and
 //! `shaders/conv_parts.wgsl` adds the parts. Twin of `shaders/conv_shared_weight.wgsl`.
 
 use super::geometry::Geometry;
 use super::parts::{self, PartLayout};
 use super::shared::TILES;
+use super::words;
 use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::ops::matmul::shared::{WorkgroupTile, operand};
 use crate::{Dispatch, OpCall, Operand};
 
-/// Workgroups that fill a large device, and the fewest places of a part.
+/// Workgroups that fill a large device.
 const WORKGROUPS: usize = 256;
+
+/// The fewest places of a part.
 const PLACES_MIN: usize = 512;
 
 /// A call in tiles of one size.
 struct TiledWeight {
     tile: WorkgroupTile,
-    /// Channels of a group, rounded up to whole vectors, and taps times these.
+    /// Input channels of a group, rounded up to whole vectors.
     width: usize,
+    /// Taps times `width`.
     terms: usize,
     group_o: usize,
     groups: usize,
-    /// Places of a part, and parts.
+    /// Places of a part.
     part: usize,
     parts: usize,
 }
@@ -30,25 +34,36 @@ impl TiledWeight {
     /// Returns the call; `None` if a part of it takes too much memory.
     fn new(geometry: &Geometry, tile: WorkgroupTile) -> Option<Self> {
         let width = geometry.group_c().next_multiple_of(4);
-        let (terms, group_o) = (geometry.taps() * width, geometry.group_o());
+        let terms = geometry.taps() * width;
         let most = WORKSPACE_VALUES_MAX / (geometry.o * terms);
-        let mut tiled =
-            Self { tile, width, terms, group_o, groups: geometry.groups(), part: 0, parts: 1 };
+        if most == 0 {
+            return None;
+        }
+        let whole = Self {
+            tile,
+            width,
+            terms,
+            group_o: geometry.group_o(),
+            groups: geometry.groups(),
+            part: 0,
+            parts: 1,
+        };
         let places = geometry.positions();
-        let wanted = (WORKGROUPS / tiled.workgroups()).min(places / PLACES_MIN).min(most).max(1);
-        tiled.part = places.div_ceil(wanted).next_multiple_of(tile.k as usize);
-        tiled.parts = places.div_ceil(tiled.part);
-        (most > 0).then_some(tiled)
+        let wanted = (WORKGROUPS / whole.workgroups()).min(places / PLACES_MIN).min(most).max(1);
+        let part = places.div_ceil(wanted).next_multiple_of(tile.k as usize);
+        Some(Self { part, parts: places.div_ceil(part), ..whole })
     }
 
     /// Returns the tiles down and across a product.
     fn tiles(&self) -> [usize; 2] {
-        let [m, n] = [self.tile.m, self.tile.n].map(|side| side as usize);
-        [self.group_o.div_ceil(m), self.terms.div_ceil(n)]
+        let down = self.group_o.div_ceil(self.tile.m as usize);
+        let across = self.terms.div_ceil(self.tile.n as usize);
+        [down, across]
     }
 
     fn workgroups(&self) -> usize {
-        self.tiles().iter().product::<usize>() * self.groups * self.parts
+        let [down, across] = self.tiles();
+        down * across * self.groups * self.parts
     }
 }
 
@@ -58,7 +73,7 @@ pub fn workgroups(geometry: &Geometry, tile: WorkgroupTile) -> Option<usize> {
     let tiled = TiledWeight::new(geometry, tile)?;
     let is_smallest = tile == TILES[TILES.len() - 1];
     let is_full = 2 * tiled.group_o > tile.m as usize && 2 * tiled.terms > tile.n as usize;
-    (is_smallest || is_full).then(|| tiled.workgroups())
+    if is_smallest || is_full { Some(tiled.workgroups()) } else { None }
 }
 
 /// Returns the dispatches of a call: the parts, and their sums.
@@ -67,11 +82,12 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Ve
     let TiledWeight { width, terms, parts, .. } = tiled;
     let each = geometry.o * terms;
     let workspace = Operand::workspace(parts * each);
-    let vectors = |all: usize, group: usize| all.is_multiple_of(4) && group.is_multiple_of(4);
+    let a_vectors = geometry.o.is_multiple_of(4) && geometry.group_o().is_multiple_of(4);
+    let b_vectors = geometry.c.is_multiple_of(4) && geometry.group_c().is_multiple_of(4);
     let shader = tile
         .shader("conv_shared_weight", "weight_tile", call.precision)
-        .with_text(&operand("a", 0, vectors(geometry.o, geometry.group_o())))
-        .with_text(&operand("b", 1, vectors(geometry.c, geometry.group_c())));
+        .with_text(&operand("a", 0, a_vectors))
+        .with_text(&operand("b", 1, b_vectors));
     let product = Dispatch {
         shader,
         operands: vec![Operand::Input(1), Operand::Input(0), workspace],
@@ -84,13 +100,14 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Ve
 
 fn params(geometry: &Geometry, tiled: &TiledWeight) -> Vec<u32> {
     let Geometry { size: [h, w], c, out: [oh, ow], o, kernel, options, .. } = *geometry;
-    let [[sh, sw], [ph, pw], [dh, dw]] = [options.stride, options.padding, options.dilation];
-    let ([down, across], workgroups) = (tiled.tiles(), tiled.workgroups());
-    let (group_c, group_o) = (geometry.group_c(), geometry.group_o());
-    let places = geometry.positions();
-    let tiles = [workgroups, down * across, down, across];
-    let front = [places, tiled.part, h, w, c, oh, ow, o];
-    let middle = [kernel[1], sh, sw, ph, pw, dh, dw, group_c, group_o];
-    let behind = [tiled.groups, tiled.width, tiled.terms];
-    tiles.iter().chain(&front).chain(&middle).chain(&behind).map(|word| *word as u32).collect()
+    let [sh, sw] = options.stride;
+    let [ph, pw] = options.padding;
+    let [dh, dw] = options.dilation;
+    let [down, across] = tiled.tiles();
+    let mut params = words(&[tiled.workgroups(), down * across, down, across]);
+    params.extend(words(&[geometry.positions(), tiled.part, h, w, c, oh, ow, o]));
+    params.extend(words(&[kernel[1], sh, sw, ph, pw, dh, dw]));
+    params.extend(words(&[geometry.group_c(), geometry.group_o()]));
+    params.extend(words(&[tiled.groups, tiled.width, tiled.terms]));
+    params
 }

@@ -61,7 +61,7 @@ fn layers_of_every_kind_agree() {
     layers().into_iter().for_each(check_layer);
 }
 
-/// The values that PyTorch 2 computes from these: the order of weights, groups and channels.
+/// Expected values from PyTorch 2, which check the order of weights, groups and channels.
 #[test]
 fn values_are_those_of_pytorch() {
     let values = |count: usize, step: usize, of: usize, offset: f64| {
@@ -96,8 +96,8 @@ fn values_are_those_of_pytorch() {
     );
 }
 
-/// Runs of terms of every length, channels that are no whole vectors or several, and both ways to
-/// compute the gradient by few channels.
+/// Runs of terms of every length, channels that are no whole vector or several vectors, and both
+/// kernels of the gradient by the input for few channels.
 #[test]
 fn layers_of_every_number_of_channels_agree() {
     for (c, o) in [(1, 6), (2, 16), (6, 17), (9, 33), (24, 40)] {
@@ -114,7 +114,7 @@ fn layers_of_many_places_and_channels_agree() {
     check_layer((PLAIN.with_padding(1), [2, 19, 17, 16], 16, [3, 3]));
     check_layer((PLAIN.with_padding(1).with_stride(2), [2, 13, 12, 70], 33, [3, 3]));
     check_layer((PLAIN, [1, 4, 4, 2000], 34, [2, 2]));
-    // Small pictures, of which sums of the gradient by the weight take several at a time.
+    // Small pictures, several of which are a block of the gradient by the weight.
     check_layer((PLAIN.with_padding(1), [35, 3, 4, 5], 6, [3, 3]));
     check_layer((PLAIN, [35, 4, 3, 2], 6, [3, 2]));
     check_layer((PLAIN.with_stride(2), [1, 4, 3, 520], 257, [2, 1]));

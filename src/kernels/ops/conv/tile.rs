@@ -1,14 +1,14 @@
-//! Generator of the WGSL of register tiles of convolutions, for software adapters: products as
+//! Generator of the WGSL of register tiles of convolutions, for software adapters: products like
 //! those of [`crate::ops::matmul::tile`], whose operands are gathered from pictures. An
 //! invocation computes a tile in named variables and reads its operands directly.
 //!
-//! A row of the tile of the forward pass, or of the gradient by the input, is a place of the
-//! result, a column one of its channels. The loops over taps are outside: a row then has one test
-//! and one address per tap, and the innermost loop reads neighbouring channels. Of the gradient by
-//! the input, places with the same remainder by the stride have tiles of their own, because all of
-//! them read the same taps.
+//! In the forward pass and the gradient by the input, a row of a tile is a place of the result and
+//! a column one of its channels. The loops over taps are outside: a row then has one test and one
+//! address per tap, and the innermost loop reads neighbouring channels. In the gradient by the
+//! input, places with the same remainder by the stride have tiles of their own, because all of them
+//! read the same taps.
 //!
-//! Of the gradient by the weight, a row is an output channel and a column a tap and input channel;
+//! In the gradient by the weight, a row is an output channel and a column a tap and input channel;
 //! the sum over places is in parts, which `shaders/conv_parts.wgsl` adds.
 
 use std::fmt::Write;
@@ -17,13 +17,14 @@ use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
 use super::parts::{self, PartLayout};
 use super::weights::WeightLayout;
+use super::words;
 use crate::dispatch::{ITERATIONS_MAX, WORKSPACE_VALUES_MAX, grid};
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::matmul::tile::{RegisterTile, WORKGROUP, lines, moves, products, sums};
 use crate::{Dispatch, OpCall, Operand, Shader};
 
-/// Available tiles, of those that fit the fastest first. Few channels have tiles of their own,
-/// because tests and addresses of a tile's rows cost as much as its products there.
+/// Available tiles, the fastest first. Few channels have tiles of their own, because there the
+/// tests and addresses of a tile's rows cost as much as its products.
 pub const TILES: [RegisterTile; 7] = [
     RegisterTile { name: "conv_tile_16x16", m: 16, n: 16 },
     RegisterTile { name: "conv_tile_16x8", m: 16, n: 8 },
@@ -42,7 +43,7 @@ struct Sizes2d {
     /// Rows and columns of a product.
     m: usize,
     n: usize,
-    /// Products: groups, times remainders.
+    /// Number of products: groups, times remainders.
     count: usize,
 }
 
@@ -67,14 +68,15 @@ impl Sizes2d {
         }
     }
 
-    /// Returns the tiles of a product, and those in a row of them.
+    /// Returns the number of tiles of a product, and of tiles in a row of them.
     fn tiles(&self, tile: RegisterTile) -> [usize; 2] {
         let across = self.n.div_ceil(tile.n);
         [self.m.div_ceil(tile.m) * across, across]
     }
 }
 
-/// Returns the stride of the gradient by the input, whose remainders have products of their own.
+/// Returns the stride whose remainders have separate products: that of the gradient by the input,
+/// or else 1.
 pub fn divisor(geometry: &Geometry) -> [usize; 2] {
     match geometry.kind {
         ConvKind::InputGrad => geometry.options.stride,
@@ -90,16 +92,20 @@ pub(crate) fn grid_of(geometry: &Geometry) -> [usize; 2] {
     }
 }
 
-/// Returns true if the call has a tile.
+/// Returns true if the call is at least as large as the tile, and if its weights fit the workspace.
 pub fn fits(geometry: &Geometry, tile: RegisterTile) -> bool {
     let sizes = Sizes2d::of(geometry);
-    // A stride beyond the picture has remainders without places.
-    let has_places = (0..2).all(|axis| divisor(geometry)[axis] <= geometry.size[axis]);
-    let layout = match geometry.kind {
+    let has_room = match geometry.kind {
         ConvKind::WeightGrad => geometry.weights() <= WORKSPACE_VALUES_MAX,
         _ => WeightLayout::new(geometry, [1, 1]).is_some(),
     };
-    sizes.m >= tile.m && sizes.n >= tile.n && has_places && layout
+    sizes.m >= tile.m && sizes.n >= tile.n && has_places(geometry) && has_room
+}
+
+/// Returns true if every remainder has places: false for a stride beyond the picture.
+pub(crate) fn has_places(geometry: &Geometry) -> bool {
+    let [down, across] = divisor(geometry);
+    down <= geometry.size[0] && across <= geometry.size[1]
 }
 
 /// Returns true if there are enough invocations to keep a software adapter busy.
@@ -150,44 +156,45 @@ fn gathered(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Dispa
     let Epilogue { text: store, operands } = epilogue::of(call, 3);
     let own = [Operand::Input(0), layout.workspace(), Operand::Output(0)];
     let sizes = Sizes2d::of(geometry);
-    let ([each, across], [read, written]) = (sizes.tiles(tile), gather_params(geometry));
+    let [each, across] = sizes.tiles(tile);
+    let [read, written] = gather_params(geometry);
+    let tiles = words(&[each * sizes.count, each, across, sizes.m]);
+    // Nothing is added to the contents of the output.
+    let accumulate = vec![0];
     let product = Dispatch {
         shader: Shader::emitted(tile.name, "tile", gathered_text(tile, &store))
             .with_operands(call.precision),
         operands: [&own[..], &operands].concat(),
-        params: [
-            &[each * sizes.count, each, across, sizes.m].map(|word| word as u32)[..],
-            &read,
-            &written,
-            &[0],
-        ]
-        .concat(),
+        params: [tiles, read, written, accumulate].concat(),
         groups: grid(each * sizes.count, WORKGROUP),
     };
     vec![layout.dispatch(geometry), product]
 }
 
-/// Returns the parameters of a gathered product: of what is read, from the rows and columns of
-/// places to the distance of taps, and of the pictures that are written, with the groups.
+/// Returns the parameters of a gathered product: of the places that it reads, from their rows and
+/// columns to the distance of taps, and of the pictures that it writes, with the groups.
 pub(crate) fn gather_params(geometry: &Geometry) -> [Vec<u32>; 2] {
     let Channels { read, written, group_read, group_written } = Channels::of(geometry);
     let Geometry { size, out, kernel: [kh, kw], options, .. } = *geometry;
+    let [down, across] = grid_of(geometry);
+    let [divisor_y, divisor_x] = divisor(geometry);
     let is_forward = geometry.kind == ConvKind::Forward;
     let ([h, w], [oh, ow]) = if is_forward { (size, out) } else { (out, size) };
     let [step_y, step_x] = if is_forward { options.stride } else { [1; 2] };
-    let sign = |value: usize| if is_forward { value as i32 } else { -(value as i32) };
-    let ([down, across], [divisor_y, divisor_x]) = (grid_of(geometry), divisor(geometry));
-    let unsigned = |words: &[usize]| words.iter().map(|word| *word as u32).collect::<Vec<_>>();
-    let signed = options.padding.map(|value| -sign(value)).into_iter();
-    let signed = signed.chain(options.dilation.map(sign)).map(|word| word as u32);
-    let front =
-        [down, across, step_y, step_x, h, w, read, group_read, kh, kw, divisor_y, divisor_x];
-    let behind = [oh, ow, written, group_written, geometry.groups()];
-    [unsigned(&front).into_iter().chain(signed).collect(), unsigned(&behind)]
+    // The gradient reads against the order of the taps.
+    let sign = if is_forward { 1 } else { -1 };
+    let first = options.padding.map(|padding| -sign * padding as i32);
+    let tap = options.dilation.map(|dilation| sign * dilation as i32);
+    let mut reads = words(&[
+        down, across, step_y, step_x, h, w, read, group_read, kh, kw, divisor_y, divisor_x,
+    ]);
+    reads.extend(first.map(|word| word as u32));
+    reads.extend(tap.map(|word| word as u32));
+    [reads, words(&[oh, ow, written, group_written, geometry.groups()])]
 }
 
 /// Returns the WGSL of a tile, with the entry point `tile`. There must be at least as many places
-/// and channels of a group as it has rows and columns.
+/// and channels of a group as the tile has rows and columns.
 fn gathered_text(tile: RegisterTile, store: &str) -> String {
     let RegisterTile { m, n, .. } = tile;
     let rows = lines(m, |i, line| {
@@ -212,7 +219,9 @@ fn gathered_text(tile: RegisterTile, store: &str) -> String {
     let stores = lines(n, |j, line| {
         write!(line, "            if (j + {j}u >= column) {{ store(at + {j}u, s0_{j}); }}")
     });
-    let [sums, products, moves] = [sums(tile), products(tile), moves(tile)];
+    let sums = sums(tile);
+    let products = products(tile);
+    let moves = moves(tile);
     format!(
         "{GATHERED_HEAD}{store}
 @compute @workgroup_size({WORKGROUP})
@@ -285,8 +294,8 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read_write> c: array<f32>;   // (parts, o, terms)
 ";
 
-/// Returns the number of parts of the sums: enough to keep a software adapter busy, and loops that
-/// end in time.
+/// Returns the number of parts of the sums: enough to keep a software adapter busy, and for at most
+/// [`ITERATIONS_MAX`] iterations of each.
 fn part_count(geometry: &Geometry, tile: RegisterTile) -> usize {
     let sizes = Sizes2d::of(geometry);
     let rows = geometry.b * geometry.out[0];
@@ -305,14 +314,17 @@ fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Di
     let [each, across] = sizes.tiles(tile);
     let tiles = each * sizes.count * parts;
     let workspace = Operand::workspace(parts * geometry.weights());
-    let [[sh, sw], [ph, pw], [dh, dw]] = [options.stride, options.padding, options.dilation];
-    let (group_c, group_o) = (geometry.group_c(), geometry.group_o());
-    let front = [tiles, each, across, geometry.groups(), sizes.n, rows, part, h, w, c, oh, ow, o];
-    let behind = [kernel[1], sh, sw, ph, pw, dh, dw, group_c, group_o];
+    let [sh, sw] = options.stride;
+    let [ph, pw] = options.padding;
+    let [dh, dw] = options.dilation;
+    let group_c = geometry.group_c();
+    let mut params =
+        words(&[tiles, each, across, geometry.groups(), sizes.n, rows, part, h, w, c, oh, ow, o]);
+    params.extend(words(&[kernel[1], sh, sw, ph, pw, dh, dw, group_c, geometry.group_o()]));
     let product = Dispatch {
         shader: Shader::emitted(tile.name, "tile", weight_text(tile)).with_operands(call.precision),
         operands: vec![Operand::Input(0), Operand::Input(1), workspace],
-        params: front.iter().chain(&behind).map(|word| *word as u32).collect(),
+        params,
         groups: grid(tiles, WORKGROUP),
     };
     let layout = PartLayout { part: geometry.weights(), o: sizes.n, c: 1, tap: group_c };
@@ -320,7 +332,7 @@ fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Di
 }
 
 /// Returns the WGSL of a tile of the gradient by the weight, with the entry point `tile`. There
-/// must be at least as many channels and terms as it has rows and columns.
+/// must be at least as many channels and terms as the tile has rows and columns.
 fn weight_text(tile: RegisterTile) -> String {
     let RegisterTile { m, n, .. } = tile;
     let columns = lines(n, |j, line| {
@@ -342,7 +354,9 @@ fn weight_text(tile: RegisterTile) -> String {
     let stores = lines(n, |j, line| {
         write!(line, "            if (j + {j}u >= column) {{ c[at + {j}u] = s0_{j}; }}")
     });
-    let [sums, products, moves] = [sums(tile), products(tile), moves(tile)];
+    let sums = sums(tile);
+    let products = products(tile);
+    let moves = moves(tile);
     format!(
         "{WEIGHT_HEAD}
 @compute @workgroup_size({WORKGROUP})

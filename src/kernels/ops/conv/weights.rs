@@ -3,6 +3,7 @@
 
 use super::channels::Channels;
 use super::geometry::{ConvKind, Geometry};
+use super::words;
 use crate::dispatch::{WORKSPACE_VALUES_MAX, grid};
 use crate::{Dispatch, Operand, Shader};
 
@@ -23,29 +24,41 @@ impl WeightLayout {
         let rows = group_read.next_multiple_of(rows);
         let columns = group_written.next_multiple_of(columns);
         let count = geometry.groups() * geometry.taps() * rows * columns;
-        (count <= WORKSPACE_VALUES_MAX).then_some(Self { rows, columns, count })
+        if count > WORKSPACE_VALUES_MAX {
+            return None;
+        }
+        Some(Self { rows, columns, count })
     }
 
-    /// Returns the workspace with the weights.
     pub fn workspace(&self) -> Operand {
         Operand::workspace(self.count)
     }
 
-    /// Returns the dispatch that writes them.
+    /// Returns the dispatch that writes the weights to the workspace.
     pub fn dispatch(&self, geometry: &Geometry) -> Dispatch {
         let Channels { group_read, group_written, .. } = Channels::of(geometry);
-        let (taps, of_o) = (geometry.taps(), geometry.group_c() * geometry.taps());
+        let taps = geometry.taps();
+        // Weights of an output channel.
+        let of_o = geometry.group_c() * taps;
         let [by_read, by_written] = match geometry.kind {
             ConvKind::InputGrad => [of_o, taps],
             ConvKind::Forward | ConvKind::WeightGrad => [taps, of_o],
         };
-        let by_group = geometry.group_o() * of_o;
-        let sizes = [self.count, group_read, group_written, self.rows, self.columns, taps];
-        let params = [&sizes[..], &[by_read, by_written, by_group]].concat();
+        let params = [
+            self.count,
+            group_read,
+            group_written,
+            self.rows,
+            self.columns,
+            taps,
+            by_read,
+            by_written,
+            geometry.group_o() * of_o,
+        ];
         Dispatch {
             shader: Shader::new("conv_weights", "permute"),
             operands: vec![Operand::Input(1), self.workspace()],
-            params: params.into_iter().map(|word| word as u32).collect(),
+            params: words(&params),
             groups: grid(self.count, 64),
         }
     }

@@ -1,4 +1,4 @@
-//! Formulas of functions that those of elementwise functions call, and that neither WGSL nor
+//! Formulas of functions that the formulas of elementwise functions call, and that neither WGSL nor
 //! [`crate::simd`] has for all arguments. Each is written once for both.
 
 use super::real::{
@@ -46,17 +46,17 @@ formulas! {
         return select(exp_of(x) - 1.0, near, abs(x) < 0.5);
     }
 
-    /// Returns the number of quarters of a turn.
+    /// Returns `x` in quarters of a turn, rounded.
     fn quarters(x) {
         return round(x * 0.6366197723675814);
     }
 
-    /// Returns `x - n pi/2`, by parts of pi/2 (Cody and Waite 1980) of which the first has 8 bits
-    /// and the second 11, so that their products with `n` below 2^13 are exact.
+    /// Returns `x - n pi/2`, by parts of pi/2 (Cody and Waite 1980): the first has 8 bits and the
+    /// second 11, so that their products with `n` below 2^13 are exact.
     fn rest_of_turn(x, n) {
         let first = x - n * 1.5703125;
         let second = first - n * 0.0004837512969970703;
-        // Beyond 2^16 nothing is left of the digits: any number does, but a small one.
+        // Beyond 2^16 no digit of the rest is left; any small number serves.
         return bounded(second - n * 0.00000007549789948768648, f32(1.0));
     }
 
@@ -191,7 +191,7 @@ formulas! {
         let series = 0.3333333333333333
             + q * (0.2 + q * (0.14285714285714285 + q * 0.1111111111111111));
         let rest = b * (2.0 * (s + s * q * series));
-        // So many bits that the product with `n` is exact.
+        // Few enough bits that the product with `n` is exact.
         let high = round(64.0 * b) / 64.0;
         let turns = high * n;
         let k = round(turns + rest * 1.4426950408889634);

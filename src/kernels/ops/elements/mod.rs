@@ -269,7 +269,7 @@ impl Called {
         }
     }
 
-    /// Returns the WGSL of a call if it is an operator, which vectors have too.
+    /// Returns the WGSL of a call if it is an operator, which applies to vectors too.
     fn operation(self, arguments: &[&str]) -> Option<String> {
         let operator = match self {
             Self::Unary(Unary::Scale(factor)) => {
@@ -308,24 +308,29 @@ impl Called {
         format!("{name}_{kind}({})", all.join(", "))
     }
 
-    /// Returns the WGSL of a call for each element of vectors of 4, which are names.
+    /// Returns the WGSL of a call for each element of vectors of 4, whose arguments are names of
+    /// variables.
     pub fn call4(self, arguments: &[&str]) -> String {
         if let Some(operation) = self.operation(arguments) {
             return operation;
         }
-        let element = |lane: &str| {
+        let mut elements = Vec::new();
+        for lane in ["x", "y", "z", "w"] {
             let each: Vec<String> = arguments.iter().map(|name| format!("{name}.{lane}")).collect();
-            self.call(&each.iter().map(String::as_str).collect::<Vec<_>>())
-        };
-        format!("vec4f({})", ["x", "y", "z", "w"].map(element).join(", "))
+            let each: Vec<&str> = each.iter().map(String::as_str).collect();
+            elements.push(self.call(&each));
+        }
+        format!("vec4f({})", elements.join(", "))
     }
 }
 
-/// Returns the WGSL of functions, with all that they call, or nothing if there are none.
+/// Returns the WGSL of functions and of the formulas that they call; an empty text if all calls are
+/// operators.
 pub fn library(functions: &[Called]) -> String {
     let mut texts: Vec<&str> = Vec::new();
-    for function in functions.iter().filter(|function| function.operation(&[""; 2]).is_none()) {
-        if !texts.contains(&function.text()) {
+    for function in functions {
+        let is_operator = function.operation(&[""; 2]).is_some();
+        if !is_operator && !texts.contains(&function.text()) {
             texts.push(function.text());
         }
     }
@@ -344,11 +349,15 @@ pub fn library(functions: &[Called]) -> String {
 
 /// Returns true if a WGSL text calls the function.
 fn calls(text: &str, name: &str) -> bool {
-    let is_part_of_name = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(&format!("{name}(")).any(|(at, _)| {
-        let before = text[..at].trim_end();
-        !text[..at].ends_with(is_part_of_name) && !before.ends_with("fn")
-    })
+    for (at, _) in text.match_indices(&format!("{name}(")) {
+        let before = &text[..at];
+        let is_part_of_name = before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let is_definition = before.trim_end().ends_with("fn");
+        if !is_part_of_name && !is_definition {
+            return true;
+        }
+    }
+    false
 }
 
 fn exact_value<T: Float>(formula: impl UnaryFormula, x: T) -> T {
@@ -404,7 +413,7 @@ vectorized! {
     }
 }
 
-/// Returns the inputs on which kernels of a function are certified, the first in its domain.
+/// Returns the inputs on which kernels of a function are certified: the first in its domain.
 pub fn inputs_of(domain: Domain, inputs: &[Dims]) -> InputSpec {
     let spec = InputSpec::normal(inputs);
     if domain == Domain::All { spec } else { spec.with(0, fill_of(domain)) }
@@ -429,7 +438,7 @@ mod tests {
     use crate::testing::{for_each_gpu, run_dispatches};
     use potluck_core::HostTensor;
 
-    /// Elements on which each formula is tried, of which some are NaN.
+    /// Elements on which each formula is tried; some are NaN.
     const COUNT: usize = 256;
     const NANS: [usize; 2] = [3, 100];
 
@@ -440,7 +449,7 @@ mod tests {
         values.iter().map(|value| *value as f32).collect()
     }
 
-    /// A formula with its arguments and what the reference makes of them.
+    /// A formula with its arguments and the results of the reference.
     struct Case {
         called: Called,
         arguments: Vec<Vec<f32>>,

@@ -1,7 +1,7 @@
 //! Numbers of the formulas of elementwise functions, and the functions that formulas call: for the
 //! references by the standard library in f32 or f64, for the CPU kernels by f32 functions that
-//! vectorize. They have the names and the order of arguments of WGSL's built-in functions, and of
-//! those of `shaders/lib/elementwise.wgsl`.
+//! vectorize. Names and order of arguments are the same as of WGSL's built-in functions and of the
+//! functions of `shaders/lib/elementwise.wgsl`.
 
 use std::cmp::Ordering;
 use std::marker::PhantomData;
@@ -13,18 +13,18 @@ use pulp::Simd;
 use super::formulas;
 use crate::{Float, simd};
 
-/// A way to compute what processors have no instruction for.
+/// Implementation of the functions for which processors have no instruction.
 pub trait Arithmetic: Copy {
     type Number: Float;
 
     fn mul_add(a: Self::Number, b: Self::Number, c: Self::Number) -> Self::Number;
-    /// Rounds to the nearest whole number, of two to the even one.
+    /// Rounds to the nearest whole number, ties to even.
     fn round(x: Self::Number) -> Self::Number;
-    /// The exponential function where it neither overflows nor vanishes.
+    /// The exponential function of arguments for which it neither overflows nor underflows.
     fn exp(x: Self::Number) -> Self::Number;
     /// The exponential function, infinite where it overflows.
     fn whole_exp(x: Self::Number) -> Self::Number;
-    /// `e^-x` of a positive number, 0 where it vanishes.
+    /// `e^-x` of a positive number, 0 where it underflows.
     fn decay(x: Self::Number) -> Self::Number;
     fn log(x: Self::Number) -> Self::Number;
     /// `2^n` for a whole number.
@@ -83,7 +83,7 @@ pub trait Arithmetic: Copy {
     }
 }
 
-/// Exact functions, of the references.
+/// Exact functions, for the references.
 #[derive(Clone, Copy)]
 pub struct Exact<T>(PhantomData<T>);
 
@@ -95,7 +95,8 @@ impl<T: Float> Arithmetic for Exact<T> {
     }
 
     fn round(x: T) -> T {
-        let (nearest, half) = (x.round(), T::from_f64(0.5));
+        let nearest = x.round();
+        let half = T::from_f64(0.5);
         if (nearest - x).abs() == half { (x * half).round() / half } else { nearest }
     }
 
@@ -202,7 +203,7 @@ impl<S: Simd> Arithmetic for Fast<S> {
 
     #[inline(always)]
     fn decay(x: f32) -> f32 {
-        // What is left of `exp` beyond 87 would not vanish in a product with a large argument.
+        // Beyond 87, the limited `exp` would not vanish in a product with a large argument.
         if x > 87.0 { 0.0 } else { simd::exp::<S>(-x) }
     }
 
@@ -293,7 +294,7 @@ impl<A: Arithmetic> PartialEq<f64> for Real<A> {
     }
 }
 
-/// Each comparison is that of the numbers, which is one instruction.
+/// Comparisons of the numbers, each of which is one instruction.
 macro_rules! comparisons {
     ($other:ty, $number:expr) => {
         #[inline(always)]
@@ -423,7 +424,7 @@ pub fn sigmoid_of<A: Arithmetic>(x: Real<A>) -> Real<A> {
     select(e * larger, larger, x >= 0.0)
 }
 
-/// Returns the derivative of the logistic function, which is that of both `x` and `-x`.
+/// Returns the derivative of the logistic function, which is even.
 #[inline(always)]
 pub fn sigmoid_slope<A: Arithmetic>(x: Real<A>) -> Real<A> {
     let e = decay(x);

@@ -1,6 +1,6 @@
 //! Matrix products, single or batched. Twin of `shaders/matmul.wgsl`, which has the formula.
 //! Faster variants: the register tiles that [`tile`] generates, the tiles in workgroup memory of
-//! [`shared`], which [`split_k`] splits between workgroups where sums are long and tiles few, and
+//! [`shared`], whose sums [`split_k`] splits between workgroups if sums are long and tiles few, and
 //! [`vector`] for few rows or columns.
 
 pub(crate) mod probes;
@@ -53,13 +53,19 @@ const INVOCATIONS: usize = 128;
 /// The most sums of an invocation in the registers of a GPU, beside its operands.
 const REGISTER_SUMS_MAX: usize = 64;
 
-/// Tiles that keep a large GPU busy: a workgroup for each of its cores.
+/// Tiles that keep a large GPU busy: about a workgroup for each of its cores.
 const WORKGROUPS_MIN: usize = 64;
 
 impl Sizes {
     /// Returns the number of tiles down and across one product.
     fn tiles(&self, tile: RegisterTile) -> (usize, usize) {
         (self.m.div_ceil(tile.m), self.n.div_ceil(tile.n))
+    }
+
+    /// Returns the number of tiles of all products.
+    fn tile_count(&self, tile: RegisterTile) -> usize {
+        let (down, across) = self.tiles(tile);
+        self.batch * down * across
     }
 
     fn fits(&self, tile: RegisterTile) -> bool {
@@ -72,8 +78,7 @@ impl Sizes {
         let narrow = self.m.min(self.n) < tile::NARROW_MAX;
         let tiles: &[RegisterTile] = if narrow { &tile::NARROW } else { &TILES };
         let sums_max = if caps.suits_software() { usize::MAX } else { REGISTER_SUMS_MAX };
-        let fits = move |tile: &RegisterTile| self.fits(*tile) && tile.m * tile.n <= sums_max;
-        tiles.iter().copied().filter(fits)
+        tiles.iter().copied().filter(move |tile| self.fits(*tile) && tile.m * tile.n <= sums_max)
     }
 }
 
@@ -85,10 +90,14 @@ pub fn reference<T: Float>(
 ) {
     let sizes = Sizes::of(call);
     let Sizes { m, n, k, .. } = sizes;
-    let [a, b] = [0, 1].map(|input| operands(call, inputs[input].floats()));
-    let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
+    let a = operands(call, inputs[0].floats());
+    let b = operands(call, inputs[1].floats());
+    let (a_row, a_step) = sizes.a_strides();
+    let (b_step, b_column) = sizes.b_strides();
     for (index, c) in outputs[0].iter_mut().enumerate() {
-        let (z, i, j) = (index / (m * n), index / n % m, index % n);
+        let z = index / (m * n);
+        let i = index / n % m;
+        let j = index % n;
         let mut total = T::zero();
         for q in 0..k {
             let a = a[z * m * k + i * a_row + q * a_step];
@@ -111,38 +120,40 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     if c.is_empty() {
         return;
     }
-    let [a, b] = [0, 1].map(|input| operands(call, inputs[input].floats()));
-    let (a, b) = (&*a, &*b);
+    let a = &*operands(call, inputs[0].floats());
+    let b = &*operands(call, inputs[1].floats());
     if thin::suits(&sizes) {
         return thin::product(&sizes, call.accumulates(), a, b, c);
     }
-    let product = |z: usize, c: &mut [f32], parallelism| {
-        let (a, b) = (&a[z * m * k..(z + 1) * m * k], &b[z * k * n..(z + 1) * k * n]);
+    let compute = |z: usize, c: &mut [f32], parallelism| {
+        let a = &a[z * m * k..(z + 1) * m * k];
+        let b = &b[z * k * n..(z + 1) * k * n];
         product(sizes, call.accumulates(), a, b, c, parallelism);
     };
-    let products = c.chunks_mut(m * n).enumerate();
     if batch < rayon::current_num_threads() {
-        return products.for_each(|(z, c)| product(z, c, Parallelism::Rayon(0)));
+        for (z, c) in c.chunks_mut(m * n).enumerate() {
+            compute(z, c, Parallelism::Rayon(0));
+        }
+        return;
     }
-    let products = c.par_chunks_mut(m * n).enumerate();
-    products.for_each(|(z, c)| product(z, c, Parallelism::None));
+    c.par_chunks_mut(m * n).enumerate().for_each(|(z, c)| compute(z, c, Parallelism::None));
 }
 
-/// The longest part of a sum for which `gemm` packs operands at a time, by its default.
+/// The most terms of a sum for which `gemm` packs operands in one pass, by its default.
 const PACKED_TERMS: usize = 512;
 
-/// The most bytes of the packed first operand, of which `gemm` takes what fits the last cache: as
-/// large as that of most processors.
+/// The most bytes of the packed first operand. `gemm` packs as much as fits the last cache; this is
+/// at least the size of the last cache of most processors.
 const PACKED_BYTES_MAX: usize = 32 << 20;
 
-/// Returns the bytes of the rounded operands of [`fast`], and those in which it packs the first one
-/// of a product, the larger one of the two that `gemm` packs; 0 for another op.
+/// Returns the bytes of the rounded operands of [`fast`] and of the packed first operand of a
+/// product, which is the larger one of the two that `gemm` packs; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     let Op::MatMul { .. } = call.op else { return 0 };
     product_bytes(call)
 }
 
-/// Does the same for a call that is known to be a product.
+/// Returns the same bytes for any call that is computed as a product.
 pub(super) fn product_bytes(call: &OpCall) -> usize {
     let Sizes { m, k, .. } = Sizes::of(call);
     let row = k.min(PACKED_TERMS) * DType::F32.bytes();
@@ -166,7 +177,7 @@ fn product(
 }
 
 /// Static choice: on adapters that run on a processor the largest register tile with enough
-/// invocations, with long sums split, or else one invocation per output; on GPUs that of
+/// invocations, with long sums split, or else one invocation per output; for GPUs see
 /// `on_hardware`.
 ///
 /// GFLOP/s in trusted modules on two cores of an AMD EPYC, llvmpipe / SwiftShader:
@@ -190,20 +201,20 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if let Some(split) = SplitK::of_registers(&sizes) {
         return split.dispatches(call, &sizes);
     }
-    let enough = |tile: RegisterTile| {
-        let (down, across) = sizes.tiles(tile);
-        sizes.fits(tile) && sizes.batch * down * across >= INVOCATIONS
-    };
-    match TILES.into_iter().find(|tile| enough(*tile)) {
-        Some(tile) => vec![tiled(call, sizes, tile)],
-        None => vec![naive(call, sizes)],
+    for tile in TILES {
+        if sizes.fits(tile) && sizes.tile_count(tile) >= INVOCATIONS {
+            return vec![tiled(call, sizes, tile)];
+        }
     }
+    vec![naive(call, sizes)]
 }
 
-/// Static choice on GPUs: for few rows or columns the kernel that reads the other matrix once, or
-/// else tiles in workgroup memory: the largest one with long sums split, if it has too few tiles to
-/// fill the device, or else the largest one of which there are enough to keep it busy; of those for
-/// which the device has registers.
+/// Static choice on GPUs, of the tiles for which the device has enough registers:
+/// - for few rows or columns the kernel that reads the other matrix once;
+/// - or else the largest tile in workgroup memory with long sums split, if it has too few tiles to
+///   fill the device;
+/// - or else the largest tile in workgroup memory with enough tiles to keep the device busy;
+/// - or else a register tile or the plain kernel.
 fn on_hardware(call: &OpCall, sizes: Sizes, caps: &Caps) -> Vec<Dispatch> {
     if vector::fits(&sizes) {
         return vec![vector::dispatch(call, &sizes, vector::static_choice(&sizes))];
@@ -211,32 +222,35 @@ fn on_hardware(call: &OpCall, sizes: Sizes, caps: &Caps) -> Vec<Dispatch> {
     let suits = |tile: &WorkgroupTile| tile.suits(caps) && tile.fits(&sizes);
     let of_matrices = shared::cooperative_tiles(call, caps);
     let all = if of_matrices.iter().any(suits) { of_matrices } else { shared::TILES.to_vec() };
-    let is_filled =
-        |split: &SplitK| split.suits(caps) && split.workgroups(&sizes) >= WORKGROUPS_MIN;
-    if let Some(split) = SplitK::of(&sizes, &all).find(is_filled) {
-        return split.dispatches(call, &sizes);
+    for split in SplitK::of(&sizes, &all) {
+        if split.suits(caps) && split.workgroups(&sizes) >= WORKGROUPS_MIN {
+            return split.dispatches(call, &sizes);
+        }
     }
+
     let tiles: Vec<_> = all.into_iter().filter(suits).collect();
-    let is_busy = |tile: &&WorkgroupTile| tile.count(&sizes) >= WORKGROUPS_MIN;
-    // The last ones are the smallest: that with split sums, if there are few and long ones.
-    if let Some(tile) = tiles.iter().find(is_busy).or(tiles.last()) {
+    let busy = tiles.iter().find(|tile| tile.count(&sizes) >= WORKGROUPS_MIN);
+    // The last tile is the smallest; if sums are few and long, it is the one with split sums.
+    if let Some(tile) = busy.or(tiles.last()) {
         return vec![shared::dispatch(call, &sizes, *tile)];
     }
-    let small = TILES.into_iter().rev().find(|tile| sizes.fits(*tile));
-    vec![small.map_or_else(|| naive(call, sizes), |tile| tiled(call, sizes, tile))]
+
+    match TILES.into_iter().rev().find(|tile| sizes.fits(*tile)) {
+        Some(tile) => vec![tiled(call, sizes, tile)],
+        None => vec![naive(call, sizes)],
+    }
 }
 
 /// Returns the GPU kernel variants of the call.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let sizes = Sizes::of(call);
-    let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
-    let vectors = vector::kernels(&sizes, caps)
-        .into_iter()
-        .map(|kernel| Variant::new(kernel.name, vec![vector::dispatch(call, &sizes, kernel)]));
-    let tiled = sizes
-        .register_tiles(caps)
-        .map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
-    let mut every: Vec<Variant> = std::iter::once(naive).chain(vectors).chain(tiled).collect();
+    let mut every = vec![Variant::new("matmul_naive", vec![naive(call, sizes)])];
+    for kernel in vector::kernels(&sizes, caps) {
+        every.push(Variant::new(kernel.name, vec![vector::dispatch(call, &sizes, kernel)]));
+    }
+    for tile in sizes.register_tiles(caps) {
+        every.push(Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
+    }
     if caps.suits_software()
         && let Some(split) = SplitK::of_registers(&sizes)
     {
@@ -249,19 +263,24 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     every
 }
 
-/// Returns the variants of some tiles in workgroup memory, and those that split long sums.
+/// Returns the variants of some tiles in workgroup memory, and the variants that split long sums.
 fn in_workgroup_memory(call: &OpCall, sizes: &Sizes, tiles: &[WorkgroupTile]) -> Vec<Variant> {
-    let fitting = tiles.iter().filter(|tile| tile.fits(sizes));
-    let whole =
-        fitting.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, sizes, *tile)]));
-    let split = SplitK::of(sizes, tiles)
-        .map(|split| Variant::new(split.name, split.dispatches(call, sizes)));
-    whole.chain(split).collect()
+    let mut variants = Vec::new();
+    for tile in tiles {
+        if tile.fits(sizes) {
+            variants.push(Variant::new(tile.name, vec![shared::dispatch(call, sizes, *tile)]));
+        }
+    }
+    for split in SplitK::of(sizes, tiles) {
+        variants.push(Variant::new(split.name, split.dispatches(call, sizes)));
+    }
+    variants
 }
 
 fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
     let count = call.output_len(0);
-    let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
+    let (a_row, a_step) = sizes.a_strides();
+    let (b_step, b_column) = sizes.b_strides();
     let Sizes { m, n, k, .. } = sizes;
     let accumulate = usize::from(call.accumulates());
     let params = [count, m, n, k, a_row, a_step, b_step, b_column, accumulate];
@@ -278,7 +297,7 @@ fn tiled(call: &OpCall, sizes: Sizes, tile: RegisterTile) -> Dispatch {
     tiled_in_parts(call, sizes, tile, [1, sizes.k])
 }
 
-/// Returns the dispatch that writes the products of so many parts of the sum, of `terms` terms
+/// Returns the dispatch that writes the products of `parts` parts of the sum, of `terms` terms
 /// each: (parts, batch, m, n).
 fn tiled_in_parts(
     call: &OpCall,
@@ -315,7 +334,7 @@ pub(crate) fn iterations(call: &OpCall) -> usize {
     x[x.len() - if is_transposed { 2 } else { 1 }] + 16
 }
 
-/// See [`Twin::independent_axes`]: rows of the one side, and columns of the other.
+/// See [`Twin::independent_axes`]: rows of `a`, and columns of `b`.
 fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     let &Op::MatMul { transpose_a, transpose_b } = call.op else { return Vec::new() };
     let batch = call.inputs[0].len() - 2;
@@ -372,8 +391,8 @@ mod tests {
     }
 
     /// Checks every variant whose name contains `part` on every adapter, not only the static
-    /// choice, for products `(batch, m, k, n)`; of tiles that differ in their loop over a stage
-    /// alone, one, because texts take long to compile.
+    /// choice, for products `(batch, m, k, n)`. Of tiles that differ only in their loop over a
+    /// stage, it checks one, because texts take long to compile.
     fn check_variants(part: &str, product: [usize; 4], transposes: (bool, bool)) {
         let has_own_loop = |name: &str| name.contains("_by_terms") || name.contains("_in_blocks");
         let is_named = |name: &str| name.contains(part) && !has_own_loop(name);
@@ -382,8 +401,8 @@ mod tests {
         }
     }
 
-    /// Checks the variants of these names on every adapter. Those that are no candidates there are
-    /// compiled without checks only, because that takes long.
+    /// Checks the variants of these names on every adapter. Variants that are no candidates there
+    /// are compiled only without checks, because that takes long.
     fn check_named(
         is_named: &dyn Fn(&str) -> bool,
         product: [usize; 4],
@@ -444,7 +463,7 @@ mod tests {
                 [2, m, k + 5, n / 2 + 3],
                 [3, m - 8, k + 16, n + 1],
             ];
-            // What another loop over a stage may get wrong shows in any order.
+            // A fault of another loop over a stage shows in any order.
             let orders = if tile.by_terms || tile.in_blocks { 1 } else { TRANSPOSES.len() };
             for (order, transposes) in TRANSPOSES.into_iter().take(orders).enumerate() {
                 for at in 0..2 {
@@ -488,8 +507,8 @@ mod tests {
         }
     }
 
-    /// The workspace is bounded, parts are no shorter than what their traffic costs, and no more
-    /// than what fills a device.
+    /// The workspace is bounded, parts are long enough to be worth their traffic, and there are no
+    /// more parts than fill a device.
     #[test]
     fn sums_are_split_where_tiles_are_few() {
         let split = |m: usize, k: usize, n: usize| {
@@ -510,7 +529,7 @@ mod tests {
                 let bytes = workspace_bytes(&split.dispatches(&call, &sizes));
                 (split.name.trim_end_matches("_split_k"), split.workgroups(&sizes), bytes)
             };
-            SplitK::of(&sizes, &shared::TILES).map(each).collect::<Vec<_>>()
+            SplitK::of(&sizes, &shared::TILES).into_iter().map(each).collect::<Vec<_>>()
         };
         let mib = 1 << 20;
         assert_eq!(
@@ -564,7 +583,7 @@ mod tests {
         // Too few tiles of any size, and long sums.
         assert_eq!(named(64, 4096, 64), "matmul_shared_32x32_split");
         assert_eq!(named(12, 3, 12), "matmul_tile_4x4");
-        // Where registers are few, tiles whose terms are a loop.
+        // On a device with few registers, tiles whose terms are a loop.
         assert_eq!(named_on(&intel, 8192, 768, 2304), "matmul_shared_128x128_by_terms");
         let split = "matmul_shared_128x128_by_terms_split_k";
         assert_eq!(named_on(&intel, 768, 8192, 768), split);

@@ -5,8 +5,8 @@ use crate::call_shapes::{C, N, calls};
 use crate::{CallShape, Dims};
 use potluck_graph::Op;
 
-/// `(m, k, n)` of probes, the cheapest first: large enough for one tile size after the other, and
-/// longer sums for variants that split them.
+/// `(m, k, n)` of probes, the cheapest first: large enough for ever larger tiles, and longer sums
+/// for the variants that split them.
 pub(crate) const PRODUCTS: [[usize; 3]; 9] = [
     [19, 7, 21],
     [37, 18, 35],
@@ -23,8 +23,8 @@ pub(crate) const PRODUCTS: [[usize; 3]; 9] = [
 /// depend on the number.
 const FEW: usize = 8;
 
-/// Numbers of terms that kernels stage at a time, and of those that they read at a time. A sum of
-/// another number is tested for its end.
+/// Terms of the stages of kernels, and terms of a vector. Kernels test for the end of a sum whose
+/// number of terms is no multiple.
 const STAGES: [usize; 3] = [64, 16, 4];
 
 /// See [`crate::Twin::probes`].
@@ -32,7 +32,7 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     probes_with_columns(op, inputs, None)
 }
 
-/// Returns the probes of a product, with so many columns if a number is given.
+/// Returns the probes of a product, with `columns` columns if given.
 pub(crate) fn probes_with_columns(
     op: &Op,
     inputs: &[Dims],
@@ -53,27 +53,31 @@ pub(crate) fn operands(
         panic!("{op} is not a matrix product")
     };
     let front: &[usize] = if inputs[0].len() > 2 { &[3] } else { &[] };
-    let last_two = |dims: &Dims, swapped| match dims[dims.len() - 2..] {
-        [first, second] => pair(first, second, swapped),
-        _ => [1, 1],
-    };
     let [m, k] = last_two(&inputs[0], transpose_a);
     let [_, n] = last_two(&inputs[1], transpose_b);
-    let operands = |sizes: &[usize; 3]| {
-        let [m, k, n] = [
-            like(sizes[0], m, &[4]),
-            like(sizes[1], k, &STAGES),
-            columns.unwrap_or(like(sizes[2], n, &[4])),
-        ];
-        let matrices = [pair(m, k, transpose_a), pair(k, n, transpose_b)];
-        matrices.map(|matrix| [front, &matrix].concat()).to_vec()
-    };
-    products.iter().map(operands).collect()
+    let mut operands = Vec::new();
+    for sizes in products {
+        let m = like(sizes[0], m, &[4]);
+        let k = like(sizes[1], k, &STAGES);
+        let n = columns.unwrap_or(like(sizes[2], n, &[4]));
+        let a = [front, &pair(m, k, transpose_a)].concat();
+        let b = [front, &pair(k, n, transpose_b)].concat();
+        operands.push(vec![a, b]);
+    }
+    operands
 }
 
-/// Returns about `size`, and a multiple of the first of these numbers of which `of` is one, as
-/// kernels then test less; `of` itself if it is a few. Tiles need more room than a small call has;
-/// kernels for a few rows or columns do not.
+/// Returns the rows and columns of a matrix that is stored transposed if `swapped`.
+fn last_two(dims: &Dims, swapped: bool) -> [usize; 2] {
+    match dims[dims.len() - 2..] {
+        [first, second] => pair(first, second, swapped),
+        _ => [1, 1],
+    }
+}
+
+/// Returns `of` if it is small, because kernels for a few rows or columns have no tiles to fill. Or
+/// else returns about `size`: a multiple of the first of these numbers that divides `of`, because
+/// kernels then have fewer tests.
 fn like(size: usize, of: usize, multiples: &[usize]) -> usize {
     let multiple = multiples.iter().find(|multiple| of.is_multiple_of(**multiple));
     match of {
@@ -82,8 +86,8 @@ fn like(size: usize, of: usize, multiples: &[usize]) -> usize {
     }
 }
 
-/// Returns a size with which kernels have the text that they have with `size`: itself, or if it is
-/// more than `near`, that or a little more.
+/// Returns a size for which kernels have the same text as for `size`: itself, or if it is more than
+/// `near`, about `near`.
 pub(crate) fn near(size: usize, near: usize) -> usize {
     if size <= near { size } else { like(near, size, &STAGES) }
 }
@@ -94,20 +98,23 @@ fn pair(first: usize, second: usize, swapped: bool) -> [usize; 2] {
 
 /// See [`crate::Twin::catalog`].
 pub fn catalog() -> Vec<CallShape> {
-    let product = |(transpose_a, transpose_b)| {
-        let (a, b) = (pair(2 * N, C, transpose_a), pair(C, 3 * C, transpose_b));
-        (Op::MatMul { transpose_a, transpose_b }, vec![a.to_vec(), b.to_vec()])
-    };
-    let mut calls: Vec<CallShape> =
-        [(false, false), (false, true), (true, false), (true, true)].map(product).to_vec();
+    let mut calls = Vec::new();
+    for transpose_a in [false, true] {
+        for transpose_b in [false, true] {
+            let a = pair(2 * N, C, transpose_a).to_vec();
+            let b = pair(C, 3 * C, transpose_b).to_vec();
+            calls.push((Op::MatMul { transpose_a, transpose_b }, vec![a, b]));
+        }
+    }
     // A long sum, as in the gradient of a weight.
     let op = Op::MatMul { transpose_a: true, transpose_b: false };
     calls.push((op, vec![vec![8 * N, C], vec![8 * N, 3 * C]]));
     // A few rows, as in generation; and one output row, or one column.
     for m in [1, 4] {
-        let op = |transpose_b| Op::MatMul { transpose_a: false, transpose_b };
-        calls.push((op(true), vec![vec![m, C], vec![3 * C, C]]));
-        calls.push((op(false), vec![vec![3 * C, C], vec![C, m]]));
+        let op = Op::MatMul { transpose_a: false, transpose_b: true };
+        calls.push((op, vec![vec![m, C], vec![3 * C, C]]));
+        let op = Op::MatMul { transpose_a: false, transpose_b: false };
+        calls.push((op, vec![vec![3 * C, C], vec![C, m]]));
     }
     calls
 }

@@ -6,21 +6,21 @@
 //! of TFLOP/s needs this. On software adapters, where a barrier is costly and all memory is cache,
 //! register tiles are faster, so these tiles are candidates on hardware only.
 //!
-//! What the text need not test is a constant: whether the call accumulates, whether a matrix is
-//! smaller than a tile, whether the sum ends within a stage, and whether rows can be read and
-//! stored as vectors. Of AMD's compiler for RDNA 3, for whole tiles of vectors, before these
-//! constants and after: 128x128 2,399 instructions and 132 registers, 1,720 and 108; 64x64 1,502
-//! and 96, 1,042 and 72.
+//! Conditions that are known when the text is generated are constants in it: whether the call
+//! accumulates, whether a matrix is smaller than a tile, whether the sum ends within a stage, and
+//! whether rows can be read and stored as vectors. With AMD's compiler for RDNA 3 and whole tiles
+//! of vectors, these constants reduce 128x128 from 2,399 instructions and 132 registers to 1,720
+//! and 108, and 64x64 from 1,502 and 96 to 1,042 and 72.
 //!
 //! Rows that are no whole vectors, such as logits of GPT-2's 50,257 tokens, are read and stored by
-//! elements: per invocation and stage 16 loads in place of 4, beside the hot loop, which is the
-//! same. AMD's compiler estimates the arithmetic of a head's products at 0.99 to 1.03 of that with
-//! a vocabulary that is padded to whole stages (128x128; `tests/compiler/heads.rs`), so logits are
-//! not padded.
+//! elements: per invocation and stage 16 loads instead of 4, outside the hot loop, which is the
+//! same. AMD's compiler estimates the arithmetic of a head's products at 0.99 to 1.03 times the
+//! arithmetic with a vocabulary that is padded to whole stages (128x128;
+//! `tests/compiler/heads.rs`), so logits are not padded.
 //!
 //! A stage has one place in workgroup memory, and two barriers. With two places and one barrier the
-//! hot loop is the same to two instructions in 1,135, but 32 KiB of a workgroup leave 8 waves per
-//! SIMD of RDNA 3 in place of 14 (64x64: 8 of 16), which hide more latency than a barrier costs.
+//! hot loop differs by two instructions in 1,135, but 32 KiB per workgroup leave 8 waves per SIMD
+//! of RDNA 3 instead of 14 (64x64: 8 instead of 16), which hide more latency than a barrier costs.
 //!
 //! The kernel is a file and not generated text: its sums are matrices of 4 x 4, so that a step of
 //! 8 x 8 per invocation takes four lines and needs no driver to unroll it. Sums in arrays and
@@ -43,7 +43,7 @@ pub struct WorkgroupTile {
     pub m: u32,
     /// Columns of the tile.
     pub n: u32,
-    /// Terms of the sum that are staged at a time.
+    /// Terms of the sum per stage, or per step of a stage of cooperative matrices.
     pub k: u32,
     /// Rows per invocation, 4 or 8.
     pub rows: u32,
@@ -55,10 +55,10 @@ pub struct WorkgroupTile {
     pub by_terms: bool,
     /// True if neighbouring invocations multiply blocks of 4 by 8 quads, false for whole rows.
     pub in_blocks: bool,
-    /// Registers of 32 bits that an invocation needs, by the count of Intel's compiler: none spills
-    /// where there are as many.
+    /// Registers of 32 bits that an invocation needs without spilling, as counted by Intel's
+    /// compiler.
     pub registers: u32,
-    /// Cooperative matrices that multiply in place of the invocations.
+    /// Cooperative matrices that multiply instead of single invocations.
     pub(crate) cooperative: Option<CooperativeTile>,
 }
 
@@ -67,7 +67,7 @@ pub struct WorkgroupTile {
 pub(crate) struct CooperativeTile {
     matrix: CooperativeSquare,
     units: u32,
-    /// Times that [`WorkgroupTile::k`] terms are read for a stage.
+    /// Steps of a stage, each of which reads [`WorkgroupTile::k`] terms.
     steps: u32,
 }
 
@@ -93,7 +93,7 @@ const SPLIT_TILES_MAX: usize = 512;
 /// Minimum number of stages (`WorkgroupTile::k` terms each) of a split sum.
 const SPLIT_STAGES_MIN: usize = 4;
 
-/// Returns a tile of m by n with stages of k terms, and so many rows and columns per invocation.
+/// Returns a tile of m by n with stages of k terms; `each` are the rows and columns per invocation.
 pub const fn tile(name: &'static str, [m, n, k]: [u32; 3], each: [u32; 2]) -> WorkgroupTile {
     let [rows, columns] = each;
     WorkgroupTile {
@@ -112,26 +112,30 @@ pub const fn tile(name: &'static str, [m, n, k]: [u32; 3], each: [u32; 2]) -> Wo
 }
 
 /// Tiles of cooperative matrices, the largest first: the name, the units down and across, the most
-/// terms that are read at a time, and how often for a stage.
+/// terms per read, and the reads per stage.
 ///
-/// Of (8192, 768) (3072, 768)^T on an NVIDIA H200, stages of 64 terms reach 1.2 times the rate of
-/// those of 32.
+/// For (8192, 768) (3072, 768)^T on an NVIDIA H200, stages of 64 terms reach 1.2 times the rate of
+/// stages of 32.
 const COOPERATIVE_TILES: [(&str, [u32; 2], u32, u32); 3] = [
     ("matmul_coop_large_deep", [4, 2], 32, 2),
     ("matmul_coop_large", [4, 2], 32, 1),
     ("matmul_coop_small", [2, 1], 32, 2),
 ];
 
-/// Returns the tiles of cooperative matrices that a call may have on a device, which has memory for
-/// them: none in f32.
+/// Returns the tiles of cooperative matrices that a device can run for a call: none in f32.
 pub fn cooperative_tiles(call: &OpCall, caps: &Caps) -> Vec<WorkgroupTile> {
-    let Some(matrix) = caps.cooperative.filter(|_| call.precision == Precision::Mixed) else {
-        return Vec::new();
-    };
-    let tiles = COOPERATIVE_TILES.map(|(name, units, terms, steps)| {
-        WorkgroupTile::cooperative(name, matrix, units, [terms, steps])
-    });
-    tiles.into_iter().filter(|tile| tile.can_run(caps)).collect()
+    let mut tiles = Vec::new();
+    if let Some(matrix) = caps.cooperative
+        && call.precision == Precision::Mixed
+    {
+        for (name, units, terms, steps) in COOPERATIVE_TILES {
+            let tile = WorkgroupTile::cooperative(name, matrix, units, [terms, steps]);
+            if tile.can_run(caps) {
+                tiles.push(tile);
+            }
+        }
+    }
+    tiles
 }
 
 /// Memory layout of an operand.
@@ -144,7 +148,7 @@ struct Layout {
 }
 
 impl WorkgroupTile {
-    /// Returns the tile of so many units down and across, in stages of `steps` times `terms` terms,
+    /// Returns the tile of these units down and across, in stages of `steps` times `terms` terms,
     /// or fewer if a workgroup has fewer invocations than blocks to copy.
     fn cooperative(
         name: &'static str,
@@ -173,7 +177,7 @@ impl WorkgroupTile {
         }
     }
 
-    /// Returns true if a device has memory and invocations for the tile, and if a stage has whole
+    /// Returns true if a device has memory and invocations for the tile, and if a stage is whole
     /// matrices.
     fn can_run(self, caps: &Caps) -> bool {
         let Some(CooperativeTile { matrix, units, steps }) = self.cooperative else { return true };
@@ -184,7 +188,7 @@ impl WorkgroupTile {
             && self.workgroup_bytes() <= caps.workgroup_bytes
     }
 
-    /// Returns the entry point of a file whose own one is `entry`.
+    /// Returns the entry point of this tile in a file whose entry point of plain tiles is `entry`.
     fn entry(self, entry: &'static str) -> &'static str {
         if self.cooperative.is_some() { "cooperative_tile" } else { entry }
     }
@@ -193,14 +197,14 @@ impl WorkgroupTile {
     /// constants of its snippets, for products of this precision.
     pub fn shader(self, file: &'static str, entry: &'static str, precision: Precision) -> Shader {
         let shader = self.constants(Shader::new(file, self.entry(entry)));
-        let snippet = match self.cooperative {
-            None => return with_snippets(shader.with_operands(precision), "product_tile"),
-            Some(_) => "product_coop",
-        };
-        with_snippets(shader.with_cooperative_enables(), snippet)
+        if self.cooperative.is_some() {
+            with_snippets(shader.with_cooperative_enables(), "product_coop")
+        } else {
+            with_snippets(shader.with_operands(precision), "product_tile")
+        }
     }
 
-    /// Returns the tile with sums that are split between so many invocations.
+    /// Returns the tile with sums that are split between `split` invocations.
     const fn split(self, split: u32) -> Self {
         Self { split, ..self }
     }
@@ -215,12 +219,12 @@ impl WorkgroupTile {
         Self { in_blocks: true, ..self }
     }
 
-    /// Returns the tile with so many registers.
+    /// Returns the tile with this number of registers.
     pub const fn with_registers(self, registers: u32) -> Self {
         Self { registers, ..self }
     }
 
-    /// Returns true if a device has registers enough for the tile, so that it may be chosen without
+    /// Returns true if a device has enough registers for the tile, so that it may be chosen without
     /// measuring.
     pub fn suits(self, caps: &Caps) -> bool {
         self.registers <= caps.registers
@@ -229,8 +233,7 @@ impl WorkgroupTile {
     /// Returns true if the tile is a candidate: products that fill at most half of it, down or
     /// across, leave most invocations without work.
     pub fn fits(self, sizes: &Sizes) -> bool {
-        let (down, across) = self.tiles(sizes);
-        let few = sizes.batch * down * across <= SPLIT_TILES_MAX;
+        let few = self.count(sizes) <= SPLIT_TILES_MAX;
         let long = sizes.k >= SPLIT_STAGES_MIN * self.k as usize;
         let filled = 2 * sizes.m > self.m as usize && 2 * sizes.n > self.n as usize;
         filled && (self.split == 1 || (few && long))
@@ -239,33 +242,23 @@ impl WorkgroupTile {
     /// Returns the shader with the constants of `shaders/lib/product_tile.wgsl` or
     /// `product_coop.wgsl`.
     fn constants(self, shader: Shader) -> Shader {
-        let Self { m, n, k, rows, columns, split, by_terms, in_blocks, .. } = self;
+        let shader =
+            shader.with_const("BM", self.m).with_const("BN", self.n).with_const("BK", self.k);
         if let Some(CooperativeTile { matrix, units, steps }) = self.cooperative {
-            let named = [
-                ("BM", m),
-                ("BN", n),
-                ("BK", k),
-                ("STEPS", steps),
-                ("MATRIX", matrix.size),
-                ("UNITS", units),
-                ("SUBGROUP_MIN", matrix.subgroups[0]),
-                ("SUBGROUP_MAX", matrix.subgroups[1]),
-            ];
-            let shader =
-                named.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
-            return shader.with_text(&matrix_types(matrix.size));
+            return shader
+                .with_const("STEPS", steps)
+                .with_const("MATRIX", matrix.size)
+                .with_const("UNITS", units)
+                .with_const("SUBGROUP_MIN", matrix.subgroups[0])
+                .with_const("SUBGROUP_MAX", matrix.subgroups[1])
+                .with_text(&matrix_types(matrix.size));
         }
-        let named = [
-            ("BM", m),
-            ("BN", n),
-            ("BK", k),
-            ("ROWS", rows),
-            ("COLUMNS", columns),
-            ("SPLIT", split),
-            ("BY_TERMS", u32::from(by_terms)),
-            ("IN_BLOCKS", u32::from(in_blocks)),
-        ];
-        named.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value))
+        shader
+            .with_const("ROWS", self.rows)
+            .with_const("COLUMNS", self.columns)
+            .with_const("SPLIT", self.split)
+            .with_const("BY_TERMS", u32::from(self.by_terms))
+            .with_const("IN_BLOCKS", u32::from(self.in_blocks))
     }
 
     /// Returns the number of tiles of all products.
@@ -294,37 +287,39 @@ fn with_snippets(shader: Shader, tile: &str) -> Shader {
     shader.with_text(source::snippet("tile_blocks")).with_text(source::snippet(tile))
 }
 
-/// Returns the shader of a tile for a product of these sizes, with constants for what its text
-/// need not test.
+/// Returns the shader of a tile for a product of these sizes, with constants for the conditions
+/// that are known here.
 fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, is_split: bool) -> Shader {
     let WorkgroupTile { m, n, k, .. } = tile;
     let [a, b] = layouts(sizes);
     let is_smaller = sizes.m < m as usize || sizes.n < n as usize;
-    let constants = [
-        ("TRANSPOSE_A", u32::from(a.transposed)),
-        ("TRANSPOSE_B", u32::from(b.transposed)),
-        ("EDGES", u32::from(is_smaller)),
-        ("EDGE_K", u32::from(!sizes.k.is_multiple_of(k as usize))),
-        ("SPLIT_K", u32::from(is_split)),
-        ("ROW_SUMS", u32::from(sizes.row_sums)),
-    ];
-    let shader = tile.shader("matmul_shared", "shared_tile", sizes.precision);
-    let shader =
-        constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
-    let operands = [operand("a", 0, a.vectors), operand("b", 1, b.vectors)].concat();
-    let store_some = store_some(output.vectors);
-    let put_row_sums = match (sizes.row_sums, is_split) {
-        (false, _) => put_row_sums(None),
-        (true, false) => put_row_sums(Some((OPERANDS.len(), output.accumulates))),
-        (true, true) => "fn put_row_sums(at: u32, totals: vec4f) { c[at / 4u] = totals; }\n".into(),
+    let put_row_sums = if !sizes.row_sums {
+        put_row_sums(None)
+    } else if is_split {
+        "fn put_row_sums(at: u32, totals: vec4f) { c[at / 4u] = totals; }\n".into()
+    } else {
+        put_row_sums(Some((OPERANDS.len(), output.accumulates)))
     };
-    let text = [operands, output.text.clone(), store_some, put_row_sums].concat();
-    shader.with_text(&text)
+    let text = [
+        operand("a", 0, a.vectors),
+        operand("b", 1, b.vectors),
+        output.text.clone(),
+        store_some(output.vectors),
+        put_row_sums,
+    ];
+    tile.shader("matmul_shared", "shared_tile", sizes.precision)
+        .with_const("TRANSPOSE_A", u32::from(a.transposed))
+        .with_const("TRANSPOSE_B", u32::from(b.transposed))
+        .with_const("EDGES", u32::from(is_smaller))
+        .with_const("EDGE_K", u32::from(!sizes.k.is_multiple_of(k as usize)))
+        .with_const("SPLIT_K", u32::from(is_split))
+        .with_const("ROW_SUMS", u32::from(sizes.row_sums))
+        .with_text(&text.concat())
 }
 
-/// Returns the WGSL of the function that stores four neighbouring sums over rows at `at`, and of
-/// the binding with this number, and true if it adds to what is there; of a function that stores
-/// nothing if there is none.
+/// Returns the WGSL of a function that stores four neighbouring sums over rows at `at`. `binding`
+/// is the number of their binding, and true if the function adds to its values; without a binding,
+/// the function stores nothing.
 pub(crate) fn put_row_sums(binding: Option<(usize, bool)>) -> String {
     let Some((binding, accumulates)) = binding else {
         return "fn put_row_sums(at: u32, totals: vec4f) {}\n".into();
@@ -341,52 +336,52 @@ pub(crate) fn put_row_sums(binding: Option<(usize, bool)>) -> String {
 /// four.
 fn layouts(sizes: &Sizes) -> [Layout; 2] {
     let &Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;
-    [(transpose_a, m, k), (transpose_b, k, n)].map(|(transposed, rows, columns)| {
-        let row: usize = if transposed { rows } else { columns };
-        Layout { transposed, vectors: row.is_multiple_of(4) }
-    })
+    let a_row = if transpose_a { m } else { k };
+    let b_row = if transpose_b { k } else { n };
+    [
+        Layout { transposed: transpose_a, vectors: a_row.is_multiple_of(4) },
+        Layout { transposed: transpose_b, vectors: b_row.is_multiple_of(4) },
+    ]
 }
 
 /// Returns the WGSL of the binding of an operand, and of the functions that read four adjacent
-/// elements of it: all, or the first `count`, and zeros in place of the others.
+/// elements of it: all, or the first `count`, and zeros instead of the others.
 pub fn operand(name: &str, binding: usize, vectors: bool) -> String {
-    let declared = |element: &str| {
-        format!("@group(0) @binding({binding}) var<storage, read> {name}: array<{element}>;\n")
-    };
+    let element = if vectors { "vec4f" } else { "f32" };
+    let declaration =
+        format!("@group(0) @binding({binding}) var<storage, read> {name}: array<{element}>;\n");
     if vectors {
         return format!(
-            "{}\
+            "{declaration}\
              fn {name}_four(at: u32) -> vec4f {{ return {name}[at / 4u]; }}\n\
              fn {name}_some(at: u32, count: u32) -> vec4f {{\n    \
                  let has = count > 0u;\n    \
                  return select(vec4f(), {name}[select(0u, at / 4u, has)], has);\n\
-             }}\n",
-            declared("vec4f")
+             }}\n"
         );
     }
-    let each = |one: &dyn Fn(u32) -> String| (0..4).map(one).collect::<Vec<_>>().join(", ");
+    let four = [0, 1, 2, 3].map(|i| format!("{name}[at + {i}u]")).join(", ");
+    let some = [0, 1, 2, 3].map(|i| format!("{name}_one(at + {i}u, count > {i}u)")).join(", ");
     format!(
-        "{}\
-         fn {name}_four(at: u32) -> vec4f {{\n    return vec4f({});\n}}\n\
+        "{declaration}\
+         fn {name}_four(at: u32) -> vec4f {{\n    return vec4f({four});\n}}\n\
          fn {name}_one(at: u32, has: bool) -> f32 {{\n    \
              return select(0.0, {name}[select(0u, at, has)], has);\n\
          }}\n\
-         fn {name}_some(at: u32, count: u32) -> vec4f {{\n    return vec4f({});\n}}\n",
-        declared("f32"),
-        each(&|i| format!("{name}[at + {i}u]")),
-        each(&|i| format!("{name}_one(at + {i}u, count > {i}u)")),
+         fn {name}_some(at: u32, count: u32) -> vec4f {{\n    return vec4f({some});\n}}\n"
     )
 }
 
-/// Output of a kernel: where finished values go.
+/// Output of a kernel, to which it stores finished values.
 pub struct Output {
-    /// WGSL of the binding of `c` and those of the steps, and of `store4` or `store`.
+    /// WGSL of the bindings of `c` and of the steps, and of `store4` or `store`.
     pub text: String,
     /// Operands of the bindings of the steps.
     pub operands: Vec<Operand>,
-    /// True if values are stored as vectors, as they are where rows are multiples of four.
+    /// True if values are stored as vectors: if rows are multiples of four, and if the operands of
+    /// the steps can be read as vectors.
     pub(crate) vectors: bool,
-    /// True if values are added to those that are there.
+    /// True if values are added to the contents of the output.
     accumulates: bool,
 }
 
@@ -394,32 +389,36 @@ impl Output {
     /// Returns the output of a call through these steps, `c` as the binding before `first` and the
     /// operands of the steps from there on.
     pub fn of(call: &OpCall, steps: &[EpilogueStep], n: usize, first: usize) -> Self {
-        let vectors = || fused_vectors::of_steps(call, steps, first);
-        let (Epilogue { text, operands }, element) = match n.is_multiple_of(4).then(vectors) {
-            Some(Some(epilogue)) => (epilogue, "vec4f"),
-            _ => (epilogue::of_steps(call, steps, first), "f32"),
+        let mut of_vectors = None;
+        if n.is_multiple_of(4) {
+            of_vectors = fused_vectors::of_steps(call, steps, first);
+        }
+        let (Epilogue { text, operands }, element) = match of_vectors {
+            Some(epilogue) => (epilogue, "vec4f"),
+            None => (epilogue::of_steps(call, steps, first), "f32"),
         };
-        let text = epilogue::output_binding(first - 1, element) + &text;
-        let accumulates = call.accumulates();
-        Self { text, operands, vectors: element == "vec4f", accumulates }
+        Self {
+            text: epilogue::output_binding(first - 1, element) + &text,
+            operands,
+            vectors: element == "vec4f",
+            accumulates: call.accumulates(),
+        }
     }
 }
 
 /// Returns the WGSL of the function that stores some of four adjacent values: all or none if they
 /// are vectors.
 pub(crate) fn store_some(vectors: bool) -> String {
-    let body: String = if vectors {
-        "    if (begin == 0u && end == 4u) { store4(at / 4u, totals); }\n".to_string()
+    let mut body = String::new();
+    if vectors {
+        body += "    if (begin == 0u && end == 4u) { store4(at / 4u, totals); }\n";
     } else {
-        (0..4)
-            .zip("xyzw".chars())
-            .map(|(i, field)| {
-                format!(
-                    "    if (begin <= {i}u && end > {i}u) {{ store(at + {i}u, totals.{field}); }}\n"
-                )
-            })
-            .collect()
-    };
+        for (i, field) in ["x", "y", "z", "w"].into_iter().enumerate() {
+            body += &format!(
+                "    if (begin <= {i}u && end > {i}u) {{ store(at + {i}u, totals.{field}); }}\n"
+            );
+        }
+    }
     format!("fn store_some(at: u32, begin: u32, end: u32, totals: vec4f) {{\n{body}}}\n")
 }
 
@@ -435,7 +434,7 @@ pub fn dispatch(call: &OpCall, sizes: &Sizes, tile: WorkgroupTile) -> Dispatch {
     }
 }
 
-/// Returns the dispatch that writes the products of so many parts of the sum, of `terms` terms
+/// Returns the dispatch that writes the products of `parts` parts of the sum, of `terms` terms
 /// each, to `partials`: (parts, batch, m, n), and behind them the sums over rows of each part. The
 /// terms must be a multiple of the tile's.
 pub(crate) fn dispatch_split_k(

@@ -3,7 +3,7 @@
 use crate::{OpCall, Operand};
 use potluck_graph::{Op, Precision};
 
-/// Operands (a, b and c) of every product kernel except that of [`vector`](super::vector).
+/// Operands (a, b and c) of every product kernel except the one in [`vector`](super::vector).
 pub(crate) const OPERANDS: [Operand; 3] =
     [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
 
@@ -16,8 +16,8 @@ pub struct Sizes {
     pub k: usize,
     pub transpose_a: bool,
     pub transpose_b: bool,
-    /// True if kernels of tiles compute the sums of `a` over the terms too, as the second output:
-    /// the gradient of a bias, where both outputs are stored as vectors.
+    /// True if kernels of tiles also compute the sums of `a` over the terms, as the second output:
+    /// the gradient of a bias. Both outputs are then stored as vectors.
     pub row_sums: bool,
     /// Arithmetic of the product.
     pub precision: Precision,
@@ -30,7 +30,8 @@ impl Sizes {
             Op::LinearWeightGrad => (true, false),
             _ => panic!("{} is not a matrix product", call.op),
         };
-        let (a, c) = (&call.inputs[0], &call.outputs[0]);
+        let a = &call.inputs[0];
+        let c = &call.outputs[0];
         let rank = c.len();
         let [m, n] = [c[rank - 2], c[rank - 1]];
         let has_sums = *call.op == Op::LinearWeightGrad;

@@ -3,8 +3,8 @@
 //! `shaders/matmul_split_k.wgsl` behind `shaders/matmul_shared.wgsl` or a register tile.
 //!
 //! It is meant for GPUs and for long sums of few outputs: the gradient of a weight of (768, 768)
-//! has 36 tiles of 128x128, fewer than a large GPU has cores. The parts cost 8 bytes per output
-//! and part on top.
+//! has 36 tiles of 128x128, fewer than a large GPU has cores. The parts cost 8 more bytes of
+//! memory traffic per output and part.
 //!
 //! On adapters that run on a processor, register tiles are split for another reason: all tiles of a
 //! part read the same rows of the second operand, which then stay in the processor's cache.
@@ -18,8 +18,9 @@ use crate::ops::epilogue;
 use crate::{Caps, Dispatch, OpCall, Operand, Shader};
 use potluck_graph::Accumulation;
 
-/// Workgroups that fill a large device, each with the fewest terms of a part for so many: about two
-/// per core, and about four, with which the last round of workgroups leaves fewer cores idle.
+/// Numbers of workgroups that fill a large device, each with the fewest terms per part that it is
+/// used for: about two per core, and about four, with which the last round of workgroups leaves
+/// fewer cores idle.
 const FILLS: [(usize, usize); 2] = [(256, 512), (512, 1024)];
 
 /// The fewest terms of a sum that is split on a GPU: two parts.
@@ -28,9 +29,9 @@ pub(crate) const SPLIT_TERMS_MIN: usize = 2 * FILLS[0].1;
 /// Invocations per workgroup that add parts.
 const SIZE: u32 = 64;
 
-/// Terms of a part on a processor, whose rows stay in its cache. Parts of 1,024 gain 2.9 times on
-/// llvmpipe and 2.1 on SwiftShader for sums of 49,152 terms, 1.1 for 4,096, and are faster than
-/// parts of 256.
+/// Terms of a part on a processor, whose rows stay in its cache. Parts of 1,024 are 2.9 times as
+/// fast as whole sums on llvmpipe and 2.1 times on SwiftShader for 49,152 terms, 1.1 times for
+/// 4,096, and faster than parts of 256.
 const CACHED_TERMS: usize = 1024;
 /// The fewest terms of a sum that is split on a processor.
 pub(crate) const CACHED_TERMS_MIN: usize = 2 * CACHED_TERMS;
@@ -38,8 +39,8 @@ pub(crate) const CACHED_TERMS_MIN: usize = 2 * CACHED_TERMS;
 /// Name of the kernel variant that splits the sums of the largest register tile.
 pub(crate) const OF_REGISTERS: &str = "matmul_tile_16x16_split_k";
 
-/// Names of the variants that split the sums of a tile in workgroup memory, each with that of its
-/// tile.
+/// Names of the variants that split the sums of a tile in workgroup memory, each with the name of
+/// the tile.
 pub const SPLIT_TILES: [(&str, &str); 5] = [
     ("matmul_coop_large_deep_split_k", "matmul_coop_large_deep"),
     ("matmul_coop_large_split_k", "matmul_coop_large"),
@@ -48,14 +49,14 @@ pub const SPLIT_TILES: [(&str, &str); 5] = [
     ("matmul_shared_64x64_split_k", "matmul_shared_64x64"),
 ];
 
-/// A tile, and how its sums are split.
+/// A tile whose sums are split.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SplitK {
     /// Name of the kernel variant.
     pub name: &'static str,
     tile: Tile,
     count: usize,
-    /// Terms of each part but the last one: of tiles in workgroup memory whole stages.
+    /// Terms of each part but the last one; whole stages of a tile in workgroup memory.
     terms: usize,
 }
 
@@ -66,8 +67,8 @@ enum Tile {
 }
 
 impl SplitK {
-    /// Returns the split of the largest register tile; `None` if there is less than a tile, or if
-    /// the sums are too short.
+    /// Returns the split of the largest register tile; `None` if the product is smaller than the
+    /// tile, or if the sums are too short.
     pub fn of_registers(sizes: &Sizes) -> Option<Self> {
         let [tile, ..] = TILES;
         let values = sizes.batch * sizes.m * sizes.n;
@@ -80,17 +81,20 @@ impl SplitK {
         Some(Self { name, tile: Tile::Register(tile), count: sizes.k.div_ceil(terms), terms })
     }
 
-    /// Returns the splits of some tiles that are candidates for these sizes, that of the largest
-    /// tile first.
-    pub fn of(sizes: &Sizes, tiles: &[WorkgroupTile]) -> impl Iterator<Item = Self> {
-        SPLIT_TILES.into_iter().filter_map(|(name, tile)| {
-            let tile = tiles.iter().find(|known| known.name == tile)?;
-            Self::with_tile(name, *tile, sizes)
-        })
+    /// Returns the splits of some tiles that are candidates for these sizes, the largest tile
+    /// first.
+    pub fn of(sizes: &Sizes, tiles: &[WorkgroupTile]) -> Vec<Self> {
+        let mut splits = Vec::new();
+        for (name, tile_name) in SPLIT_TILES {
+            if let Some(tile) = tiles.iter().find(|tile| tile.name == tile_name) {
+                splits.extend(Self::with_tile(name, *tile, sizes));
+            }
+        }
+        splits
     }
 
-    /// Returns the split of a tile; `None` if there is less than a tile, if the tiles fill a device
-    /// as they are, or if the sums are too short.
+    /// Returns the split of a tile; `None` if the product is smaller than the tile, if the tiles
+    /// fill a device without splits, or if the sums are too short.
     fn with_tile(name: &'static str, tile: WorkgroupTile, sizes: &Sizes) -> Option<Self> {
         let is_whole = sizes.m >= tile.m as usize && sizes.n >= tile.n as usize;
         let tiles = tile.count(sizes).max(1);
@@ -105,7 +109,7 @@ impl SplitK {
         Some(Self { name, tile: Tile::Workgroup(tile), count: sizes.k.div_ceil(terms), terms })
     }
 
-    /// Returns true if a device has registers enough for the tile.
+    /// Returns true if a device has enough registers for the tile.
     pub fn suits(&self, caps: &Caps) -> bool {
         match self.tile {
             Tile::Workgroup(tile) => tile.suits(caps),
@@ -117,15 +121,12 @@ impl SplitK {
     pub fn workgroups(&self, sizes: &Sizes) -> usize {
         let tiles = match self.tile {
             Tile::Workgroup(tile) => tile.count(sizes),
-            Tile::Register(tile) => {
-                let (down, across) = sizes.tiles(tile);
-                (sizes.batch * down * across).div_ceil(WORKGROUP as usize)
-            }
+            Tile::Register(tile) => sizes.tile_count(tile).div_ceil(WORKGROUP as usize),
         };
         self.count * tiles
     }
 
-    /// Returns true if the parts have the sums over rows of a call too.
+    /// Returns true if the parts also have the sums over rows of a call.
     fn has_row_sums(&self, sizes: &Sizes) -> bool {
         sizes.row_sums && matches!(self.tile, Tile::Workgroup(_))
     }
@@ -160,7 +161,8 @@ impl SplitK {
             "fn put_sum(at: u32, total: Value) {}\n".into()
         };
         let sums: &[Operand] = if row_sums > 0 { &[Operand::Output(1)] } else { &[] };
-        let (count, row_sums) = (values / lanes, row_sums / lanes);
+        let count = values / lanes;
+        let row_sums = row_sums / lanes;
         let second = Dispatch {
             shader: Shader::new("matmul_split_k", "add_partials")
                 .with_text(&format!("alias Value = {value};\n"))

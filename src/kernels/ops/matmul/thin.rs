@@ -1,6 +1,7 @@
 //! CPU kernel of products of a few rows, such as those of a few tokens with weights: `a (m, k) b^T`
-//! with `b (n, k)`. Each row of `b`, of which there are many more, is read from memory once, and
-//! nothing is packed. Every sum has one order, so that a row has the same bits beside any others.
+//! with `b (n, k)`. Each row of `b`, which has many more rows, is read from memory once, and
+//! nothing is packed. Every sum has one order, so that the bits of a row do not depend on the other
+//! rows.
 
 use rayon::prelude::*;
 
@@ -11,18 +12,18 @@ use pulp::{Simd, WithSimd};
 /// Rows of `a` at most: more are faster in packed tiles.
 pub const ROWS_MAX: usize = 16;
 
-/// Multiply-adds per task: enough to outweigh the scheduling overhead. Of a single row of `a` more,
-/// because these take as long as `b` is read.
+/// Multiply-adds per task: enough to outweigh the scheduling overhead. For a single row of `a`
+/// more, because reading `b` takes all of the time.
 const TASK: usize = 128 * 1024;
 const TASK_OF_ONE: usize = 4 * TASK;
 
-/// Rows of `b` that are read at the same time; a task has a multiple of it.
+/// Rows of `b` that are read at the same time; the rows of a task are a multiple of it.
 const STREAMS: usize = 4;
 
-/// Rows of `a` that are multiplied with them at a time, at most.
+/// The most rows of `a` that are multiplied with them in one pass.
 const GROUP: usize = 4;
 
-/// Returns true for products that this kernel is made for.
+/// Returns true for products that this kernel supports.
 pub fn suits(sizes: &Sizes) -> bool {
     let Sizes { batch, m, transpose_a, transpose_b, .. } = *sizes;
     batch == 1 && (1..=ROWS_MAX).contains(&m) && transpose_b && !transpose_a
@@ -33,10 +34,11 @@ pub fn product(sizes: &Sizes, accumulate: bool, a: &[f32], b: &[f32], c: &mut [f
     let &Sizes { m, n, k, .. } = sizes;
     let task = if m == 1 { TASK_OF_ONE } else { TASK };
     let columns = (task / (m * k).max(1)).clamp(1, n).next_multiple_of(STREAMS);
-    // Transposed, so that a task has its part of it.
+    // Transposed, so that the part of a task is contiguous.
     let mut sums = vec![0.0; n * m];
-    let tasks = sums.par_chunks_mut(columns * m).zip(b.par_chunks(columns * k));
-    tasks.for_each(|(sums, b)| pulp::Arch::new().dispatch(ThinProduct { k, a, b, sums }));
+    sums.par_chunks_mut(columns * m)
+        .zip(b.par_chunks(columns * k))
+        .for_each(|(sums, b)| pulp::Arch::new().dispatch(ThinProduct { k, a, b, sums }));
     for (i, c) in c.chunks_exact_mut(n).enumerate() {
         for (c, sums) in c.iter_mut().zip(sums.chunks_exact(m)) {
             *c = if accumulate { *c + sums[i] } else { sums[i] };
@@ -55,11 +57,12 @@ struct ThinProduct<'a> {
 impl WithSimd for ThinProduct<'_> {
     type Output = ();
 
-    /// Takes rows of `b` that are an equal part of all rows apart, so that each part is read as it
-    /// lies in memory, which is faster than neighbours in turns.
+    /// Multiplies [`STREAMS`] rows of `b` at once, one from each equal part of its rows: each part
+    /// is then read in the order of memory, which is faster than [`STREAMS`] neighbouring rows.
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let (rows, rows_of_a) = (self.b.len() / self.k, self.a.len() / self.k);
+        let rows = self.b.len() / self.k;
+        let rows_of_a = self.a.len() / self.k;
         let part = rows / STREAMS;
         for nth in 0..part {
             let streams: [usize; STREAMS] = std::array::from_fn(|stream| stream * part + nth);
@@ -111,20 +114,21 @@ impl ThinProduct<'_> {
         let a: [_; A] = std::array::from_fn(|i| S::as_simd_f32s(&self.a[(first + i) * k..][..k]));
         // One length for all, so that the loop has no checks.
         let vectors = k / S::F32_LANES;
-        let (of_b, of_a) = (b.map(|row| &row.0[..vectors]), a.map(|row| &row.0[..vectors]));
+        let b_vectors = b.map(|row| &row.0[..vectors]);
+        let a_vectors = a.map(|row| &row.0[..vectors]);
         let last = self.b.len() / k - 1;
         let next = rows.map(|row| &self.b[last.min(row + 1) * k..][..k]);
         let mut sums = [[simd.splat_f32s(0.0); A]; B];
         for at in 0..vectors {
-            // While rows of `b` are multiplied with several rows, memory would be idle: the
-            // processor fetches ahead of what is read only, and not into the next page.
+            // Memory would be idle while rows of `b` are multiplied with several rows: the
+            // processor prefetches only ahead of reads, and not across pages.
             if A > 1 {
                 for row in next {
                     prefetch(row, at * S::F32_LANES);
                 }
             }
-            let own: [S::f32s; A] = std::array::from_fn(|i| of_a[i][at]);
-            for (sums, row) in sums.iter_mut().zip(of_b) {
+            let own: [S::f32s; A] = std::array::from_fn(|i| a_vectors[i][at]);
+            for (sums, row) in sums.iter_mut().zip(b_vectors) {
                 for (sum, own) in sums.iter_mut().zip(own) {
                     *sum = simd.mul_add_e_f32s(row[at], own, *sum);
                 }

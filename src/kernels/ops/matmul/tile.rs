@@ -70,15 +70,17 @@ var<immediate> p: Params;
 ";
 
 /// Returns the WGSL of a tile, with the entry point `tile`, for operands that are stored
-/// transposed or not. Its `Params` are in `HEAD`, `store` is that of
-/// [`epilogue`](crate::ops::epilogue), and m and n of the product must be at least those
-/// of the tile. The products of several parts of the sums are one behind the other.
+/// transposed or not. Its `Params` are in `HEAD`, `store` is the text of the
+/// [`epilogue`](crate::ops::epilogue), and m and n of the product must be at least m and n of the
+/// tile. The products of several parts of the sums follow one another in the output.
 pub fn text(tile: RegisterTile, transpose_a: bool, transpose_b: bool, store: &str) -> String {
     // Elements to the next row of a, to the next column of b, and to the next term of the sum.
     let (a_row, a_step) = if transpose_a { ("1u", "p.m") } else { ("p.k", "1u") };
     let (b_column, b_step) = if transpose_b { ("p.k", "1u") } else { ("1u", "p.n") };
     let RegisterTile { m, n, .. } = tile;
-    let [sums, products, moves] = [sums(tile), products(tile), moves(tile)];
+    let sums = sums(tile);
+    let products = products(tile);
+    let moves = moves(tile);
     let a_loads = loads("a", m, a_row);
     let b_loads = loads("b", n, b_column);
     let stores = stores(tile);

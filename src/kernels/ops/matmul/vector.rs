@@ -3,7 +3,7 @@
 //!
 //! Such a product reads every element of the matrix once, so it is bound by memory bandwidth:
 //! adjacent invocations must read adjacent vectors, and there must be enough of them. Each has four
-//! vectors of the matrix on their way at a time.
+//! loads of vectors of the matrix in flight.
 
 use super::shared::operand;
 use super::sizes::Sizes;
@@ -20,8 +20,8 @@ struct Lanes {
     slices: usize,
 }
 
-/// If adjacent elements of the matrix are columns: 64 bytes of each of 128 rows at a time, because
-/// a matrix may have too few columns for enough workgroups.
+/// Partition if adjacent elements of the matrix are columns: one pass reads 64 bytes of each of 128
+/// rows, because a matrix may have too few columns for enough workgroups.
 const ALONG_COLUMNS: Lanes = Lanes { quads: 4, slices: 32 };
 
 /// Name of a kernel variant, and its partition if adjacent elements of the matrix are terms of the
@@ -32,18 +32,20 @@ pub struct VectorKernel {
     along_terms: Lanes,
 }
 
-/// 512 bytes of a row at a time.
+/// Reads 512 bytes of a row per pass.
 const NARROW: VectorKernel =
     VectorKernel { name: "matmul_vector", along_terms: Lanes { quads: 2, slices: 32 } };
-/// 1,024 and 2,048 bytes, for GPUs: invocations wait for memory most of the time, so a large device
-/// needs more of them than a matrix of few columns gives to [`NARROW`]. On an NVIDIA H200, products
-/// of a row and (2304, 768)^T run at 1.19 times its speed, and with (768, 3072)^T at 1.53 and 1.96.
+
+/// Read 1,024 and 2,048 bytes per pass, for GPUs: invocations wait for memory most of the time, so
+/// a large device needs more of them than [`NARROW`] has for a matrix of few columns. On an NVIDIA
+/// H200, products of a row and (2304, 768)^T run at 1.19 times its speed, and with (768, 3072)^T at
+/// 1.53 and 1.96.
 const WIDER: [VectorKernel; 2] = [
     VectorKernel { name: "matmul_vector_64", along_terms: Lanes { quads: 1, slices: 64 } },
     VectorKernel { name: "matmul_vector_128", along_terms: Lanes { quads: 1, slices: 128 } },
 ];
 
-/// The fewest terms for which [`static_choice`] takes the widest kernel.
+/// The fewest terms for which [`static_choice`] returns the widest kernel.
 const WIDEST_TERMS_MIN: usize = 2048;
 
 /// Columns that are enough workgroups for [`NARROW`]: 8 rows and GPT-2's 50,257 columns run at 1.46
@@ -78,7 +80,7 @@ pub fn fits(sizes: &Sizes) -> bool {
 }
 
 /// The few rows and the matrix of a product: its operands, or if b has fewer columns than a has
-/// rows, their transposes in exchanged places.
+/// rows, their transposes in exchanged order.
 #[derive(Clone, Copy, Debug)]
 struct Roles {
     exchanged: bool,
@@ -94,14 +96,27 @@ struct Roles {
 impl Roles {
     fn of(sizes: &Sizes) -> Self {
         let Sizes { m, n, .. } = *sizes;
-        let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
-        let exchanged = n < m;
-        let (rows, few, columns, step, c) = if exchanged {
-            (n, [b_column, b_step], m, a_step, [1, n])
+        let (a_row, a_step) = sizes.a_strides();
+        let (b_step, b_column) = sizes.b_strides();
+        if n < m {
+            Self {
+                exchanged: true,
+                rows: n,
+                columns: m,
+                few: [b_column, b_step],
+                terms_are_neighbours: a_step == 1,
+                c: [1, n],
+            }
         } else {
-            (m, [a_row, a_step], n, b_step, [n, 1])
-        };
-        Self { exchanged, rows, columns, few, terms_are_neighbours: step == 1, c }
+            Self {
+                exchanged: false,
+                rows: m,
+                columns: n,
+                few: [a_row, a_step],
+                terms_are_neighbours: b_step == 1,
+                c: [n, 1],
+            }
+        }
     }
 
     fn lanes(&self, kernel: VectorKernel) -> Lanes {
@@ -109,21 +124,19 @@ impl Roles {
     }
 
     /// Returns the shader; `store` is the epilogue of the call.
-    fn shader(&self, Lanes { quads, slices }: Lanes, sizes: &Sizes, store: &str) -> Shader {
+    fn shader(&self, lanes: Lanes, sizes: &Sizes, store: &str) -> Shader {
         let k = sizes.k;
         let few_vectors = self.few[1] == 1 && k.is_multiple_of(4);
         let line = if self.terms_are_neighbours { k } else { self.columns };
-        let constants = [
-            ("ROWS", self.rows.next_power_of_two() as u32),
-            ("QUADS", quads as u32),
-            ("SLICES", slices as u32),
-            ("TERMS_ARE_NEIGHBOURS", u32::from(self.terms_are_neighbours)),
-        ];
-        let shader = Shader::new("matmul_vector", "vector").with_operands(sizes.precision);
-        let shader =
-            constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
-        let many = operand("many", 1, line.is_multiple_of(4));
-        shader.with_text(&few(few_vectors)).with_text(&many).with_text(store)
+        Shader::new("matmul_vector", "vector")
+            .with_operands(sizes.precision)
+            .with_const("ROWS", self.rows.next_power_of_two() as u32)
+            .with_const("QUADS", lanes.quads as u32)
+            .with_const("SLICES", lanes.slices as u32)
+            .with_const("TERMS_ARE_NEIGHBOURS", u32::from(self.terms_are_neighbours))
+            .with_text(&few(few_vectors))
+            .with_text(&operand("many", 1, line.is_multiple_of(4)))
+            .with_text(store)
     }
 }
 
@@ -132,8 +145,9 @@ fn few(vectors: bool) -> String {
     let terms = if vectors {
         "few_some(at, count)".to_string()
     } else {
-        let one = |i: u32| format!("few_one(at + {i}u * p.few_step, count > {i}u)");
-        format!("vec4f({})", (0..4).map(one).collect::<Vec<_>>().join(", "))
+        let elements =
+            [0, 1, 2, 3].map(|i| format!("few_one(at + {i}u * p.few_step, count > {i}u)"));
+        format!("vec4f({})", elements.join(", "))
     };
     let function =
         format!("fn few_terms(at: u32, count: u32) -> vec4f {{\n    return {terms};\n}}\n");

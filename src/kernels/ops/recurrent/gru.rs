@@ -7,39 +7,42 @@
 //! h_t  = (1 - z) n + z h_(t-1)
 //! ```
 
-use super::RecurrentSizes;
 use super::lstm::logistic;
 use super::time_steps::TimeSteps;
+use super::{RecurrentSizes, initial_state};
 use crate::Float;
 use crate::simd::{add, sigmoid, tanh, vectorized};
 
 /// Reference of one sample: `x, weight, bias [, h0] -> y, gates` with r, z, n and p in `gates`.
 pub fn reference<T: Float>(
-    RecurrentSizes { t, h, .. }: RecurrentSizes,
+    sizes: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
     outputs: &mut [&mut [T]],
 ) {
-    let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
-    let mut hidden = match inputs.get(3) {
-        Some(state) => state[sample * h..][..h].to_vec(),
-        None => vec![T::zero(); h],
-    };
+    let RecurrentSizes { t, h, .. } = sizes;
+    let weight = inputs[1];
+    let bias = inputs[2];
+    let mut hidden = initial_state(inputs.get(3), sample, h);
     for row in sample * t..(sample + 1) * t {
-        let product = |column: usize| {
-            bias[column] + (0..h).map(|k| weight[column * h + k] * hidden[k]).sum::<T>()
-        };
-        let product: Vec<T> = (0..3 * h).map(product).collect();
+        let mut product = vec![T::zero(); 3 * h];
+        for (column, product) in product.iter_mut().enumerate() {
+            let sum = (0..h).map(|k| weight[column * h + k] * hidden[k]).sum::<T>();
+            *product = bias[column] + sum;
+        }
+
+        let x = &inputs[0][row * 3 * h..][..3 * h];
+        let gates = &mut outputs[1][row * 4 * h..][..4 * h];
         for j in 0..h {
-            let x = |gate: usize| x[row * 3 * h + gate * h + j];
-            let r = logistic(x(0) + product[j]);
-            let z = logistic(x(1) + product[h + j]);
+            let r = logistic(x[j] + product[j]);
+            let z = logistic(x[h + j] + product[h + j]);
             let p = product[2 * h + j];
-            let n = (x(2) + r * p).tanh();
+            let n = (x[2 * h + j] + r * p).tanh();
             hidden[j] = (T::one() - z) * n + z * hidden[j];
-            for (at, gate) in [r, z, n, p].into_iter().enumerate() {
-                outputs[1][row * 4 * h + at * h + j] = gate;
-            }
+            gates[j] = r;
+            gates[h + j] = z;
+            gates[2 * h + j] = n;
+            gates[3 * h + j] = p;
         }
         outputs[0][row * h..][..h].copy_from_slice(&hidden);
     }
@@ -47,31 +50,37 @@ pub fn reference<T: Float>(
 
 /// Reference of one sample: `gates, weight, y, dy [, h0] -> dx, dproduct, dh0`.
 pub(crate) fn reference_grad<T: Float>(
-    RecurrentSizes { t, h, .. }: RecurrentSizes,
+    sizes: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
     outputs: &mut [&mut [T]],
 ) {
-    let (gates, weight, y, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);
+    let RecurrentSizes { t, h, .. } = sizes;
+    let weight = inputs[1];
+    let y = inputs[2];
+    let dy = inputs[3];
+    let h0 = initial_state(inputs.get(4), sample, h);
     let mut dhidden = vec![T::zero(); h];
     for row in (sample * t..(sample + 1) * t).rev() {
+        let gates = &inputs[0][row * 4 * h..][..4 * h];
+        let previous = if row > sample * t { &y[(row - 1) * h..][..h] } else { &h0[..] };
+        let dx = &mut outputs[0][row * 3 * h..][..3 * h];
         let mut dproduct = vec![T::zero(); 3 * h];
         for j in 0..h {
-            let gate = |gate: usize| gates[row * 4 * h + gate * h + j];
-            let (r, z, n, p) = (gate(0), gate(1), gate(2), gate(3));
-            let before = if row > sample * t {
-                y[(row - 1) * h + j]
-            } else {
-                inputs.get(4).map_or(T::zero(), |h0| h0[sample * h + j])
-            };
+            let r = gates[j];
+            let z = gates[h + j];
+            let n = gates[2 * h + j];
+            let p = gates[3 * h + j];
             let dh = dy[row * h + j] + dhidden[j];
             let dn = dh * (T::one() - z) * (T::one() - n * n);
             let dr = dn * p * r * (T::one() - r);
-            let dz = dh * (before - n) * z * (T::one() - z);
-            for (at, (dx, dp)) in [(dr, dr), (dz, dz), (dn, dn * r)].into_iter().enumerate() {
-                outputs[0][row * 3 * h + at * h + j] = dx;
-                dproduct[at * h + j] = dp;
-            }
+            let dz = dh * (previous[j] - n) * z * (T::one() - z);
+            dx[j] = dr;
+            dx[h + j] = dz;
+            dx[2 * h + j] = dn;
+            dproduct[j] = dr;
+            dproduct[h + j] = dz;
+            dproduct[2 * h + j] = dn * r;
             dhidden[j] = dh * z;
         }
         for (j, dhidden) in dhidden.iter_mut().enumerate() {
@@ -86,20 +95,21 @@ pub(crate) fn reference_grad<T: Float>(
 pub fn fast(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
     let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [y, gates] = outputs else { panic!("a GRU has two outputs") };
-    let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
-    // The product is computed where r, z and n will be.
+    let x = inputs[0];
+    let weight = inputs[1];
+    let bias = inputs[2];
+    let h0 = inputs.get(3).copied();
+    // The product is computed in the place of r, z and n.
     gates.fill(0.0);
     for step in 0..t {
-        steps.add_hidden(step, (weight, inputs.get(3).copied()), y, gates);
+        steps.add_hidden(step, weight, h0, y, gates);
         for sample in 0..b {
             let row = sample * t + step;
-            let (before, hidden) = y.split_at_mut(row * h);
-            let before = match step {
-                0 => inputs.get(3).map(|h0| &h0[sample * h..][..h]),
-                _ => Some(&before[(row - 1) * h..]),
-            };
-            let (x, gates) = (&x[row * 3 * h..][..3 * h], &mut gates[row * 4 * h..][..4 * h]);
-            cell(x, bias, before, gates, &mut hidden[..h]);
+            let (earlier, hidden) = y.split_at_mut(row * h);
+            let previous = steps.previous(sample, step, earlier, h0);
+            let x = &x[row * 3 * h..][..3 * h];
+            let gates = &mut gates[row * 4 * h..][..4 * h];
+            cell(x, bias, previous, gates, &mut hidden[..h]);
         }
     }
 }
@@ -108,28 +118,30 @@ pub fn fast(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
 pub(crate) fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
     let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [dx, dproduct, dhidden] = outputs else { panic!("a gradient of a GRU has three outputs") };
-    let (gates, weight, y, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);
+    let gates = inputs[0];
+    let weight = inputs[1];
+    let y = inputs[2];
+    let dy = inputs[3];
+    let h0 = inputs.get(4).copied();
     dhidden.fill(0.0);
     for step in (0..t).rev() {
         for sample in 0..b {
             let row = sample * t + step;
-            let before = match step {
-                0 => inputs.get(4).map(|h0| &h0[sample * h..][..h]),
-                _ => Some(&y[(row - 1) * h..][..h]),
-            };
+            let previous = steps.previous(sample, step, y, h0);
             let dhidden = &mut dhidden[sample * h..][..h];
             add(dhidden, &dy[row * h..][..h]);
-            let columns = row * 3 * h..(row + 1) * 3 * h;
-            let (dx, dproduct) = (&mut dx[columns.clone()], &mut dproduct[columns]);
-            cell_grad(&gates[row * 4 * h..][..4 * h], before, dhidden, dx, dproduct);
+            let gates = &gates[row * 4 * h..][..4 * h];
+            let dx = &mut dx[row * 3 * h..][..3 * h];
+            let dproduct = &mut dproduct[row * 3 * h..][..3 * h];
+            cell_grad(gates, previous, dhidden, dx, dproduct);
         }
         steps.add_to_hidden(step, weight, dproduct, dhidden);
     }
 }
 
 vectorized! {
-    /// Computes the gates of a sample in place of their products without bias, and its hidden
-    /// values from those `before`.
+    /// Replaces the products without bias of a sample in `gates` by its gates, and computes its
+    /// hidden values from the previous ones, `before`.
     fn cell<S>(
         x: &[f32],
         bias: &[f32],
@@ -154,8 +166,8 @@ vectorized! {
         }
     }
 
-    /// Computes the gradients of `x` and of the product with the hidden state, and the direct part
-    /// of that of the hidden values before in place of that of the hidden values.
+    /// Computes the gradients of `x` and of the product with the hidden state. In `dhidden`, the
+    /// gradient of the hidden values becomes the direct part of the gradient of the previous ones.
     fn cell_grad<S>(
         gates: &[f32],
         before: Option<&[f32]>,

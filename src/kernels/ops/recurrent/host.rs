@@ -1,5 +1,7 @@
 //! The CPU kernels of recurrent layers: each thread takes some samples through all time steps, so
-//! that threads wait for each other at the end only.
+//! that threads wait for each other only at the end.
+
+use std::ops::Range;
 
 use gemm::Parallelism;
 use rayon::prelude::*;
@@ -12,7 +14,7 @@ use potluck_graph::Cell;
 /// Fewest samples of a thread: a product of fewer reads the weight too often.
 const SAMPLES_MIN: usize = 8;
 
-/// Kernel of some samples: inputs and outputs are theirs.
+/// Kernel of some samples, with the inputs and outputs of these samples only.
 type Compute = fn(&TimeSteps, &[&[f32]], &mut [&mut [f32]]);
 
 /// Computes a layer, or its gradient.
@@ -30,10 +32,10 @@ pub fn compute(
     };
     let mut inputs = inputs.to_vec();
     let transposed;
-    // The weight, and the bias.
+    // Inputs that all samples share: the weight, and in the forward pass the bias.
     let mut shared = 1..2;
     if is_forward {
-        // Once, for all steps: a product packs rows of the weight, which are then in one piece.
+        // Once, for all steps: a product packs rows of the weight, which are then contiguous.
         transposed = transpose(inputs[1], sizes.columns(), sizes.h);
         inputs[1] = &transposed;
         shared = 1..3;
@@ -41,39 +43,39 @@ pub fn compute(
     let threads = rayon::current_num_threads();
     let parts = threads.min(sizes.b / SAMPLES_MIN).max(1);
     let parallelism = if parts < threads { Parallelism::Rayon(0) } else { Parallelism::None };
-    let bound = |part: usize| part * sizes.b / parts;
-    let of_parts = divide(outputs, sizes.b, (0..parts).map(|part| bound(part + 1) - bound(part)));
-    of_parts.into_par_iter().enumerate().for_each(|(part, mut outputs)| {
-        let (from, to) = (bound(part), bound(part + 1));
-        let of_part = |index: usize| {
-            if shared.contains(&index) {
-                inputs[index]
-            } else {
-                let per_sample = inputs[index].len() / sizes.b;
-                &inputs[index][from * per_sample..to * per_sample]
+    let mut samples: Vec<Range<usize>> = Vec::new();
+    for part in 0..parts {
+        samples.push(part * sizes.b / parts..(part + 1) * sizes.b / parts);
+    }
+    let outputs = divide(outputs, sizes.b, &samples);
+    samples.into_par_iter().zip(outputs).for_each(|(samples, mut outputs)| {
+        let mut inputs = inputs.clone();
+        for (index, input) in inputs.iter_mut().enumerate() {
+            if !shared.contains(&index) {
+                let per_sample = input.len() / sizes.b;
+                *input = &input[samples.start * per_sample..samples.end * per_sample];
             }
-        };
-        let inputs: Vec<&[f32]> = (0..inputs.len()).map(of_part).collect();
-        let sizes = RecurrentSizes { b: to - from, ..sizes };
+        }
+        let sizes = RecurrentSizes { b: samples.len(), ..sizes };
         compute(&TimeSteps { sizes, parallelism }, &inputs, &mut outputs);
     });
 }
 
-/// Divides outputs of `b` samples into those of parts with these numbers of samples.
+/// Divides outputs of `b` samples between parts with these neighbouring ranges of samples.
 fn divide<'a>(
     outputs: &'a mut [&mut [f32]],
     b: usize,
-    samples: impl Iterator<Item = usize>,
+    samples: &[Range<usize>],
 ) -> Vec<Vec<&'a mut [f32]>> {
-    let mut rests: Vec<&mut [f32]> = outputs.iter_mut().map(|output| &mut **output).collect();
-    let per_sample: Vec<usize> = rests.iter().map(|rest| rest.len() / b).collect();
-    let of_part = |samples: usize| {
-        let take = |(rest, per_sample): (&mut &'a mut [f32], &usize)| {
-            let (part, behind) = std::mem::take(rest).split_at_mut(samples * per_sample);
-            *rest = behind;
-            part
-        };
-        rests.iter_mut().zip(&per_sample).map(take).collect()
-    };
-    samples.map(of_part).collect()
+    let mut parts: Vec<Vec<&mut [f32]>> = samples.iter().map(|_| Vec::new()).collect();
+    for output in outputs {
+        let per_sample = output.len() / b;
+        let mut rest = &mut **output;
+        for (part, samples) in parts.iter_mut().zip(samples) {
+            let (own, behind) = rest.split_at_mut(samples.len() * per_sample);
+            part.push(own);
+            rest = behind;
+        }
+    }
+    parts
 }

@@ -6,80 +6,88 @@
 //! c_t = f c_(t-1) + i g,  h_t = o tanh(c_t)
 //! ```
 
-use super::RecurrentSizes;
 use super::time_steps::TimeSteps;
+use super::{RecurrentSizes, initial_state};
 use crate::Float;
 use crate::simd::{add, sigmoid, tanh, vectorized};
 
 /// Reference of one sample: `x, weight, bias [, h0, c0] -> y, gates, cells`.
 pub fn reference<T: Float>(
-    RecurrentSizes { t, h, .. }: RecurrentSizes,
+    sizes: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
     outputs: &mut [&mut [T]],
 ) {
-    let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
-    let state = |index: usize| match inputs.get(index) {
-        Some(state) => state[sample * h..][..h].to_vec(),
-        None => vec![T::zero(); h],
-    };
-    let (mut hidden, mut cell) = (state(3), state(4));
+    let RecurrentSizes { t, h, .. } = sizes;
+    let weight = inputs[1];
+    let bias = inputs[2];
+    let mut hidden = initial_state(inputs.get(3), sample, h);
+    let mut cell = initial_state(inputs.get(4), sample, h);
     for row in sample * t..(sample + 1) * t {
-        let z = |column: usize| {
+        let x = &inputs[0][row * 4 * h..][..4 * h];
+        let mut z = vec![T::zero(); 4 * h];
+        for (column, z) in z.iter_mut().enumerate() {
             let product = (0..h).map(|k| weight[column * h + k] * hidden[k]).sum::<T>();
-            x[row * 4 * h + column] + bias[column] + product
-        };
-        let z: Vec<T> = (0..4 * h).map(z).collect();
+            *z = x[column] + bias[column] + product;
+        }
+
+        let gates = &mut outputs[1][row * 4 * h..][..4 * h];
         for j in 0..h {
-            let gate = |gate: usize| z[gate * h + j];
-            let (i, f, o) = (logistic(gate(0)), logistic(gate(1)), logistic(gate(3)));
-            let g = gate(2).tanh();
+            let i = logistic(z[j]);
+            let f = logistic(z[h + j]);
+            let g = z[2 * h + j].tanh();
+            let o = logistic(z[3 * h + j]);
             cell[j] = f * cell[j] + i * g;
             hidden[j] = o * cell[j].tanh();
-            for (at, gate) in [i, f, g, o].into_iter().enumerate() {
-                outputs[1][row * 4 * h + at * h + j] = gate;
-            }
+            gates[j] = i;
+            gates[h + j] = f;
+            gates[2 * h + j] = g;
+            gates[3 * h + j] = o;
         }
         outputs[0][row * h..][..h].copy_from_slice(&hidden);
         outputs[2][row * h..][..h].copy_from_slice(&cell);
     }
 }
 
-/// Returns the logistic function.
 pub(crate) fn logistic<T: Float>(x: T) -> T {
     (T::one() + (-x).exp()).recip()
 }
 
 /// Reference of one sample: `gates, weight, cells, dy [, c0] -> dx, dh0, dc0`.
 pub(crate) fn reference_grad<T: Float>(
-    RecurrentSizes { t, h, .. }: RecurrentSizes,
+    sizes: RecurrentSizes,
     sample: usize,
     inputs: &[&[T]],
     outputs: &mut [&mut [T]],
 ) {
-    let (gates, weight, cells, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);
-    let (mut dhidden, mut dcell) = (vec![T::zero(); h], vec![T::zero(); h]);
+    let RecurrentSizes { t, h, .. } = sizes;
+    let weight = inputs[1];
+    let cells = inputs[2];
+    let dy = inputs[3];
+    let c0 = initial_state(inputs.get(4), sample, h);
+    let mut dhidden = vec![T::zero(); h];
+    let mut dcell = vec![T::zero(); h];
     for row in (sample * t..(sample + 1) * t).rev() {
+        let gates = &inputs[0][row * 4 * h..][..4 * h];
+        let previous = if row > sample * t { &cells[(row - 1) * h..][..h] } else { &c0[..] };
         let mut dz = vec![T::zero(); 4 * h];
         for j in 0..h {
-            let gate = |gate: usize| gates[row * 4 * h + gate * h + j];
-            let (i, f, g, o) = (gate(0), gate(1), gate(2), gate(3));
-            let before = if row > sample * t {
-                cells[(row - 1) * h + j]
-            } else {
-                inputs.get(4).map_or(T::zero(), |c0| c0[sample * h + j])
-            };
+            let i = gates[j];
+            let f = gates[h + j];
+            let g = gates[2 * h + j];
+            let o = gates[3 * h + j];
             let squashed = cells[row * h + j].tanh();
             let dh = dy[row * h + j] + dhidden[j];
             let dc = dcell[j] + dh * o * (T::one() - squashed * squashed);
             dz[j] = dc * g * i * (T::one() - i);
-            dz[h + j] = dc * before * f * (T::one() - f);
+            dz[h + j] = dc * previous[j] * f * (T::one() - f);
             dz[2 * h + j] = dc * i * (T::one() - g * g);
             dz[3 * h + j] = dh * squashed * o * (T::one() - o);
             dcell[j] = dc * f;
         }
-        let product = |j: usize| (0..4 * h).map(|k| dz[k] * weight[k * h + j]).sum();
-        dhidden = (0..h).map(product).collect();
+        for (j, dhidden) in dhidden.iter_mut().enumerate() {
+            *dhidden = (0..4 * h).map(|k| dz[k] * weight[k * h + j]).sum();
+        }
         outputs[0][row * 4 * h..][..4 * h].copy_from_slice(&dz);
     }
     outputs[1][sample * h..][..h].copy_from_slice(&dhidden);
@@ -90,19 +98,19 @@ pub(crate) fn reference_grad<T: Float>(
 pub fn fast(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
     let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [y, gates, cells] = outputs else { panic!("an LSTM has three outputs") };
-    let (x, weight, bias) = (inputs[0], inputs[1], inputs[2]);
-    gates.copy_from_slice(x);
+    let weight = inputs[1];
+    let bias = inputs[2];
+    let h0 = inputs.get(3).copied();
+    let c0 = inputs.get(4).copied();
+    gates.copy_from_slice(inputs[0]);
     for step in 0..t {
-        steps.add_hidden(step, (weight, inputs.get(3).copied()), y, gates);
+        steps.add_hidden(step, weight, h0, y, gates);
         for sample in 0..b {
             let row = sample * t + step;
-            let (before, cells) = cells.split_at_mut(row * h);
-            let before = match step {
-                0 => inputs.get(4).map(|c0| &c0[sample * h..][..h]),
-                _ => Some(&before[(row - 1) * h..]),
-            };
+            let (earlier, cells) = cells.split_at_mut(row * h);
+            let previous = steps.previous(sample, step, earlier, c0);
             let gates = &mut gates[row * 4 * h..][..4 * h];
-            cell(bias, before, gates, &mut cells[..h], &mut y[row * h..][..h]);
+            cell(bias, previous, gates, &mut cells[..h], &mut y[row * h..][..h]);
         }
     }
 }
@@ -111,20 +119,24 @@ pub fn fast(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
 pub(crate) fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) {
     let RecurrentSizes { b, t, h, .. } = steps.sizes;
     let [dx, dhidden, dcell] = outputs else { panic!("a gradient of an LSTM has three outputs") };
-    let (gates, weight, cells, dy) = (inputs[0], inputs[1], inputs[2], inputs[3]);
+    let gates = inputs[0];
+    let weight = inputs[1];
+    let cells = inputs[2];
+    let dy = inputs[3];
+    let c0 = inputs.get(4).copied();
     dhidden.fill(0.0);
     dcell.fill(0.0);
     for step in (0..t).rev() {
         for sample in 0..b {
             let row = sample * t + step;
-            let before = match step {
-                0 => inputs.get(4).map(|c0| &c0[sample * h..][..h]),
-                _ => Some(&cells[(row - 1) * h..][..h]),
-            };
-            let (dhidden, dcell) = (&mut dhidden[sample * h..][..h], &mut dcell[sample * h..][..h]);
+            let previous = steps.previous(sample, step, cells, c0);
+            let gates = &gates[row * 4 * h..][..4 * h];
+            let cell = &cells[row * h..][..h];
+            let dhidden = &mut dhidden[sample * h..][..h];
+            let dcell = &mut dcell[sample * h..][..h];
+            let dx = &mut dx[row * 4 * h..][..4 * h];
             add(dhidden, &dy[row * h..][..h]);
-            let (gates, cell) = (&gates[row * 4 * h..][..4 * h], &cells[row * h..][..h]);
-            cell_grad(gates, (cell, before), dhidden, dcell, &mut dx[row * 4 * h..][..4 * h]);
+            cell_grad(gates, (cell, previous), dhidden, dcell, dx);
         }
         dhidden.fill(0.0);
         steps.add_to_hidden(step, weight, dx, dhidden);
@@ -132,8 +144,8 @@ pub(crate) fn fast_grad(steps: &TimeSteps, inputs: &[&[f32]], outputs: &mut [&mu
 }
 
 vectorized! {
-    /// Computes the gates of a sample in place of their arguments without bias, its cell from
-    /// `before`, and its hidden values.
+    /// Replaces the arguments without bias of a sample in `gates` by its gates, and computes its
+    /// cell state from the previous one, `before`, and its hidden values.
     fn cell<S>(
         bias: &[f32],
         before: Option<&[f32]>,
@@ -161,8 +173,8 @@ vectorized! {
         }
     }
 
-    /// Computes the gradient of the gates' arguments, and that of the cell before in place of that
-    /// of the cell.
+    /// Computes the gradient of the gates' arguments. In `dcell`, the gradient of the cell state
+    /// becomes the gradient of the previous one. `cells` are both states.
     fn cell_grad<S>(
         gates: &[f32],
         cells: (&[f32], Option<&[f32]>),

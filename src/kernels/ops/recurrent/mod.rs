@@ -1,9 +1,9 @@
 //! Recurrent layers over time, LSTM and GRU, and their gradients. Twin of
 //! `shaders/recurrent_lstm.wgsl` and `shaders/recurrent_gru.wgsl`, which have the formulas.
 //!
-//! A layer's product with its inputs is one [`Op::MatMul`] for all time steps. What is left for
-//! each step is the product with the hidden state and the gates, which is one dispatch of
-//! `steps` here, or one call of the `gemm` crate and a loop of `host`.
+//! A layer's product with its inputs is one [`Op::MatMul`] for all time steps. The rest of each
+//! step is the product with the hidden state and the gates: one dispatch in `steps`, or one call
+//! of the `gemm` crate and a vectorized loop in `lstm` or `gru`.
 
 mod gru;
 mod host;
@@ -61,6 +61,14 @@ impl RecurrentSizes {
     }
 }
 
+/// Returns the initial state of a sample, of `h` values: zeros if the op has no such input.
+fn initial_state<T: Float>(state: Option<&&[T]>, sample: usize, h: usize) -> Vec<T> {
+    match state {
+        Some(state) => state[sample * h..][..h].to_vec(),
+        None => vec![T::zero(); h],
+    }
+}
+
 /// Reference; see [`Op::Recurrent`] and [`Op::RecurrentGrad`].
 fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
@@ -84,7 +92,7 @@ fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [
     host::compute(RecurrentSizes::of(call), is_forward, &inputs, outputs);
 }
 
-/// Static choice: on GPUs a row per invocation, so that there are enough of them.
+/// Static choice: on GPUs a row per invocation, so that there are enough invocations.
 fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let rows = if caps.suits_software() { steps::ROWS[1] } else { steps::ROWS[0] };
     steps::dispatches(call, RecurrentSizes::of(call), rows, caps)
@@ -92,19 +100,21 @@ fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 
 /// Returns the GPU kernel variants of the call.
 fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    let variant = |rows| {
+    let mut variants = Vec::new();
+    for rows in steps::ROWS {
         let name = format!("{}_{rows}_rows", call.op);
-        Variant::new(name, steps::dispatches(call, RecurrentSizes::of(call), rows, caps))
-    };
-    steps::ROWS.map(variant).to_vec()
+        let dispatches = steps::dispatches(call, RecurrentSizes::of(call), rows, caps);
+        variants.push(Variant::new(name, dispatches));
+    }
+    variants
 }
 
-/// Returns the cost: the products with the hidden state, of which the first time step has none,
-/// and about 30 operations per value and gate.
+/// Returns the cost: the products with the hidden state and about 30 operations per value and
+/// gate, counted in the first time step too.
 fn cost(call: &OpCall) -> Cost {
     let sizes = RecurrentSizes::of(call);
     let values = (sizes.b * sizes.t * sizes.columns()) as f64;
-    // The weight is read again in each time step.
+    // The weight is read again in each further time step.
     let again = 4.0 * ((sizes.t - 1) * sizes.h * sizes.columns()) as f64;
     let flops = (2.0 * sizes.h as f64 + 30.0) * values;
     Cost { flops, bytes: Cost::moved(call) + again }
@@ -115,8 +125,8 @@ fn iterations(call: &OpCall) -> usize {
     RecurrentSizes::of(call).columns()
 }
 
-/// Samples of the probe whose arguments of the functions of gates are far from 0: the exponentials
-/// of many overflow.
+/// Samples of the probe whose arguments of the functions of gates are far from 0, so that many
+/// exponentials overflow.
 const FAR_SAMPLES: usize = 3;
 
 /// Samples of the probe whose arguments are near 0, where differences of exponentials cancel.
@@ -126,7 +136,7 @@ const TINY_SAMPLES: usize = 2;
 /// closed, and gates are from 0 to 1; except in two probes.
 fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     let scale = (inputs[1].last().copied().unwrap_or(1) as f32).sqrt().recip();
-    let spec = InputSpec::normal(inputs).with(1, InputFill::Scaled(scale, 0.0));
+    let mut spec = InputSpec::normal(inputs).with(1, InputFill::Scaled(scale, 0.0));
     let size = match inputs[0][0] {
         FAR_SAMPLES => 200.0,
         TINY_SAMPLES => 1e-6,
@@ -135,29 +145,35 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     let scaled = InputFill::Scaled(size, 0.0);
     match op {
         Op::RecurrentGrad { cell } => {
-            let spec = spec.with(0, InputFill::Uniform(0.05, 0.95));
+            spec = spec.with(0, InputFill::Uniform(0.05, 0.95));
             // The hidden values of a GRU are its own results.
-            if *cell == Cell::Lstm { spec.with(2, scaled) } else { spec }
+            if *cell == Cell::Lstm {
+                spec = spec.with(2, scaled);
+            }
         }
-        _ if size < 1.0 => {
-            (2..inputs.len()).fold(spec.with(0, scaled), |spec, i| spec.with(i, scaled))
+        _ => {
+            spec = spec.with(0, scaled);
+            if size < 1.0 {
+                for input in 2..inputs.len() {
+                    spec = spec.with(input, scaled);
+                }
+            }
         }
-        _ => spec.with(0, scaled),
     }
+    spec
 }
 
 /// Returns the inputs of an op on `b` samples of `t` time steps and `h` hidden values.
 fn sized(op: &Op, [b, t, h]: [usize; 3], has_state: bool) -> Vec<Dims> {
-    let (hidden, state) = (vec![b, t, h], vec![b, h]);
     let (Op::Recurrent { cell } | Op::RecurrentGrad { cell }) = op else { return Vec::new() };
     let columns = cell.gates() * h;
     let weight = vec![columns, h];
     let (mut inputs, states) = match op {
         Op::Recurrent { .. } => (vec![vec![b, t, columns], weight, vec![columns]], cell.states()),
-        _ => (vec![vec![b, t, 4 * h], weight, hidden.clone(), hidden], 1),
+        _ => (vec![vec![b, t, 4 * h], weight, vec![b, t, h], vec![b, t, h]], 1),
     };
     if has_state {
-        inputs.extend(vec![state; states]);
+        inputs.extend(vec![vec![b, h]; states]);
     }
     inputs
 }
@@ -180,14 +196,17 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 
 /// See [`Twin::catalog`].
 fn catalog() -> Vec<CallShape> {
-    let ops = [Cell::Lstm, Cell::Gru]
-        .into_iter()
-        .flat_map(|cell| [Op::Recurrent { cell }, Op::RecurrentGrad { cell }]);
-    let of = |op: Op| {
-        let sizes = [(C, false), (C - 1, false), (C, true), (C - 1, true)];
-        sizes.map(|(h, has_state)| (op.clone(), sized(&op, [B, T / 8, h], has_state)))
-    };
-    ops.flat_map(of).collect()
+    let mut calls = Vec::new();
+    for cell in [Cell::Lstm, Cell::Gru] {
+        for op in [Op::Recurrent { cell }, Op::RecurrentGrad { cell }] {
+            for has_state in [false, true] {
+                for h in [C, C - 1] {
+                    calls.push((op.clone(), sized(&op, [B, T / 8, h], has_state)));
+                }
+            }
+        }
+    }
+    calls
 }
 
 #[cfg(test)]

@@ -9,28 +9,31 @@ use crate::ops::host_product::{HostProduct, Matrix};
 #[derive(Clone, Copy)]
 pub(crate) struct TimeSteps {
     pub sizes: RecurrentSizes,
-    /// That of the products of a step.
+    /// Parallelism of the products of a step.
     pub(super) parallelism: Parallelism,
 }
 
 impl TimeSteps {
-    /// Adds the product of the hidden values of the step before with the weight, which is
-    /// transposed `(h, columns)`, to the first columns of each row (4 h) of a step of `gates`.
+    /// Adds the product of the previous step's hidden values with the weight, which is transposed
+    /// `(h, columns)`, to the first columns of each row (4 h) of a step of `gates`.
     pub(crate) fn add_hidden(
         &self,
         step: usize,
-        (weight, h0): (&[f32], Option<&[f32]>),
+        weight: &[f32],
+        h0: Option<&[f32]>,
         y: &[f32],
         gates: &mut [f32],
     ) {
         let RecurrentSizes { b, t, h, .. } = self.sizes;
-        let (hidden, stride) = match (step, h0) {
+        let hidden = match (step, h0) {
             (0, None) => return,
-            (0, Some(h0)) => (h0, h),
-            _ => (&y[(step - 1) * h..], t * h),
+            (0, Some(h0)) => Matrix::rows(h0, h),
+            _ => Matrix::rows(&y[(step - 1) * h..], t * h),
         };
-        let (columns, out) = (self.sizes.columns(), Strided { at: step * 4 * h, row: t * 4 * h });
-        self.multiply((b, columns, h), (hidden, stride), (weight, columns), (gates, out));
+        let columns = self.sizes.columns();
+        let weight = Matrix::rows(weight, columns);
+        let gates = &mut gates[step * 4 * h..];
+        self.add_product([b, columns, h], hidden, weight, gates, t * 4 * h);
     }
 
     /// Adds the product of a step of `dz (b, t, gates h)` with the weight to `dhidden (b, h)`.
@@ -42,27 +45,31 @@ impl TimeSteps {
         dhidden: &mut [f32],
     ) {
         let RecurrentSizes { b, t, h, .. } = self.sizes;
-        let (columns, out) = (self.sizes.columns(), Strided { at: 0, row: h });
-        let dz = &dz[step * columns..];
-        self.multiply((b, h, columns), (dz, t * columns), (weight, h), (dhidden, out));
+        let columns = self.sizes.columns();
+        let dz = Matrix::rows(&dz[step * columns..], t * columns);
+        self.add_product([b, h, columns], dz, Matrix::rows(weight, h), dhidden, h);
     }
 
-    /// Computes `c += a b` for `a (m, k)`, `b (k, n)`, with these distances of rows.
-    fn multiply(
+    /// Computes `c += a b` for `a (m, k)`, `b (k, n)` and `c` with rows `stride` elements apart.
+    fn add_product(&self, sizes: [usize; 3], a: Matrix, b: Matrix, c: &mut [f32], stride: usize) {
+        let parallelism = self.parallelism;
+        let product = HostProduct { add: true, parallelism, ..HostProduct::new(sizes) };
+        product.run(a, b, c, stride);
+    }
+
+    /// Returns the part of `values (b, t, h)` that a sample has in the previous time step, or in
+    /// the first one its initial state from `state (b, h)`; `None` if that is zero.
+    pub(super) fn previous<'a>(
         &self,
-        (m, n, k): (usize, usize, usize),
-        (a, a_row): (&[f32], usize),
-        (b, b_row): (&[f32], usize),
-        (c, out): (&mut [f32], Strided),
-    ) {
-        let of_sizes = HostProduct::new([m, n, k]);
-        let product = HostProduct { add: true, parallelism: self.parallelism, ..of_sizes };
-        product.run(Matrix::rows(a, a_row), Matrix::rows(b, b_row), &mut c[out.at..], out.row);
+        sample: usize,
+        step: usize,
+        values: &'a [f32],
+        state: Option<&'a [f32]>,
+    ) -> Option<&'a [f32]> {
+        let RecurrentSizes { t, h, .. } = self.sizes;
+        if step == 0 {
+            return state.map(|state| &state[sample * h..][..h]);
+        }
+        Some(&values[(sample * t + step - 1) * h..][..h])
     }
-}
-
-/// Rows of a matrix in a longer list: the first element, and the distance of rows.
-struct Strided {
-    at: usize,
-    row: usize,
 }
