@@ -96,7 +96,8 @@ pub fn reference<T: Float>(
 
 /// Static choice: for single channels the kernel of `depthwise`; on adapters that run on a
 /// processor the first register tile with enough invocations; on GPUs the largest tile in workgroup
-/// memory that no compiler spills and that gives enough workgroups, or else the smallest tile; one
+/// memory for which the device has enough registers and which gives enough workgroups, or else the
+/// smallest tile; one
 /// invocation per output if there is no tile.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let geometry = Geometry::of(call);

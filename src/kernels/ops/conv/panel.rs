@@ -15,7 +15,6 @@ thread_local! {
 }
 
 /// Rows of the grid of a product in each of some pictures.
-#[derive(Clone)]
 pub(crate) struct PictureRows {
     pub pictures: Range<usize>,
     pub rows: Range<usize>,

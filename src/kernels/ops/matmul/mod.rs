@@ -209,12 +209,13 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     vec![naive(call, sizes)]
 }
 
-/// Static choice on GPUs, of the tiles for which the device has enough registers:
-/// - for few rows or columns the kernel that reads the other matrix once;
-/// - or else the largest tile in workgroup memory with long sums split, if it has too few tiles to
-///   fill the device;
-/// - or else the largest tile in workgroup memory with enough tiles to keep the device busy;
-/// - or else a register tile or the plain kernel.
+/// Static choice on GPUs. For few rows or columns the kernel that reads the other matrix once; or
+/// else, of the tiles in workgroup memory for which the device has enough registers:
+/// - the largest one with long sums split, if it has too few tiles to fill the device;
+/// - or else the largest one with enough tiles to keep the device busy;
+/// - or else the smallest one.
+///
+/// If none fits, the smallest register tile that does, or else the plain kernel.
 fn on_hardware(call: &OpCall, sizes: Sizes, caps: &Caps) -> Vec<Dispatch> {
     if vector::fits(&sizes) {
         return vec![vector::dispatch(call, &sizes, vector::static_choice(&sizes))];

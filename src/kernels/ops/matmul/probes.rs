@@ -87,7 +87,7 @@ fn like(size: usize, of: usize, multiples: &[usize]) -> usize {
 }
 
 /// Returns a size for which kernels have the same text as for `size`: itself, or if it is more than
-/// `near`, about `near`.
+/// `near`, that or a little more.
 pub(crate) fn near(size: usize, near: usize) -> usize {
     if size <= near { size } else { like(near, size, &STAGES) }
 }
