@@ -299,12 +299,18 @@ fn write_tensors(
 ) -> Result<(), HuggingFaceError> {
     let tensors = tensors.iter().map(|(name, tensor)| (name, tensor));
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    // The crate replaces the file by one that only its owner may read.
+    let plain = fs::File::create(path).and_then(|file| file.metadata());
+    let permissions = plain.map_err(|why| unwritable(path, why))?.permissions();
     serialize_to_file(tensors, Some(metadata), path).map_err(|error| match error {
         SafeTensorError::IoError(why) => unwritable(path, why),
         other => unwritable(path, std::io::Error::other(other)),
     })?;
-    let file = fs::File::open(path).and_then(|file| file.sync_all());
-    file.map_err(|why| unwritable(path, why))
+    let synced = fs::File::open(path).and_then(|file| {
+        file.set_permissions(permissions)?;
+        file.sync_all()
+    });
+    synced.map_err(|why| unwritable(path, why))
 }
 
 /// Returns the error of a file that cannot be written.

@@ -47,7 +47,7 @@ pub enum HuggingFaceError {
     )]
     NoTensors { directory: PathBuf },
     #[error(
-        "{}: is a program in Python's pickle format, which is not read; where you trust it, \
+        "{}: is a pickle of Python, which can run code, and is not read; where you trust it, \
          convert it with transformers: \
          AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW), or with \
          safetensors.torch.save_file(model.state_dict(), FILE)",

@@ -223,6 +223,8 @@ fn shards_are_read_and_bad_files_are_refused() {
         let tensors = directory.tensors(&graph, &*family, None).map_err(|e| e.to_string())?;
         tensors.read().map_err(|error| error.to_string())
     };
+    let permissions = |name: &str| fs::metadata(out.join(name)).unwrap().permissions();
+    assert_eq!(permissions("model.safetensors"), permissions("config.json"));
     let whole = fs::read(out.join("model.safetensors")).unwrap();
     let names: Vec<String> = {
         let file = safetensors::SafeTensors::deserialize(&whole).unwrap();
