@@ -689,7 +689,7 @@ fn a_kernel_that_loses_the_device_is_not_tried_again() {
     // As on a graphics card.
     kernels.cache.open_attempts();
     let (hash, kernel) = ("a hash".to_string(), "matmul_tile of matmul".to_string());
-    let lost = kernels.trying(&gpu, Some((&hash, &kernel)), |_| {
+    let lost = kernels.trying(&gpu, Some((hash, kernel)), |_| {
         gpu.destroy();
         gpu.check()
     });

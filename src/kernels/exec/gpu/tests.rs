@@ -244,7 +244,7 @@ fn an_input_written_twice_in_one_submission_serves_both_passes() {
         device.run(node..node + 1, &evaluation).unwrap();
         let at = device.binding(output, 0);
         let kept = device.norm_parts.clone();
-        device.stream.copy((&at.buffer, 0), &kept, 8);
+        device.stream.copy(&at.buffer, 0, &kept, 8);
         device.set_input(x, 0, HostTensorView::Float(&[2.0; 16])).unwrap();
         device.run(node..node + 1, &evaluation).unwrap();
         assert_eq!(device.stream.traffic.submissions, submissions, "{}", device.name());
