@@ -12,7 +12,7 @@ use potluck_kernels::device::{Adapter, AdapterKind, DeviceError, ShaderChecks};
 const SIDE: usize = 4096;
 const SIDE_SMALL: usize = 256;
 
-/// A way to compute the product.
+/// Configuration in which the product is computed.
 pub struct Case {
     /// Name of the figure.
     name: &'static str,

@@ -73,8 +73,8 @@ pub struct Options {
 
 /// Runs the suite on one device after the other and reports each next measurement to `progress`.
 ///
-/// If a device fails, its [`DeviceReport::error`] has the reason beside the figures measured
-/// before, and the remaining devices are still measured.
+/// If a device fails, its [`DeviceReport::error`] has the reason, its report keeps the figures
+/// measured before, and the remaining devices are still measured.
 ///
 /// # Errors
 /// Returns `TrainError` if a selector chooses no device; then nothing is measured.

@@ -132,7 +132,7 @@ pub fn repeats<E>(
 /// Returns samples of the seconds that one repetition takes.
 ///
 /// # Errors
-/// Returns the error of `run`, the same callback as that of [`repeats`], if it fails.
+/// Returns the error of `run`, a callback as in [`repeats`], if it fails.
 pub fn samples<E>(
     sampling_plan: &SamplingPlan,
     mut run: impl FnMut(usize) -> Result<f64, E>,

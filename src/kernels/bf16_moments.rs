@@ -270,7 +270,7 @@ mod tests {
     }
 
     /// The mean of squares rises by less than half of the last place of bf16 in a step: rounded to
-    /// nearest, it would stay where it is.
+    /// nearest, it would not change.
     #[test]
     fn a_slow_running_average_reaches_its_value() {
         let elements = 512;
@@ -288,7 +288,7 @@ mod tests {
         assert!((bf16::from_f32(0.5 * 0.999 + 0.001).to_f32() - 0.5).abs() < 1e-9);
     }
 
-    /// However a tensor is divided, an element has the same random numbers.
+    /// An element has the same random numbers for every division of a tensor.
     #[test]
     fn parts_of_a_range_and_slices_of_a_tensor_are_rounded_as_the_whole() {
         let (rows, columns) = (300, 129);

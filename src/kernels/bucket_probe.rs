@@ -153,8 +153,8 @@ fn distance_error(
     let covered = range.start..range.start + range.length;
     let mut worst = Deviation::default();
     for ((got, expected), before) in got.iter().zip(expected).zip(before) {
-        for i in 0..before.len() {
-            if !covered.contains(&i) && got[i].to_bits() != before[i].to_bits() {
+        for (i, before) in before.iter().enumerate() {
+            if !covered.contains(&i) && got[i].to_bits() != before.to_bits() {
                 return Deviation::WRONG;
             }
         }

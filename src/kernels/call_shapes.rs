@@ -18,7 +18,7 @@ pub const N: usize = B * T;
 /// Numbers of rows of probes: about one small tile, and more than one.
 pub(crate) const PROBE_ROWS: [usize; 2] = [5, 67];
 
-/// Sizes up to this are kept in probes where a kernel may depend on them.
+/// Sizes up to this are kept in probes if a kernel may depend on them.
 pub const KEPT: usize = 4096;
 
 /// Sizes to which dimensions shrink if the kernel does not depend on them; all are different.

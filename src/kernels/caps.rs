@@ -127,7 +127,7 @@ mod tests {
     fn registers_follow_vendor_and_name() {
         assert_eq!(registers(INTEL, "Arc A770"), 128);
         assert_eq!(registers(0, "Intel Iris Plus Graphics 655"), 128);
-        // Metal's name, and that of Mesa's driver.
+        // The names that Metal and Mesa's driver report.
         assert_eq!(registers(0, "Apple M2 Pro"), 200);
         assert_eq!(registers(0x1_0005, "Apple M1 (G13G B1)"), 200);
         assert_eq!(registers(0x10DE, "NVIDIA GeForce RTX 4090"), 256);

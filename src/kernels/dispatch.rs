@@ -20,7 +20,7 @@ pub struct Shader {
     pub(crate) enables: Vec<&'static str>,
     /// WGSL prepended to the file: `const` declarations, an epilogue.
     pub header: String,
-    /// WGSL behind the header, for kernels that are generated; `None` for a file.
+    /// WGSL after the header, for generated kernels; `None` for a file.
     pub text: Option<String>,
     /// True if the text comes from outside the crate. It is always compiled with all checks, and
     /// its certificates are not kept on disk.
@@ -197,8 +197,10 @@ impl Dispatch {
     /// Returns true if the dispatch can be recorded in parts, because the shader reads the first
     /// workgroup of a part from its parameters; shaders from outside the crate do not.
     pub(crate) fn can_split(&self) -> bool {
+        if self.shader.is_foreign {
+            return false;
+        }
         match &self.shader.text {
-            _ if self.shader.is_foreign => false,
             Some(text) => text.contains("struct Params {"),
             None => true,
         }

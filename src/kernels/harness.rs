@@ -319,7 +319,7 @@ mod tests {
         @compute @workgroup_size(8)
         fn add(@builtin(global_invocation_id) id: vec3u) { sink[id.x] = 1.0 + source[id.x]; }";
 
-    /// Writes behind a workspace of eight values.
+    /// Writes past the end of a workspace of eight values.
     const BEHIND: &str = "
         @group(0) @binding(0) var<storage, read_write> words: array<f32>;
         @compute @workgroup_size(1) fn behind() { words[8] = 0.0; }";
@@ -343,7 +343,7 @@ mod tests {
             let (inputs, starts) = ([bytemuck::cast_slice(&input)], [vec![0.0; 8]]);
             let got = run(gpu, pipelines, &dispatches, &inputs, &starts).unwrap();
             assert_eq!(got[0], expected, "{}", gpu.name);
-            // What was not written is NaN.
+            // Elements that were not written are NaN.
             let got = run(gpu, pipelines, &dispatches[1..], &inputs, &starts).unwrap();
             assert!(got[0].iter().all(|x| x.is_nan()), "{}", gpu.name);
         });

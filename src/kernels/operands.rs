@@ -89,7 +89,7 @@ mod tests {
     use potluck_core::rng::Key;
     use potluck_graph::Op;
 
-    /// All that is between two neighbours of f16, and around each bound.
+    /// All values between two neighbours of f16, and around each bound.
     fn values() -> Vec<f32> {
         let mut values = Vec::new();
         for bits in 0..=u16::MAX {

@@ -294,7 +294,7 @@ mod tests {
     use super::*;
     use crate::testing::for_each_gpu;
 
-    /// Several at a time, of which one does not compile: its error belongs to its own thread.
+    /// One of several concurrent compilations fails: its error belongs to its own thread.
     #[test]
     fn pipelines_are_compiled_several_at_a_time() {
         let one = |entry: &'static str, text: String| Dispatch {

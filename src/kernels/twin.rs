@@ -42,7 +42,7 @@ pub struct Twin {
     /// Returns small calls that may run the kernels of a call, the cheapest first, with odd sizes,
     /// so that tiles and loops meet their edges.
     pub probes: fn(&Op, &[Dims]) -> Vec<CallShape>,
-    /// Returns a call per op and, where the kernels differ, per attribute; large enough for all
+    /// Returns one call per op and, if the kernels differ, per attribute; large enough for all
     /// variants.
     pub catalog: fn() -> Vec<CallShape>,
 }

@@ -243,7 +243,7 @@ fn ping_batch(end: &mut LinkEnd, count: usize) -> Result<[f64; 2], String> {
     Ok([percentile(&seconds, 0.5), percentile(&seconds, 0.99)])
 }
 
-/// Returns the least of the sorted values such that a share of the values is at most this.
+/// Returns the percentile of sorted values by nearest rank; `share` is the fraction at or below it.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]

@@ -27,7 +27,7 @@ impl Attempt {
     }
 }
 
-/// The file of the attempts at the kernels of one driver, which one process at a time holds.
+/// File of the attempts at the kernels of one driver, held exclusively by one process.
 #[derive(Debug)]
 pub(crate) struct AttemptFile {
     file: File,

@@ -582,7 +582,7 @@ mod tests {
         let ended = || (0, vec![("tile of matmul".to_string(), ENDED.to_string())]);
         assert_eq!(told(&second), ended());
         assert!(second.take_notes()[0].starts_with("tile of matmul is switched off: "));
-        // The attempt of another kernel takes the place of the name, and the result stays.
+        // The attempt of another kernel replaces the name, and the result stays.
         second.begin_attempt(&[("other".into(), "other".into())]);
         second.end_attempt(false);
         drop(second);
@@ -678,14 +678,14 @@ mod tests {
         let notes = cache.take_notes();
         assert!(notes.len() == 1 && notes[0].contains(CACHE_DIR_ENV), "{notes:?}");
         assert!(cache.certificate("one").is_some(), "the run goes on");
-        // What was not written is written once it can be.
+        // Entries that were not written are written once that is possible.
         fs::remove_file(&file).unwrap();
         cache.save();
         assert_eq!(told(&KernelCache::open(&file.join("below"), "device")).0, 2);
         assert_eq!(cache.take_notes(), [""; 0]);
     }
 
-    /// A directory cannot be read as a file, whoever tries.
+    /// A directory cannot be read as a file, regardless of permissions.
     #[test]
     fn what_cannot_be_read_is_not_set_aside() {
         let directory = tempfile::tempdir().unwrap();

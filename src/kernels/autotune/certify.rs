@@ -1,5 +1,5 @@
 //! Certification: tests that a kernel is right on this device and driver. The kernel runs on
-//! probes and is compared with the reference in f64, with sentinels behind every output.
+//! probes and is compared with the reference in f64, with sentinels after every output.
 
 use super::probes::{ReferenceCache, probes};
 use crate::device::{DeviceError, Gpu, ShaderChecks};
@@ -446,8 +446,8 @@ fn in_fewer_bits(tensor: &HostTensor<f64>, bits: f64) -> HostTensor<f64> {
 fn largest_error(call: &OpCall, output: usize, got: &[f64], expected: &[f64]) -> String {
     let mut worst = None;
     let mut largest = 0.0;
-    for at in 0..got.len() {
-        let mut error = (got[at] - expected[at]).abs();
+    for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let mut error = (got - expected).abs();
         if error.is_nan() {
             error = f64::INFINITY;
         }
@@ -549,7 +549,8 @@ mod tests {
         assert!(without.is_empty(), "no probe runs\n{}", without.join("\n"));
     }
 
-    /// Those without a probe would be certified on the call itself, whose reference takes minutes.
+    /// Kernels without a probe would be certified on the call itself, whose reference takes
+    /// minutes.
     #[test]
     fn every_kernel_of_large_language_models_is_tried_on_small_calls() {
         let gpt2 = GptConfig {
@@ -749,7 +750,7 @@ mod tests {
         });
     }
 
-    /// Kernels with wrong values, with a write behind the output, and with text that is no WGSL.
+    /// Kernels with wrong values, with a write past the output, and with text that is no WGSL.
     #[test]
     fn wrong_kernels_are_refused_with_the_reason() {
         use crate::Shader;

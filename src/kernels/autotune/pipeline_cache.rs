@@ -1,6 +1,6 @@
-//! The driver's cache of compiled pipelines, kept on disk beside the kernel cache, where the back
-//! end lets a program keep it (Vulkan). Drivers that compile when a pipeline is made need not
-//! compile again in the next run.
+//! The driver's cache of compiled pipelines, kept on disk next to the kernel cache if the back end
+//! lets a program keep it (Vulkan). Drivers that compile when a pipeline is made need not compile
+//! again in the next run.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -14,7 +14,7 @@ use potluck_core::files;
 /// entries of kernels that no longer exist are never taken out.
 const BYTES_MAX: usize = 64 << 20;
 
-/// Bytes of the hash in front of the data.
+/// Bytes of the hash before the data.
 const HASH_BYTES: usize = blake3::OUT_LEN;
 
 /// File with the cache of one adapter and driver.
@@ -115,7 +115,8 @@ mod tests {
         Dispatch { shader: Shader::new("sum", "columns"), operands, params, groups: [1, 1, 1] }
     }
 
-    /// Returns the file after a run that compiles a pipeline, and what it held at the beginning.
+    /// Returns the file after a run that compiles a pipeline, with the hash that it had at the
+    /// beginning.
     fn run(gpu: &Gpu, path: &Path, device: &str) -> Option<PipelineCacheFile> {
         let mut pipelines = Pipelines::default();
         let mut file = PipelineCacheFile::open(gpu, &mut pipelines, path, device)?;
@@ -147,7 +148,7 @@ mod tests {
                     fs::write(&path, file).unwrap();
                     let opened = run(&gpu, &path, "a device").unwrap();
                     assert!(opened.kept.is_none(), "{} at {spoiled}", adapter.name);
-                    // A sound one replaces it.
+                    // A valid one replaces it.
                     assert!(run(&gpu, &path, "a device").unwrap().kept.is_some());
                 }
             }

@@ -52,7 +52,7 @@ pub struct TuneStats {
     pub full_size: usize,
     /// Variants of calls timed.
     pub timed: usize,
-    /// Calls of which the time budget did not reach all variants.
+    /// Calls with variants that the time budget did not reach.
     pub untimed: usize,
 }
 
@@ -61,7 +61,7 @@ pub struct TuneStats {
 enum Standing {
     /// It is right.
     Certified,
-    /// It runs only where no other fits.
+    /// It runs only if no other fits.
     Unusual,
     Refused,
 }
@@ -118,7 +118,7 @@ pub struct KernelSelector {
     /// Variant that each (call, choice) runs.
     selected: HashMap<(String, String), String>,
     /// Results of kernels from outside the crate, by call and hash. They are not kept on disk,
-    /// because they also depend on the op's reference, of which there is no hash.
+    /// because they also depend on the op's reference, which has no hash.
     foreign: HashMap<String, CertificationResult>,
     /// Certified kernels on buckets (update rules, norm, hash), by name and entry point.
     certified_buckets: Vec<(&'static str, &'static str)>,
@@ -278,8 +278,8 @@ impl KernelSelector {
             let plain_hash = variant_hash(gpu.checks, &call, plain);
             let plain_standing = self.standing(gpu, &call, plain)?;
             meter.passed(plain_hash.clone());
-            // The twin's own choice may do without a plain kernel at which a process ended, but not
-            // beside one with wrong results.
+            // The twin's own choice may run without a plain kernel at which a process ended, but
+            // not if the plain kernel has wrong results.
             if plain_standing == Standing::Refused && !self.cache.has_ended(&plain_hash) {
                 return Err(self.uncertified(gpu, &call, plain));
             }

@@ -427,7 +427,7 @@ mod tests {
     use crate::testing::for_each_gpu;
     use crate::{Caps, twin};
 
-    /// Ops whose calls do not fall into parts.
+    /// Ops whose calls have no independent parts.
     const WHOLE: [&str; 3] = ["cache_update", "group_norm_affine_grad", "conv2d_weight_grad"];
 
     #[test]
@@ -474,7 +474,7 @@ mod tests {
         assert!(SpotCheck::of(&large.call()).is_none());
     }
 
-    /// A gradient by the logarithm of a sum that is not that of its logits would overflow.
+    /// A gradient would overflow if its logarithm of a sum were not computed from its logits.
     #[test]
     fn gradients_get_what_their_forward_op_outputs() {
         let calls = catalog_calls();

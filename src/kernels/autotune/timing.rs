@@ -84,7 +84,7 @@ impl<'a> VariantTimer<'a> {
         let inputs = word_counts(&owned_call.inputs);
         let outputs = word_counts(&owned_call.outputs);
         if self.reserve(&inputs, &outputs).is_err() {
-            // Large buffers of earlier calls may be in the way.
+            // Large buffers of earlier calls may take the memory.
             self.inputs.clear();
             self.outputs.clear();
             self.reserve(&inputs, &outputs)?;
@@ -160,7 +160,7 @@ impl<'a> VariantTimer<'a> {
         until: Instant,
     ) -> Result<Option<f64>, DeviceError> {
         let bound = self.bind(pipelines, variant)?;
-        // No variant is slower than none.
+        // Without a best variant, none is too slow.
         let best = best.unwrap_or(f64::INFINITY);
         // Warm-up: the driver may still compile.
         let (warm, paces) = match self.first_run(&bound, Some(until), PRUNE_RATIOS[0] * best)? {
@@ -173,15 +173,10 @@ impl<'a> VariantTimer<'a> {
         }
 
         let mut runs = runs_for(warm);
-        let samples_least;
-        let mut samples;
-        if warm > PART_SECONDS {
-            samples_least = LONG_SAMPLES;
-            samples = vec![warm];
-        } else {
-            samples_least = *SAMPLES.start();
-            samples = vec![self.sample(&bound, &paces, runs)?];
-        }
+        let is_long = warm > PART_SECONDS;
+        let samples_least = if is_long { LONG_SAMPLES } else { *SAMPLES.start() };
+        let first = if is_long { warm } else { self.sample(&bound, &paces, runs)? };
+        let mut samples = vec![first];
         while samples.len() < *SAMPLES.end() {
             let fastest = samples[0];
             if fastest > PRUNE_RATIOS[1] * best || Instant::now() >= until {
@@ -548,8 +543,8 @@ mod tests {
             println!("{}: {seconds:.3} s, longest submission {longest:.3} s", gpu.name);
             // Half of what watchdogs allow, because other processes use the processor too.
             assert!(longest < 1.0, "{longest} s of {seconds} s on {}", gpu.name);
-            // Hopeless beside a variant that takes a hundredth, and predicted from a part. A pause
-            // of the processor may hide that parts agree, but not each time.
+            // Hopeless compared with a variant that takes a hundredth, and predicted from a part. A
+            // pause of the processor may hide that parts agree, but not each time.
             let best = Some(0.01 * seconds);
             let predicted = timer.time(pipelines, &plain, best, until).unwrap().unwrap();
             println!("{}: predicted {predicted:.3} s", gpu.name);

@@ -31,7 +31,7 @@ const SUBMISSION_SECONDS_ON_SCREEN: f64 = 0.02;
 const SUBMITTED_KEPT: usize = 4;
 
 /// The longest single wait in the driver: GL holds a lock meanwhile, for which other threads wait
-/// six seconds and then panic, and its wait ends after four seconds by itself.
+/// six seconds before they panic, and ends the wait after four seconds.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Checks that wgpu adds to shaders (array bounds, loop counters).

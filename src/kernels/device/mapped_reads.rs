@@ -162,7 +162,7 @@ unsafe fn copy_lines(from: &[u8], into: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// No adapter here has uncached memory, so the choice is made from rates as they are there.
+    /// No adapter here has uncached memory, so the choice is tested on typical rates of it.
     #[test]
     fn uncached_memory_is_read_by_streaming_loads_where_these_are_faster() {
         let rates = |mapped, streaming| MappedReadRates { mapped, own: 1e10, streaming };

@@ -82,7 +82,7 @@ mod tests {
         let line = text.get().unwrap();
         assert!(line.starts_with("planted 1, at ") && line.contains("panics.rs:"), "{line}");
         assert_eq!(PRINTED.load(Ordering::Relaxed), 0);
-        // After that, and where it is not caught so, a panic is printed as ever.
+        // Afterwards, panics that are not caught quietly are printed as usual.
         panic::catch_unwind(|| panic!("planted 2")).unwrap_err();
         assert_eq!(PRINTED.load(Ordering::Relaxed), 1);
     }

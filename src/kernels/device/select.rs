@@ -35,7 +35,7 @@ pub struct OfferedDevice {
     pub node: u32,
     /// Index of the device among those of the node.
     pub index: u32,
-    /// Name for display, with that of the host.
+    /// Display name, with the name of the host.
     pub name: String,
     /// Identity that determines the bits of its results.
     pub identity: String,

@@ -164,7 +164,7 @@ mod tests {
         set(&mut counter, 0, &[0, 3, 4, 1, IGNORE_INDEX, IGNORE_INDEX]);
         // Micro-batch 3 of 2 copies has copy 1.
         set(&mut counter, 3, &[0, 1, 2, 3, 3, IGNORE_INDEX]);
-        // The rows behind the first one keep their values.
+        // The rows after the first one keep their values.
         set(&mut counter, 1, &[IGNORE_INDEX, 1]);
         let counts = [(0, 3, 3), (2, 2, 3), (4, 1, 2), (1, 3, 4), (5, 1, 1)];
         for (micro_batch, rows, expected) in counts {

@@ -334,7 +334,7 @@ pub trait Executor: Send {
     /// [`Executor::read`]. Only these elements are copied from the device.
     ///
     /// # Panics
-    /// If a range ends behind the elements of the pass.
+    /// If a range ends past the elements of the pass.
     fn read_parts(
         &mut self,
         tensor: TensorId,

@@ -359,8 +359,8 @@ fn tensors_stay_within_what_32_bits_index() {
     assert_eq!(tensor_bytes_max(&limits(64 << 30)), 8 << 30);
 }
 
-/// A gradient that sums over 70,000 rows is accepted where loops may be that long, and refused
-/// where the driver would end them early.
+/// A gradient that sums over 70,000 rows is accepted if loops may be that long, and refused if the
+/// driver would end them early.
 #[test]
 fn loops_that_a_driver_would_end_early_are_refused() {
     const LONG: usize = 70_000;
