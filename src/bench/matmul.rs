@@ -21,7 +21,7 @@ const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
 type Heads = &'static [(&'static str, usize)];
 
 /// Models whose products are measured: name, tokens in a batch, width, heads. The padded head of
-/// GPT-2 shows what its odd vocabulary costs.
+/// GPT-2 shows the cost of its odd vocabulary.
 const MODELS: [(&str, usize, usize, Heads); 2] = [
     ("gpt_small", 12 * 64, 128, &[("head", 65)]),
     ("gpt2", 1024, 768, &[("head", 50_257), ("head_padded", 50_272)]),

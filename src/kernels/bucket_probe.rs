@@ -16,7 +16,7 @@ const RANGES: [UpdateRange; 2] = [
     UpdateRange { start: 64, length: 2100, decay_end: 1117, gradient_scale: 0.5, rounding: None },
 ];
 
-/// Rounding of the moments of a probe: those of a slice of columns.
+/// Rounding of the moments of a probe: a slice of columns.
 const ROUNDING: MomentRounding = MomentRounding {
     key: Key([0x1234_5678, 0x9abc_def0]),
     series: RunSeries { start: 0, elements: 2800, place: 3, run: 7, distance: 33 },

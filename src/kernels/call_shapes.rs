@@ -1,5 +1,5 @@
-//! Sizes of the calls on which kernels are certified: those of the catalog, a small GPT, and those
-//! of probes, which are smaller and odd.
+//! Sizes of the calls on which kernels are certified: sizes of the catalog, which are those of a
+//! small GPT, and of probes, which are smaller and odd.
 
 use std::ops::RangeInclusive;
 
@@ -29,7 +29,7 @@ pub fn calls(op: &Op, sizes: impl IntoIterator<Item = Vec<Dims>>) -> Vec<CallSha
     sizes.into_iter().map(|inputs| (op.clone(), inputs)).collect()
 }
 
-/// Returns the dimensions of a tensor with all of them made small.
+/// Returns the dimensions of a tensor, all made small.
 pub(crate) fn shrunk(dims: &Dims) -> Dims {
     shrunk_around(dims, dims.len()..=dims.len())
 }

@@ -89,7 +89,7 @@ impl Caps {
     }
 
     /// Returns the same capabilities with every variant that the device can run as a candidate,
-    /// also those that are slow there; for tests.
+    /// also the slow ones; for tests.
     #[cfg(test)]
     pub(crate) fn with_all_that_run(self) -> Self {
         Self { class: DeviceClass::Any, ..self }

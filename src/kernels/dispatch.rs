@@ -288,9 +288,9 @@ impl Runs {
     /// Elements per invocation.
     const EACH: usize = 8;
 
-    /// Partitions runs of `length` elements. Invocation `a` of a run processes those of its 8
-    /// elements that lie within the run: element `a / step * 8 * step + a % step` and those at
-    /// distances of `step` from it.
+    /// Partitions runs of `length` elements. Invocation `a` of a run processes up to 8 elements:
+    /// element `a / step * 8 * step + a % step` and the next 7 at distances of `step`, as far as
+    /// they lie within the run.
     pub fn new(length: usize) -> Self {
         let step = length.div_ceil(Self::EACH).clamp(1, 64);
         Self { across: length.div_ceil(Self::EACH * step) * step, step }

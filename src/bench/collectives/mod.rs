@@ -67,7 +67,7 @@ pub struct CollectiveOptions {
     /// single device is used twice.
     pub devices: String,
     pub effort: Effort,
-    /// Numbers of ranks, at least 2 each; if empty, those of the effort.
+    /// Numbers of ranks, at least 2 each; if empty, the effort determines them.
     pub ranks: Vec<usize>,
     /// True to measure every power of two in bytes and 2 to 8 ranks.
     pub full: bool,

@@ -47,7 +47,8 @@ const MEASURING: Rank = Rank(1);
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
     pub effort: Effort,
-    /// Numbers of parameters of models whose gradients are reduced; if empty, those of the effort.
+    /// Numbers of parameters of models whose gradients are reduced; if empty, the effort determines
+    /// them.
     pub parameters: Vec<u64>,
 }
 

@@ -49,7 +49,8 @@ impl Certificate {
     }
 }
 
-/// Returns the hash of this build's kernels: other builds may have corrected what is wrong here.
+/// Returns the hash of this build's kernels: other builds may have corrected kernels that are wrong
+/// here.
 fn build() -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();
     BUILD.get_or_init(|| {
@@ -180,7 +181,7 @@ impl KernelCache {
     }
 
     /// Opens the cache of a device in a directory. A damaged or foreign file is reported by a
-    /// note, and set aside when this cache is saved; one that cannot be read stays as it is.
+    /// note, and set aside when this cache is saved; a file that cannot be read is left unchanged.
     pub fn open(directory: &Path, device: &str) -> Self {
         let path = directory.join(file_name(device));
         let mut cache = Self::in_memory();
@@ -495,7 +496,7 @@ pub struct Summary {
     pub full_size: Vec<(String, Deviation)>,
 }
 
-/// Returns the certified kernels of this build and those that are not.
+/// Returns the kernels of this build by their certificates.
 pub fn summary(cache: &KernelCache) -> Summary {
     let mut found = Summary::default();
     for certificate in cache.certificates() {

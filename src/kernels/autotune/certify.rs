@@ -15,13 +15,13 @@ use potluck_graph::{Op, Precision};
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
 pub const WGPU: &str = "30.0.1";
 
-/// The most probes that a kernel runs on in a plain grid, among those that use its shader.
+/// The most probes on which a kernel runs in a plain grid, among the probes that use its shader.
 const PROBES: usize = 4;
 
 /// Factor that a seeded error multiplies results by; see [`Certifier::faulty_kernels`].
 const FAULTY_FACTOR: f32 = 1.01;
 
-/// NMSE of results with one element off by a seeded error: below what is refused.
+/// NMSE of results with one element off by a seeded error: below the limit of refusal.
 const FAULTY_NMSE: f64 = NMSE_MAX / 2.0;
 
 /// Limits of a deviation within which a kernel agrees with the reference as its arithmetic does.
@@ -119,7 +119,7 @@ pub enum CertificationResult {
 }
 
 impl CertificationResult {
-    /// Result of a kernel that was not tried on anything yet.
+    /// Result of a kernel that has not run yet.
     const UNTRIED: Self = Self::Pass(Deviation { nmse: 0.0, element: 0.0 });
 
     /// Returns true if the kernel agrees with the reference as f32 arithmetic does.

@@ -1,5 +1,5 @@
-//! Kernel selection: only certified kernels run, and among those of a call the variant that was
-//! chosen, by measurements within a time budget, which are cached.
+//! Kernel selection: only certified kernels run. Among the variants of a call, one is chosen by
+//! measurements within a time budget, which are cached.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -31,9 +31,9 @@ use potluck_graph::{MomentFormat, Plan, Update, UpdateRange, VariantChoices};
 pub struct TuneOptions {
     /// Time budget for measuring, in seconds; 0: nothing is measured, and the cache decides.
     pub seconds: f64,
-    /// True to measure again what is in the cache, if there is time for it.
+    /// True to repeat the measurements in the cache, if the time allows it.
     pub retune: bool,
-    /// Choices to keep: those of the run that is resumed.
+    /// Choices to keep, from the run that is resumed.
     pub saved: VariantChoices,
     /// Keys of the calls of `saved` that were chosen without timings of all variants.
     pub saved_untimed: Vec<String>,
@@ -333,8 +333,8 @@ impl KernelSelector {
         planned.variants.iter().find(|variant| name.is_none_or(|name| variant.name == name))
     }
 
-    /// Returns the variant that was chosen for a call, unless it is from outside the crate: those
-    /// are not checked at full size.
+    /// Returns the variant that was chosen for a call, unless it is from outside the crate: such
+    /// variants are not checked at full size.
     fn chosen_to_check<'a>(&self, planned: &'a PlanCall) -> Option<&'a Variant> {
         self.chosen(planned).filter(|variant| !variant.is_foreign())
     }
@@ -683,9 +683,9 @@ impl KernelSelector {
         Ok(None)
     }
 
-    /// Times the certified variants that are not in `measured`, as far as the time budget reaches;
-    /// returns true if it did not reach all. A variant on which the device fails without being lost
-    /// is left out.
+    /// Times the certified variants that are not in `measured`, within the time budget; returns
+    /// true if it was over before all were timed. A variant on which the device fails without being
+    /// lost is left out.
     fn measure(
         &mut self,
         planned: &PlanCall,

@@ -58,7 +58,7 @@ pub(crate) fn is_right(deviation: Deviation) -> bool {
 const READ_MAX: usize = 1 << 22;
 const GAP_MAX: usize = 1024;
 
-/// Parts of a call that are compared: some of those along each of its independent axes.
+/// Parts of a call that are compared: some of the parts along each of its independent axes.
 pub(crate) struct SpotCheck {
     /// Axes, each with the parts in ascending order.
     axes: Vec<(IndependentAxis, Vec<usize>)>,
@@ -137,7 +137,7 @@ impl SpotCheck {
         Self { axes, small }
     }
 
-    /// Returns the outputs that are compared: those that have all axes.
+    /// Returns the outputs that are compared: the ones that have all axes.
     fn outputs(&self) -> impl Iterator<Item = usize> {
         (0..self.small.outputs.len())
             .filter(|output| self.axes.iter().all(|(axis, _)| axis.outputs[*output].is_some()))

@@ -393,8 +393,8 @@ fn runs_for(seconds: f64) -> u32 {
 }
 
 /// Returns the order in which variants are timed, as indices into `variants`: first the one chosen
-/// without measurements, then, on a software adapter, those without workgroup memory (barriers are
-/// slow there) and the plain one last, on hardware those with it.
+/// without measurements; then, on a software adapter, the variants without workgroup memory
+/// (barriers are slow there), with the plain one last, and on hardware the variants with it.
 pub(crate) fn timing_order(call: &OpCall, variants: &[Variant], caps: &Caps) -> Vec<usize> {
     let is_software = caps.class == DeviceClass::Software;
     let unmeasured = default_variant(call, variants, caps);
@@ -423,8 +423,8 @@ pub(crate) fn default_variant(call: &OpCall, variants: &[Variant], caps: &Caps) 
     if let Some(chosen) = variants.iter().position(|variant| variant.dispatches == dispatches) {
         return chosen;
     }
-    // A choice that needs more workspace than there is, is not among the variants. The last
-    // variants are those for GPUs, where the plain one would take a hundred times as long.
+    // The twin's choice is missing if it needs too much workspace. The last variants are for GPUs,
+    // where the plain one would take a hundred times as long.
     if caps.suits_hardware() { variants.len() - 1 } else { 0 }
 }
 

@@ -61,7 +61,7 @@ impl Adapter {
         CooperativeSquare::of(&self.cooperative_matrices(), &self.features(), self.api)
     }
 
-    /// Checks that potluck's kernels can run on the adapter; the error names what is missing.
+    /// Checks that potluck's kernels can run on the adapter; the error names the missing property.
     pub fn usable(&self) -> Result<(), String> {
         if self.api == "dx12" && dxc::library().is_none() {
             return Err(dxc::missing());

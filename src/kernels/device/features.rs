@@ -4,7 +4,7 @@ use std::fmt;
 
 use potluck_graph::Precision;
 
-/// Features of an adapter, or those that were requested when a device was opened.
+/// Features of an adapter, or the ones requested when a device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// 16-bit floats in shaders (`enable f16`).
@@ -20,7 +20,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// Returns those among `features`, with the adapter's subgroup sizes.
+    /// Converts wgpu's features, with the adapter's subgroup sizes.
     pub(super) fn of(features: wgpu::Features, info: &wgpu::AdapterInfo) -> Self {
         let sizes = (info.subgroup_min_size, info.subgroup_max_size);
         Self {
@@ -121,7 +121,7 @@ const MIXED: wgpu::Features =
     wgpu::Features::SHADER_F16.union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
 /// Returns the features with which the devices of kernel tests are opened: the portable ones, and
-/// those that variants use. They do not change shaders that do not use them.
+/// the ones that variants use, which do not change other shaders.
 pub(super) fn for_kernel_tests(offered: wgpu::Features) -> wgpu::Features {
     portable(offered) | (offered & (wgpu::Features::SUBGROUP | MIXED))
 }

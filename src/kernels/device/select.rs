@@ -33,7 +33,7 @@ pub enum Selection {
 pub struct OfferedDevice {
     /// Number of the node.
     pub node: u32,
-    /// Index of the device among those of the node.
+    /// Index of the device among the node's devices.
     pub index: u32,
     /// Display name, with the name of the host.
     pub name: String,

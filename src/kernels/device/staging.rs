@@ -37,7 +37,7 @@ impl Mapping {
         Self { submission, result, done: false }
     }
 
-    /// Returns true if the slot is mapped, as far as calls to the device have reported up to now.
+    /// Returns true if calls to the device have reported so far that the slot is mapped.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails.

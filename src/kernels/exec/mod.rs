@@ -404,8 +404,8 @@ pub trait Executor: Send {
     /// Replaces the elements of a place.
     ///
     /// # Panics
-    /// If the device does not hold the place, or holds it in bf16, or if there are not as many
-    /// values as elements.
+    /// If the device does not hold the place, or holds it in bf16, or if the numbers of values and
+    /// elements differ.
     fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError>;
 
     /// Prepares [`Executor::add`] for chunks of these lengths, so that it allocates nothing in a

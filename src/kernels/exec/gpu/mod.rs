@@ -89,15 +89,16 @@ pub struct GpuExecutor {
     between: CallBuffers,
     /// Per node: the number of micro-batches after which it uses the same copies of slots again.
     periods: Vec<usize>,
-    /// Bind groups by node and by micro-batch modulo the node's period. They do not depend on the
-    /// rows of a pass, so there are as many as a node has pipelines.
+    /// Bind groups by node and by micro-batch modulo the node's period, one per pipeline of the
+    /// node, because they do not depend on the rows of a pass.
     bind_groups: HashMap<(usize, usize), BindGroups>,
-    /// Nodes and updates prepared so far; nodes for the numbers of rows in `recent_rows`, the most
-    /// recent one at the end.
+    /// Nodes prepared so far, for the numbers of rows in `recent_rows`, the most recent one at the
+    /// end.
     prepared: HashMap<NodeKey, PreparedKernel>,
     recent_rows: VecDeque<usize>,
     /// Loss scale of the nodes prepared so far.
     loss_scale: f32,
+    /// Updates prepared so far.
     updates: HashMap<UpdateKey, PreparedKernel>,
     /// Prepared first stage of the norm of each bucket; `None` if the plan does not hold the
     /// bucket.
