@@ -7,12 +7,12 @@ use potluck_core::Table;
 /// Relative error that is assumed for a figure of one sample.
 const SINGLE: f64 = 0.1;
 
-/// Returns the comparison of report `b` with report `a` as text: for every figure that both have,
-/// how many times better `b` is. Figures whose samples overlap count as the same; a single sample
+/// Returns the comparison of report `b` with report `a` as text: for every figure in both, the
+/// factor by which `b` is better. Figures whose samples overlap count as the same; a single sample
 /// may be off by 10 %.
 ///
 /// Devices are matched by name and API, several of one name in their order. If each report has
-/// one device only, these two are compared, whatever their names.
+/// one device only, these two are compared, regardless of their names.
 pub fn compare(a: &Report, b: &Report) -> String {
     let mut text = String::new();
     for (what, of_a, of_b) in
@@ -29,12 +29,16 @@ pub fn compare(a: &Report, b: &Report) -> String {
         }
         text += &pair(device_a, device_b);
     }
-    let unmatched = |which: &str, report: &Report, is_matched: &dyn Fn(&DeviceReport) -> bool| {
-        let devices = report.devices.iter().filter(|device| !is_matched(device));
-        devices.map(|device| format!("only in {which}: {}\n", title(device))).collect::<String>()
-    };
-    text += &unmatched("A", a, &|device| pairs.iter().any(|(a, _)| std::ptr::eq(*a, device)));
-    text += &unmatched("B", b, &|device| pairs.iter().any(|(_, b)| std::ptr::eq(*b, device)));
+    for device in &a.devices {
+        if !pairs.iter().any(|(a, _)| std::ptr::eq(*a, device)) {
+            text += &format!("only in A: {}\n", title(device));
+        }
+    }
+    for device in &b.devices {
+        if !pairs.iter().any(|(_, b)| std::ptr::eq(*b, device)) {
+            text += &format!("only in B: {}\n", title(device));
+        }
+    }
     if pairs.is_empty() {
         text += "no device is in both reports\n";
     }
@@ -50,16 +54,19 @@ fn pairs<'a>(a: &'a Report, b: &'a Report) -> Vec<(&'a DeviceReport, &'a DeviceR
         return vec![(one, other)];
     }
     let mut free: Vec<&DeviceReport> = b.devices.iter().collect();
-    let partner = |device: &'a DeviceReport| {
-        let same = |other: &&DeviceReport| (&other.name, &other.api) == (&device.name, &device.api);
-        let at = free.iter().position(same)?;
-        Some((device, free.remove(at)))
-    };
-    a.devices.iter().filter_map(partner).collect()
+    let mut pairs = Vec::new();
+    for device in &a.devices {
+        let partner =
+            free.iter().position(|other| other.name == device.name && other.api == device.api);
+        if let Some(at) = partner {
+            pairs.push((device, free.remove(at)));
+        }
+    }
+    pairs
 }
 
-/// Returns the comparison of two devices: a table of their common figures, and the names of those
-/// that only one of them has.
+/// Returns the comparison of two devices: a table of their common figures, and the names of the
+/// figures that only one of them has.
 fn pair(a: &DeviceReport, b: &DeviceReport) -> String {
     let mut table = Table::new(&["<figure", "<unit", "A", "B", "B is"]);
     let mut group = None;
@@ -83,8 +90,12 @@ fn pair(a: &DeviceReport, b: &DeviceReport) -> String {
         text += &format!("\n{table}");
     }
     for (which, device, other) in [("A", a, b), ("B", b, a)] {
-        let missing = device.figures.iter().filter(|figure| other.figure(&figure.name).is_none());
-        let names: Vec<&str> = missing.map(|figure| figure.name.as_str()).collect();
+        let mut names = Vec::new();
+        for figure in &device.figures {
+            if other.figure(&figure.name).is_none() {
+                names.push(figure.name.as_str());
+            }
+        }
         if !names.is_empty() {
             text += &format!("only in {which}: {}\n", names.join(", "));
         }
@@ -92,12 +103,13 @@ fn pair(a: &DeviceReport, b: &DeviceReport) -> String {
     text
 }
 
-/// Returns `1.50x`, how many times better the second figure is, or `same`.
+/// Returns the factor by which the second figure is better, such as `1.50x`, or `same`.
 fn verdict(a: &Figure, b: &Figure) -> String {
     if a.unit != b.unit || a.better != b.better {
         return "another unit".into();
     }
-    let ([a_min, a_max], [b_min, b_max]) = (range(a), range(b));
+    let [a_min, a_max] = range(a);
+    let [b_min, b_max] = range(b);
     if a_min <= b_max && b_min <= a_max {
         return "same".into();
     }

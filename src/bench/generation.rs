@@ -19,13 +19,13 @@ use potluck_train::runtime::step::forward_without;
 use potluck_train::runtime::workers::WorkerGroup;
 use potluck_train::sampling::{CachedToken, PROMPT_ROWS};
 
-/// Sequences that are continued at the same time, besides one alone.
+/// Sequences that are continued at the same time; a single one is measured too.
 const SEQUENCES: usize = 8;
 
-/// Passes before those that are measured.
+/// Passes before the measured ones.
 const WARM_UP: usize = 3;
 
-/// Measures generation by the small GPT and, with `full` but on software adapters, by GPT-2.
+/// Measures generation by the small GPT and, with `full` and not on software adapters, by GPT-2.
 pub fn measure(
     target: &Target,
     sampling_plan: &SamplingPlan,
@@ -62,7 +62,7 @@ fn measure_model(
     let group = WorkerGroup::single(opened.driver)?;
     group.run_on_all("initialization", |_, device| device.initialize(1))?;
     let length = config.context / 2;
-    // Keys and values that a token reads, of so many positions.
+    // Bytes of the keys and values of `length` positions, which a token reads.
     let cached = 2 * config.layers * config.width * length * DType::F32.bytes();
     for (what, sequences, tokens) in
         [("prompt", 1, PROMPT_ROWS.min(config.context)), ("1", 1, 1), ("8", SEQUENCES, 1)]
@@ -75,10 +75,9 @@ fn measure_model(
         let seconds = measured.concat();
         let count = (sequences * tokens) as f64;
         let rates: Vec<f64> = seconds.iter().map(|seconds| count / seconds).collect();
-        let name = |what: &str| format!("generation.{name}_{what}");
         let figure = Figure::new(
             FigureKind::Generation,
-            &name(&format!("{what}_tokens")),
+            &format!("generation.{name}_{what}_tokens"),
             "tokens/s",
             Direction::Higher,
             &rates,
@@ -90,7 +89,7 @@ fn measure_model(
         recorder.add(figure.on(&on));
         if tokens == 1 {
             let bytes = (weights + sequences * cached) as f64;
-            let what = name(&format!("{what}_bandwidth"));
+            let what = format!("generation.{name}_{what}_bandwidth");
             let figure = Figure::rate(FigureKind::Generation, &what, GBS, bytes, &seconds);
             recorder.add(figure.on("weights, keys and values read once per token"));
         }
@@ -104,14 +103,14 @@ struct MeasuredPass {
     model: LanguageModel,
     cache: CacheInputs,
     sequences: usize,
-    /// Tokens of each sequence; of several, which are a prompt, no logits are computed.
+    /// Tokens of each sequence; if there are several, a prompt, no logits are computed.
     tokens: usize,
     /// Position of a single token.
     last: usize,
 }
 
 impl MeasuredPass {
-    /// Returns the seconds of so many passes.
+    /// Returns the seconds of each of `samples` passes.
     fn seconds(self, device: &mut dyn Executor, samples: usize) -> Result<Vec<f64>, DeviceError> {
         let Self { model, cache, sequences, tokens, last } = self;
         let first = if tokens == 1 { last } else { 0 };
@@ -123,13 +122,16 @@ impl MeasuredPass {
             }
         }
         let inputs = CachedToken::inputs(&model, &cache, &rows);
-        let head = device.plan().graph.block_of(model.logits).filter(|_| tokens > 1);
+        let mut head = None;
+        if tokens > 1 {
+            head = device.plan().graph.block_of(model.logits);
+        }
         let mut seconds = Vec::with_capacity(samples);
         for nth in 0..WARM_UP + samples {
             let begun = Instant::now();
             load(device, &inputs, 0)?;
             let pass = forward_without(device, sequences * tokens, head)?;
-            // Of a prompt only to wait for the device: there are no logits.
+            // After a prompt, this only waits for the device: there are no logits.
             let read = if tokens == 1 { sequences * model.vocabulary } else { 1 };
             device.read_parts(model.logits, std::slice::from_ref(&(0..read)), &pass)?;
             if nth >= WARM_UP {

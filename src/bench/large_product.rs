@@ -1,5 +1,5 @@
-//! Benchmarks by one large matrix product: with the checks that wgpu adds to shaders (bounds of
-//! arrays, counters of loops) and as runs have it, without them; in f32 and in mixed precision.
+//! Benchmarks of one large matrix product: with the checks that wgpu adds to shaders (bounds of
+//! arrays, counters of loops) and, as in runs, without them; in f32 and in mixed precision.
 
 use super::matmul::{MatmulShape, Rates, fastest_variant};
 use super::report::{FigureKind, FigureRecorder};
@@ -8,11 +8,11 @@ use potluck_graph::Precision;
 use potluck_kernels::bench::device::BenchDevice;
 use potluck_kernels::device::{Adapter, AdapterKind, DeviceError, ShaderChecks};
 
-/// Sides of the product on hardware GPUs, and of the one on all others and of smoke tests.
+/// Side of the product on hardware GPUs, and on software adapters and in smoke tests.
 const SIDE: usize = 4096;
 const SIDE_SMALL: usize = 256;
 
-/// A way to compute the product.
+/// Configuration in which the product is computed.
 pub struct Case {
     /// Name of the figure.
     name: &'static str,

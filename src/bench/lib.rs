@@ -1,5 +1,5 @@
-//! Benchmark suite: peak rates of a device, the fraction of them that matrix products reach, and
-//! the duration of a training step. The figures are the same on every platform, so that reports
+//! Benchmark suite: peak rates of a device, the fraction of the peaks that matrix products reach,
+//! and the duration of a training step. The figures are the same on every platform, so that reports
 //! of different machines can be compared.
 //!
 //! [`run`] measures one device after the other and returns a [`Report`], which is printed as
@@ -54,7 +54,7 @@ pub enum Part {
     Precision,
     /// A training step of a GPT.
     Step,
-    /// Tokens that a GPT writes.
+    /// Text generation by a GPT.
     Generation,
 }
 
@@ -67,14 +67,14 @@ pub struct Options {
     pub effort: Effort,
     pub parts: Vec<Part>,
     /// True to measure the steps of a LeNet, a ResNet, an LSTM and a GRU as well, and on hardware
-    /// GPUs that of GPT-2 with 124 million parameters.
+    /// GPUs the step of GPT-2 with 124 million parameters.
     pub full: bool,
 }
 
 /// Runs the suite on one device after the other and reports each next measurement to `progress`.
 ///
-/// If a device fails, its [`DeviceReport::error`] has the reason beside the figures measured
-/// before, and the remaining devices are still measured.
+/// If a device fails, its [`DeviceReport::error`] has the reason, its report keeps the figures
+/// measured before, and the remaining devices are still measured.
 ///
 /// # Errors
 /// Returns `TrainError` if a selector chooses no device; then nothing is measured.
@@ -90,12 +90,19 @@ fn measure(target: &Target, options: &Options, progress: &mut dyn FnMut(&str)) -
     let mut recorder = FigureRecorder::new(&mut note);
     let error = measure_parts(target, options, &mut recorder).err().map(|error| error.to_string());
     let (figures, skipped) = recorder.finish();
-    let (driver, kind) = (target.driver(), target.kind());
-    DeviceReport { name, api: target.api(), driver, kind, figures, skipped, error }
+    DeviceReport {
+        name,
+        api: target.api(),
+        driver: target.driver(),
+        kind: target.kind(),
+        figures,
+        skipped,
+        error,
+    }
 }
 
-/// Measures the parts on one device. The step comes first, so that its first one is cold: nothing
-/// has opened the device before.
+/// Measures the parts on one device. The training step comes first, so that its first run is cold:
+/// the device was not opened before.
 fn measure_parts(
     target: &Target,
     options: &Options,

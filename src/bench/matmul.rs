@@ -1,5 +1,5 @@
-//! Benchmark of matrix products in f32: squares, and the shapes of two GPTs. On a GPU every
-//! kernel variant is tried, and the figure is that of the fastest.
+//! Benchmark of matrix products in f32: squares, and the shapes of two GPTs. On a GPU every kernel
+//! variant is tried, and the fastest one gives the figure.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use potluck_core::{DType, HostTensorView};
 use potluck_graph::{Accumulation, Op, Precision};
 use potluck_kernels::bench::device::{BenchDevice, DeviceBuffer};
 use potluck_kernels::device::DeviceError;
-use potluck_kernels::{Caps, OpCall, RandomContext, Twin, Variant, twin};
+use potluck_kernels::{Caps, OpCall, RandomContext, Twin, twin};
 
-/// The sides of square products.
+/// Sides of square products.
 const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
 
 /// Heads of a model: name and vocabulary.
 type Heads = &'static [(&'static str, usize)];
 
 /// Models whose products are measured: name, tokens in a batch, width, heads. The padded head of
-/// GPT-2 shows what its odd vocabulary costs.
+/// GPT-2 shows the cost of its odd vocabulary.
 const MODELS: [(&str, usize, usize, Heads); 2] = [
     ("gpt_small", 12 * 64, 128, &[("head", 65)]),
     ("gpt2", 1024, 768, &[("head", 50_257), ("head_padded", 50_272)]),
@@ -48,11 +48,14 @@ impl MatmulShape {
         transpose_a: bool,
         transpose_b: bool,
     ) -> Self {
-        let pair = |first, second, swapped| if swapped { [second, first] } else { [first, second] };
-        let op = Op::MatMul { transpose_a, transpose_b };
-        let (a, b) = (pair(m, k, transpose_a), pair(k, n, transpose_b));
-        let precision = Precision::F32;
-        Self { name: format!("matmul.{name}"), op, a, b, c: [m, n], precision }
+        Self {
+            name: format!("matmul.{name}"),
+            op: Op::MatMul { transpose_a, transpose_b },
+            a: if transpose_a { [k, m] } else { [m, k] },
+            b: if transpose_b { [n, k] } else { [k, n] },
+            c: [m, n],
+            precision: Precision::F32,
+        }
     }
 
     /// Returns the same product in this precision.
@@ -83,17 +86,20 @@ impl MatmulShape {
     /// Returns the shapes of both matrices as text: `(768, 128) (384, 128)^T`.
     fn shape(&self) -> String {
         let Op::MatMul { transpose_a, transpose_b } = self.op else { return String::new() };
-        let matrix = |[rows, columns]: [usize; 2], transposed| {
-            format!("({rows}, {columns}){}", if transposed { "^T" } else { "" })
-        };
-        format!("{} {}", matrix(self.a, transpose_a), matrix(self.b, transpose_b))
+        format!("{} {}", matrix_text(self.a, transpose_a), matrix_text(self.b, transpose_b))
     }
+}
+
+fn matrix_text([rows, columns]: [usize; 2], is_transposed: bool) -> String {
+    format!("({rows}, {columns}){}", if is_transposed { "^T" } else { "" })
 }
 
 /// Returns all products in the order of the report: the small ones of a family before the large.
 fn products() -> Vec<MatmulShape> {
-    let square = |n: usize| MatmulShape::new(format!("square_{n}"), [n, n, n], false, false);
-    let mut products: Vec<MatmulShape> = SQUARES.into_iter().map(square).collect();
+    let mut products = Vec::new();
+    for n in SQUARES {
+        products.push(MatmulShape::new(format!("square_{n}"), [n, n, n], false, false));
+    }
     for (model, t, c, heads) in MODELS {
         // Linear layers hold their weights as (outputs, inputs).
         let mut add = |name: &str, sizes: [usize; 3], transpose_a: bool, transpose_b: bool| {
@@ -115,9 +121,8 @@ fn products() -> Vec<MatmulShape> {
     products
 }
 
-/// Returns the reason for skipping a product of this many operations, if there is one: it would
-/// take too long at the best rate so far, or the time for all products, which began at `begun`,
-/// is up.
+/// Returns the reason for skipping a product of `flops` operations, if there is one: it would take
+/// too long at the best rate so far, or the time for all products, which began at `begun`, is up.
 fn too_long(
     sampling_plan: &SamplingPlan,
     flops: f64,
@@ -129,13 +134,16 @@ fn too_long(
     }
     let best = rates.values().copied().reduce(f64::max)?;
     let seconds = flops / best;
-    (seconds > sampling_plan.product_seconds_max)
-        .then(|| format!("it would take about {seconds:.2} s at the best rate so far"))
+    if seconds > sampling_plan.product_seconds_max {
+        return Some(format!("it would take about {seconds:.2} s at the best rate so far"));
+    }
+    None
 }
 
 /// Measures the matrix products of the CPU device.
 pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
-    let (mut rates, begun) = (Rates::new(), Instant::now());
+    let mut rates = Rates::new();
+    let begun = Instant::now();
     for product in products() {
         let flops = product.flops();
         if let Some(why) = too_long(sampling_plan, flops, &rates, begun) {
@@ -144,7 +152,8 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
         }
         recorder.progress(&product.name);
         let call = product.call();
-        let (a, b) = (values(call.input_len(0)), values(call.input_len(1)));
+        let a = values(call.input_len(0));
+        let b = values(call.input_len(1));
         let inputs = [HostTensorView::Float(&a[..]), HostTensorView::Float(&b[..])];
         let mut c = vec![0.0; call.output_len(0)];
         let seconds = timed(sampling_plan, || (product.twin().fast)(&call, &inputs, &mut [&mut c]));
@@ -161,10 +170,13 @@ pub(crate) fn of_gpu(
     sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
-    let (mut rates, begun) = (Rates::new(), Instant::now());
+    let mut rates = Rates::new();
+    let begun = Instant::now();
     for product in products() {
-        let bytes = |dims: [usize; 2]| (DType::F32.bytes() * dims.iter().product::<usize>()) as u64;
-        let largest = [product.a, product.b, product.c].map(bytes).into_iter().max().unwrap_or(0);
+        let mut largest = 0;
+        for [rows, columns] in [product.a, product.b, product.c] {
+            largest = largest.max((DType::F32.bytes() * rows * columns) as u64);
+        }
         let limit = device.gpu.limits.binding_bytes.min(device.gpu.limits.buffer_bytes);
         if let Some(why) = too_long(sampling_plan, product.flops(), &rates, begun) {
             recorder.skip(&product.name, why);
@@ -186,8 +198,8 @@ pub(crate) fn of_gpu(
     Ok(())
 }
 
-/// Returns the figure of the fastest variant among those that are not too slow to be tried, with
-/// the best rate of each.
+/// Returns the figure of the fastest variant among those that are not too slow to try, with the
+/// best rate of each.
 pub(crate) fn fastest_variant(
     device: &mut BenchDevice,
     sampling_plan: &SamplingPlan,
@@ -198,15 +210,12 @@ pub(crate) fn fastest_variant(
     let [a, b] = [filled(device, call.input_len(0))?, filled(device, call.input_len(1))?];
     let c = device.memory((DType::F32.bytes() * call.output_len(0)) as u64)?;
     let flops = product.flops();
-    // A variant that was not tried yet may be the best one.
-    let in_time = |variant: &Variant| {
-        let rate = rates.get(&variant.name);
-        rate.is_none_or(|rate| flops / rate <= sampling_plan.product_seconds_max)
-    };
-    let variants: Vec<Variant> = (product.twin().variants)(&call, &Caps::of(&device.gpu))
-        .into_iter()
-        .filter(in_time)
-        .collect();
+    let mut variants = (product.twin().variants)(&call, &Caps::of(&device.gpu));
+    variants.retain(|variant| match rates.get(&variant.name) {
+        Some(rate) => flops / rate <= sampling_plan.product_seconds_max,
+        // A variant that was not tried yet may be the best one.
+        None => true,
+    });
     let mut ready = Vec::with_capacity(variants.len());
     for variant in &variants {
         ready.push(device.prepare(&variant.dispatches, &[&a, &b], &[&c])?);

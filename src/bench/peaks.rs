@@ -28,9 +28,11 @@ const STREAMS: [(&str, MemoryStream); 2] =
 /// Returns values between -1/2 and 1/2 that are neither zero nor equal, because some devices are
 /// faster on zero or equal values.
 pub fn values(count: usize) -> Vec<f32> {
-    // The fractional parts of multiples of the golden ratio are evenly spread.
-    let value = |i: usize| (i as f64 * 0.618_033_988_749_894_9).fract() as f32 - 0.5;
-    let pattern: Vec<f32> = (0..count.min(1 << 16)).map(value).collect();
+    let mut pattern = Vec::with_capacity(count.min(1 << 16));
+    for i in 0..count.min(1 << 16) {
+        // The fractional parts of multiples of the golden ratio are evenly spread.
+        pattern.push((i as f64 * 0.618_033_988_749_894_9).fract() as f32 - 0.5);
+    }
     pattern.iter().copied().cycle().take(count).collect()
 }
 
@@ -44,7 +46,7 @@ fn mebibytes(bytes: u64) -> String {
 /// all threads.
 pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
     recorder.progress("multiply-adds");
-    // Few invocations run at a time, so each is the longer.
+    // Few invocations run concurrently, so each one is longer.
     let chains = FmaChains::new(64 * 1024, 4 * sampling_plan.rounds);
     let mut sums = vec![0.0; chains.count];
     let seconds = timed(sampling_plan, || peak::fast(&chains, &mut sums));
@@ -55,7 +57,9 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
     recorder.progress("memory");
     let bytes = sampling_plan.memory_bytes[0];
     let count = bytes as usize / DType::F32.bytes();
-    let (x, z, mut y) = (values(count), values(count), vec![0.0; count]);
+    let x = values(count);
+    let z = values(count);
+    let mut y = vec![0.0; count];
     for (name, stream) in STREAMS {
         let seconds = timed(sampling_plan, || stream.fast(&x, &z, FACTOR, &mut y));
         let moved = stream.bytes_per_element() * count as f64;
@@ -66,12 +70,14 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
 
 /// Returns samples of the duration of `work` on the host, in seconds.
 pub fn timed(sampling_plan: &SamplingPlan, mut work: impl FnMut()) -> Vec<f64> {
-    let run = |repeats: usize| -> Result<f64, Infallible> {
+    let sampled = samples(sampling_plan, |repeats| {
         let begun = Instant::now();
-        (0..repeats).for_each(|_| work());
-        Ok(begun.elapsed().as_secs_f64())
-    };
-    match samples(sampling_plan, run) {
+        for _ in 0..repeats {
+            work();
+        }
+        Ok::<f64, Infallible>(begun.elapsed().as_secs_f64())
+    });
+    match sampled {
         Ok(samples) => samples,
         Err(never) => match never {},
     }
@@ -135,7 +141,7 @@ fn fastest_way(
         ready.push(device.prepare(std::slice::from_ref(dispatch), inputs, outputs)?);
     }
     let (way, seconds) = fastest(sampling_plan, ways.len(), |way, repeats| {
-        device.run(&ready[way], repeats).map(|timing| timing.running)
+        Ok::<f64, DeviceError>(device.run(&ready[way], repeats)?.running)
     })?;
     Ok((ways[way].0, seconds))
 }
@@ -181,11 +187,13 @@ fn transfers(
     recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
     let bytes = sampling_plan.transfer_bytes.min(device.gpu.limits.buffer_bytes) / 256 * 256;
-    let (memory, staging) = (device.memory(bytes)?, device.staging(bytes)?);
+    let memory = device.memory(bytes)?;
+    let staging = device.staging(bytes)?;
     let sent = values(bytes as usize / DType::F32.bytes());
     let sent: &[u8] = bytemuck::cast_slice(&sent);
-    let (mut up, mut down) = (Vec::new(), Vec::new());
-    // Warm-up: the first transfers allocate and touch pages, of the host's memory too, which takes
+    let mut up = Vec::new();
+    let mut down = Vec::new();
+    // Warm-up: the first transfers allocate and touch pages, also of the host's memory, which takes
     // several times as long as the transfer.
     device.upload(&memory, sent)?;
     let mut read = vec![0; sent.len()];
@@ -210,7 +218,7 @@ fn transfers(
     Ok(())
 }
 
-/// Measures the overhead of an empty dispatch: many in one pass, and one with a wait of its own.
+/// Measures the overhead of an empty dispatch: many in one pass, and one with its own wait.
 fn dispatches(
     device: &mut BenchDevice,
     sampling_plan: &SamplingPlan,
@@ -224,7 +232,9 @@ fn dispatches(
     })?;
     let alone = samples(sampling_plan, |repeats| {
         let begun = Instant::now();
-        (0..repeats).try_for_each(|_| device.run(&ready, 1).map(|_| ()))?;
+        for _ in 0..repeats {
+            device.run(&ready, 1)?;
+        }
         Ok::<_, DeviceError>(begun.elapsed().as_secs_f64())
     })?;
     for (name, seconds) in [("dispatch.in_pass", in_pass), ("dispatch.round_trip", alone)] {

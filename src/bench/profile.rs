@@ -1,4 +1,4 @@
-//! Profile of a training step: every kernel timed separately on the device, beside whole steps.
+//! Profile of a training step: every kernel timed separately on the device, and whole steps.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use potluck_core::rng::Key;
 use potluck_core::{Rank, Round, TensorId};
 use potluck_graph::optim::average_weight;
 use potluck_graph::{Plan, UpdateRange};
+use potluck_kernels::RandomContext;
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_kernels::exec::{Executor, KernelProfile, PassContext, ProfileTarget, load};
-use potluck_kernels::{Cost, RandomContext};
 use potluck_parallel::pipeline::used_inputs;
 use potluck_parallel::{Instruction, Program, single_rank};
 use potluck_train::error::TrainError;
@@ -25,12 +25,12 @@ use potluck_train::spec::RunSpec;
 
 /// Warm-up steps before any measurement: the first compiles the shaders.
 const WARM_UP: u64 = 2;
-/// Number of whole steps that are measured; `REPEATS` is the number of steps whose kernels are
-/// timed one by one. Medians are reported.
+/// Number of measured whole steps, whose median is reported.
 const STEPS: usize = 5;
+/// Number of steps whose kernels are timed one by one; medians are reported.
 const REPEATS: usize = 3;
 
-/// Ends of the lines of the table that say how long a step and its longest submission take.
+/// Ends of the lines of the table with the durations of a step and of its longest submission.
 const WALL_TIME: &str = "wall time of a step, the median of";
 const LONGEST_SUBMISSION: &str = "longest submission, by its clock";
 
@@ -38,9 +38,9 @@ const LONGEST_SUBMISSION: &str = "longest submission, by its clock";
 pub struct Profile {
     device: String,
     rows: Vec<ProfileRow>,
-    /// Wall time of a whole step in seconds; `busy` is the share of it in which the device was
-    /// busy by its own clock.
+    /// Wall time of a whole step in seconds.
     seconds: f64,
+    /// Share of this time in which the device was busy, by its own clock.
     busy: Option<f64>,
     /// Seconds of the longest submission of the steps, by the device's clock.
     longest_submission: Option<f64>,
@@ -80,14 +80,15 @@ impl Profile {
         let plan = Plan::new(training.whole().clone(), options);
         let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));
         let source = spec.batch_source(&plan.graph, &data, 0, 0)?;
-        let inputs = inputs(spec, source, (&program, used_inputs(&plan)))?;
+        let inputs = inputs(spec, source, &program, used_inputs(&plan))?;
         let moments = spec.optimizer.moments();
         let opened = open::open_alone(selection, plan, moments, &spec.opening)?;
         let OpenDevice { driver, identity, is_cpu, .. } = opened;
         let device = if is_cpu { driver.name().to_string() } else { identity };
         let seed = spec.seed;
         driver.run("initialization", move |device| device.initialize(seed))?;
-        let (mut seconds, mut busy) = (Vec::new(), Vec::new());
+        let mut seconds = Vec::new();
+        let mut busy = Vec::new();
         for input in &inputs {
             let (share, took) = timed_step(&driver, input)?;
             if input.round.step > WARM_UP {
@@ -95,12 +96,17 @@ impl Profile {
                 busy.extend(share);
             }
         }
-        let submission = driver.run("a step", |device| Ok(device.longest_submission()))?;
+        let longest_submission = driver.run("a step", |device| Ok(device.longest_submission()))?;
         let input = Arc::clone(&inputs[0]);
         let rows = driver.run("timing kernels", move |device| timed_rows(device, &input))?;
-        let busy = (busy.len() == seconds.len()).then(|| median(&mut busy));
-        let seconds = median(&mut seconds);
-        Ok(Self { device, rows, seconds, busy, longest_submission: submission })
+        let has_clock = busy.len() == seconds.len();
+        Ok(Self {
+            device,
+            rows,
+            seconds: median(&mut seconds),
+            busy: if has_clock { Some(median(&mut busy)) } else { None },
+            longest_submission,
+        })
     }
 
     fn sum(&self, part: StepPart) -> f64 {
@@ -111,9 +117,12 @@ impl Profile {
     pub fn table(&self) -> String {
         let total: f64 = self.rows.iter().map(|row| row.timing.seconds).sum();
         let mut text = format!("a step on {}, every kernel timed alone\n\n", self.device);
-        let width = |of: fn(&ProfileRow) -> &str| self.rows.iter().map(|row| of(row).len()).max();
-        let op_width = width(|row| &row.timing.op).unwrap_or(0).max(2);
-        let variant_width = width(|row| &row.timing.variant).unwrap_or(0).max(7);
+        let mut op_width = 2;
+        let mut variant_width = 7;
+        for row in &self.rows {
+            op_width = op_width.max(row.timing.op.len());
+            variant_width = variant_width.max(row.timing.variant.len());
+        }
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
@@ -123,8 +132,8 @@ impl Profile {
         for ProfileRow { timing, count, .. } in &self.rows {
             let KernelProfile { op, shape, variant, seconds, cost } = timing;
             let share = 100.0 * seconds / total;
-            let rate = |work: f64| if *seconds > 0.0 { 1e-9 * work / seconds } else { 0.0 };
-            let (flops, bytes) = (rate(cost.flops), rate(cost.bytes));
+            let flops = giga_rate(cost.flops, *seconds);
+            let bytes = giga_rate(cost.bytes, *seconds);
             let _ = writeln!(
                 text,
                 "{:>10.3} {share:>5.1} % {count:>6} {flops:>9.2} {bytes:>8.2}  {op:<op_width$}  \
@@ -140,7 +149,8 @@ impl Profile {
         ];
         for (part, name) in parts {
             let seconds = self.sum(part);
-            let (ms, share) = (1e3 * seconds, 100.0 * seconds / total);
+            let ms = 1e3 * seconds;
+            let share = 100.0 * seconds / total;
             let _ = writeln!(text, "{ms:>10.3} {share:>5.1} %  {name}");
         }
         let _ = writeln!(text, "{:>10.3} {:>5.1} %  sum of kernels", 1e3 * total, 100.0);
@@ -161,12 +171,18 @@ impl Profile {
     }
 }
 
-/// Figures of [`Profile::table`], read back by who has only the output of the program.
+/// Returns 1e9 units of work per second; 0 without a time.
+fn giga_rate(work: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { 1e-9 * work / seconds } else { 0.0 }
+}
+
+/// Figures of [`Profile::table`], parsed from the output of the program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileFigures {
     pub kernels: Vec<KernelFigures>,
-    /// Milliseconds of a step, and of its longest submission.
+    /// Milliseconds of a step.
     pub step_ms: f64,
+    /// Milliseconds of its longest submission.
     pub longest_submission_ms: Option<f64>,
 }
 
@@ -177,38 +193,42 @@ pub struct KernelFigures {
     pub kernel: String,
     pub count: usize,
     pub ms: f64,
-    /// Rates in GFLOP/s and GB/s.
+    /// Rate in GFLOP/s.
     pub gflops: f64,
+    /// Rate in GB/s.
     pub gbs: f64,
 }
 
 impl KernelFigures {
-    /// Returns the milliseconds that the kernels take at least on a device that computes and moves
-    /// no more than this in a second, in GFLOP/s and GB/s.
+    /// Returns the least milliseconds of the kernels on a device with these peak rates, in GFLOP/s
+    /// and GB/s.
     pub fn roofline_ms(&self, peak_gflops: f64, peak_gbs: f64) -> f64 {
         self.ms * (self.gflops / peak_gflops).max(self.gbs / peak_gbs)
     }
 }
 
 impl ProfileFigures {
-    /// Reads the table of one device; `None` if it is none.
+    /// Parses the table of one device; `None` if the text is no such table.
     pub fn of_table(table: &str) -> Option<Self> {
         let mut figures = Self::default();
         for line in table.lines() {
-            let number = || line.split_whitespace().next()?.parse().ok();
             if line.contains(WALL_TIME) {
-                figures.step_ms = number()?;
+                figures.step_ms = first_number(line)?;
             } else if line.ends_with(LONGEST_SUBMISSION) {
-                figures.longest_submission_ms = number();
+                figures.longest_submission_ms = first_number(line);
             } else {
                 figures.kernels.extend(kernel_of_row(line));
             }
         }
-        (figures.step_ms > 0.0 && !figures.kernels.is_empty()).then_some(figures)
+        if figures.step_ms > 0.0 && !figures.kernels.is_empty() { Some(figures) } else { None }
     }
 }
 
-/// Reads a row of the table; `None` for another line, also for the sums below, which have no count.
+fn first_number(line: &str) -> Option<f64> {
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Parses a row of the table; `None` for another line, including the sums, which have no count.
 fn kernel_of_row(line: &str) -> Option<KernelFigures> {
     let mut words = line.split_whitespace();
     let ms = words.next()?.parse().ok()?;
@@ -221,31 +241,36 @@ fn kernel_of_row(line: &str) -> Option<KernelFigures> {
     Some(KernelFigures { kernel, count, ms, gflops, gbs })
 }
 
-/// Returns the inputs of the steps to run, which are those of a run's first steps.
+/// Returns the inputs of the steps to run, which are the inputs of a run's first steps.
 fn inputs(
     spec: &RunSpec,
     source: BatchSource,
-    (program, wanted): (&Arc<Program>, Vec<TensorId>),
+    program: &Arc<Program>,
+    wanted: Vec<TensorId>,
 ) -> Result<Vec<Arc<StepInput>>, TrainError> {
     let count = WARM_UP + STEPS as u64;
-    let ended = || TrainError::Defect("the loader ended before the last step".into());
     let ranks =
         LoadedRanks { programs: vec![program.clone()], inputs: vec![wanted], are_read: vec![true] };
     let loader = Loader::start(source, ranks, 1, count);
     let loader = loader.map_err(|why| TrainError::Defect(format!("no thread: {why}")))?;
-    let input = |step| {
-        let ranks = loader.next_step().ok_or_else(ended)??;
-        let micro_batches = ranks.into_iter().next().ok_or_else(ended)?;
+    let mut inputs = Vec::with_capacity(count as usize);
+    for step in 1..=count {
+        let ranks = loader.next_step().ok_or_else(early_end)??;
+        let micro_batches = ranks.into_iter().next().ok_or_else(early_end)?;
         let round = Round { generation: 0, step, settles: false };
-        Ok(Arc::new(StepInput {
+        inputs.push(Arc::new(StepInput {
             run_key: Key::new(spec.seed),
             update: spec.optimizer.update(spec.schedule.lr, step),
             average_weight: average_weight(spec.ema, step),
             clip: spec.clip,
             ..StepInput::new(round, Rank(0), program.clone(), micro_batches)
-        }))
-    };
-    (1..=count).map(input).collect()
+        }));
+    }
+    Ok(inputs)
+}
+
+fn early_end() -> TrainError {
+    TrainError::Defect("the loader ended before the last step".into())
 }
 
 /// Runs a step and returns the busy share that it reports, and its wall time in seconds.
@@ -276,17 +301,14 @@ fn timed_rows(
     for (index, (part, timing)) in steps[0].iter().enumerate() {
         let mut seconds: Vec<f64> = steps.iter().map(|step| step[index].1.seconds).collect();
         let seconds = median(&mut seconds);
-        let same = |row: &&mut ProfileRow| {
-            let known = &row.timing;
-            (&known.op, &known.shape, &known.variant)
-                == (&timing.op, &timing.shape, &timing.variant)
-        };
-        if let Some(row) = rows.iter_mut().find(same) {
-            let cost = &mut row.timing.cost;
-            *cost = Cost {
-                flops: cost.flops + timing.cost.flops,
-                bytes: cost.bytes + timing.cost.bytes,
-            };
+        let known = rows.iter_mut().find(|row| {
+            row.timing.op == timing.op
+                && row.timing.shape == timing.shape
+                && row.timing.variant == timing.variant
+        });
+        if let Some(row) = known {
+            row.timing.cost.flops += timing.cost.flops;
+            row.timing.cost.bytes += timing.cost.bytes;
             row.timing.seconds += seconds;
             row.count += 1;
         } else {
@@ -303,12 +325,7 @@ fn kernels(
     device: &mut dyn Executor,
     input: &StepInput,
 ) -> Result<Vec<(StepPart, KernelProfile)>, DeviceError> {
-    let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
     let samples: u32 = input.program.micro_batches.iter().map(|m| m.rows).sum();
-    let pass = |micro_batch: usize| {
-        let rows = input.program.micro_batches[micro_batch].rows as usize;
-        PassContext { micro_batch: 0, rows, loss_scale: 1.0, random }
-    };
     let mut timings = Vec::new();
     device.begin_step()?;
     for instruction in &input.program.instructions {
@@ -319,11 +336,8 @@ fn kernels(
             }
             Instruction::Run { segment, micro_batch } => {
                 let nodes = device.plan().segments[segment.index()].nodes.clone();
-                (
-                    StepPart::Nodes,
-                    nodes.map(ProfileTarget::Node).collect::<Vec<_>>(),
-                    pass(micro_batch),
-                )
+                let works: Vec<ProfileTarget> = nodes.map(ProfileTarget::Node).collect();
+                (StepPart::Nodes, works, pass_of(input, micro_batch))
             }
             Instruction::ZeroGradients
             | Instruction::Send { .. }
@@ -333,7 +347,7 @@ fn kernels(
             | Instruction::Wait(_) => continue,
             Instruction::Verdict => {
                 let buckets = device.plan().updated_buckets();
-                (StepPart::Norms, buckets.map(ProfileTarget::Norm).collect(), pass(0))
+                (StepPart::Norms, buckets.map(ProfileTarget::Norm).collect(), pass_of(input, 0))
             }
             Instruction::Update { bucket } => {
                 let layout = &device.plan().buckets[bucket.index()];
@@ -344,18 +358,29 @@ fn kernels(
                     gradient_scale: 1.0 / samples as f32,
                     rounding: None,
                 };
-                let pass = pass(0);
+                let pass = pass_of(input, 0);
                 let key = pass.random.step_key;
-                let ranges = device.plan().update_ranges(bucket, &input.update, range, key);
-                let update = |range| ProfileTarget::Update(bucket, input.update, range);
-                (StepPart::Updates, ranges.into_iter().map(update).collect(), pass)
+                let mut works = Vec::new();
+                for range in device.plan().update_ranges(bucket, &input.update, range, key) {
+                    works.push(ProfileTarget::Update(bucket, input.update, range));
+                }
+                (StepPart::Updates, works, pass)
             }
         };
         for work in works {
-            timings.extend(device.profile(&work, &pass)?.map(|timing| (part, timing)));
+            if let Some(timing) = device.profile(&work, &pass)? {
+                timings.push((part, timing));
+            }
         }
     }
     Ok(timings)
+}
+
+/// Returns the pass of a micro-batch of a step.
+fn pass_of(input: &StepInput, micro_batch: usize) -> PassContext {
+    let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
+    let rows = input.program.micro_batches[micro_batch].rows as usize;
+    PassContext { micro_batch: 0, rows, loss_scale: 1.0, random }
 }
 
 /// Returns the middle value of a list that is not empty.
@@ -367,6 +392,7 @@ fn median(values: &mut [f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use potluck_kernels::Cost;
 
     #[test]
     fn the_table_adds_up_and_the_longest_comes_first() {

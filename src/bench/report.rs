@@ -9,8 +9,8 @@ use super::sample::{Effort, median};
 use super::system::System;
 use potluck_parallel::PipelineSchedule;
 
-/// Version of the JSON schema. It changes when a reader of the old one would misunderstand the
-/// new.
+/// Version of the JSON schema. It changes when a reader of the old schema would misunderstand the
+/// new one.
 pub(crate) const SCHEMA: u32 = 2;
 
 /// Benchmark report: the figures of one or more devices.
@@ -51,11 +51,11 @@ pub enum Direction {
     Lower,
 }
 
-/// Kind of a figure, which decides its table, with the details that this kind has.
+/// Kind of a figure, which determines its table, with the details of this kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FigureKind {
-    /// Floating-point operations that the device reaches when it does nothing else.
+    /// Peak rate of floating-point operations of the otherwise idle device.
     Peak,
     /// Streams through the device's memory.
     Memory,
@@ -70,7 +70,7 @@ pub enum FigureKind {
     Precision,
     /// Training step of a model.
     Step,
-    /// Text that a model writes.
+    /// Text generation by a model.
     Generation,
     Link(LinkFigure),
     /// Call of a collective; the value of the figure is the bus bandwidth.
@@ -79,7 +79,7 @@ pub enum FigureKind {
     Pipeline(PipelineFigure),
 }
 
-/// What a figure of a link between two nodes is of.
+/// Subject of a figure of a link between two nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkFigure {
@@ -93,7 +93,7 @@ pub enum LinkFigure {
 }
 
 impl FigureKind {
-    /// Returns the group of figures to which the kind belongs, with which their names begin.
+    /// Returns the group of figures to which the kind belongs, the first part of their names.
     pub fn group(&self) -> &str {
         match self {
             Self::Peak => "peak",
@@ -124,7 +124,7 @@ pub struct Figure {
     pub max: f64,
     pub samples: usize,
     pub better: Direction,
-    /// Share of the device's `peak.flops`, if that was measured too.
+    /// Share of the device's `peak.flops`, if that figure was measured too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_peak: Option<f64>,
     /// Name of the fastest of several alternatives, such as a kernel variant.
@@ -133,12 +133,12 @@ pub struct Figure {
     /// Best value of each alternative by name, in the unit of the figure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub among: Vec<(String, f64)>,
-    /// Problem that was measured: shapes, sizes.
+    /// Measured problem: shapes, sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
 }
 
-/// Step of a pipeline: what was measured, and what was predicted.
+/// Step of a pipeline: measurement and prediction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PipelineFigure {
     pub schedule: PipelineSchedule,
@@ -148,20 +148,22 @@ pub struct PipelineFigure {
     pub micro_batches: usize,
     /// Blocks of each model chunk, in forward order.
     pub blocks: Vec<u32>,
-    /// Median seconds of a step, and those by simulation with measured times of blocks.
+    /// Median seconds of a step.
     pub step_s: f64,
+    /// Seconds of a step by simulation with measured times of blocks.
     pub predicted_s: f64,
-    /// Median share of a step in which ranks wait for each other; the idle share by simulation;
-    /// and that by formula, for equal stages.
+    /// Median share of a step in which ranks wait for each other.
     pub bubble: f64,
+    /// Idle share by simulation.
     pub predicted_bubble: f64,
+    /// Idle share by formula, for equal stages.
     pub formula_bubble: f64,
 }
 
 /// Communication details of a collective: size, duration and bandwidths.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectiveFigure {
-    /// Name of the collective, or of the operation measured beside it.
+    /// Name of the collective, or of the operation with which it is compared.
     pub by: String,
     pub ranks: usize,
     /// Bytes of the longest buffer of a rank.
@@ -173,8 +175,8 @@ pub struct CollectiveFigure {
     /// Bus bandwidth as a share of the bandwidth of a copy of the same bytes in the same rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_copy: Option<f64>,
-    /// Seconds of a readback and an upload of the same bytes in the same rounds, as a share of
-    /// those of the call.
+    /// Seconds of a readback and an upload of the same bytes in the same rounds, as a share of the
+    /// seconds of the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_transfers: Option<f64>,
 }
@@ -230,8 +232,8 @@ impl Figure {
         Self::new(kind, name, unit, Direction::Higher, &rates)
     }
 
-    /// Creates the figure of a duration from samples of seconds, in `unit`s of which `per_second`
-    /// make a second.
+    /// Creates the figure of a duration from samples of seconds; `per_second` is the number of
+    /// `unit`s in a second.
     pub fn duration(
         kind: FigureKind,
         name: &str,
@@ -255,7 +257,7 @@ impl Figure {
         self
     }
 
-    /// Returns the figure with the problem that was measured.
+    /// Returns the figure with the measured problem.
     pub fn on(mut self, what: impl Into<String>) -> Self {
         self.on = Some(what.into());
         self
@@ -274,7 +276,7 @@ impl Figure {
 }
 
 impl DeviceReport {
-    /// Returns the figure of a name.
+    /// Returns the figure with this name.
     pub fn figure(&self, name: &str) -> Option<&Figure> {
         self.figures.iter().find(|figure| figure.name == name)
     }
@@ -309,7 +311,6 @@ impl Report {
     /// Returns `ReportError` if the text is other JSON or none, has another schema, or contains
     /// impossible figures.
     pub fn from_json(text: &str) -> Result<Self, ReportError> {
-        let unreadable = |why: serde_json::Error| ReportError::Unreadable(why.to_string());
         let value: serde_json::Value = serde_json::from_str(text).map_err(unreadable)?;
         match value.get("schema").and_then(serde_json::Value::as_u64) {
             Some(schema) if schema != u64::from(SCHEMA) => return Err(ReportError::Schema(schema)),
@@ -317,14 +318,20 @@ impl Report {
             None => return Err(ReportError::Unreadable("it has no schema".into())),
         }
         let report: Self = serde_json::from_value(value).map_err(unreadable)?;
-        let mut figures = report.devices.iter().flat_map(|device| &device.figures);
-        match figures.find(|figure| !figure.is_sane()) {
-            Some(Figure { name, .. }) => {
-                Err(ReportError::Unreadable(format!("the figure {name} cannot be")))
+        for device in &report.devices {
+            for figure in &device.figures {
+                if !figure.is_sane() {
+                    let why = format!("the figure {} cannot be", figure.name);
+                    return Err(ReportError::Unreadable(why));
+                }
             }
-            None => Ok(report),
         }
+        Ok(report)
     }
+}
+
+fn unreadable(why: serde_json::Error) -> ReportError {
+    ReportError::Unreadable(why.to_string())
 }
 
 /// Recorder of the figures of a device during its measurement.
@@ -356,17 +363,19 @@ impl<'a> FigureRecorder<'a> {
     /// have been measured last.
     pub fn finish(mut self) -> (Vec<Figure>, Vec<Skipped>) {
         let peak = self.figures.iter().find(|figure| figure.kind == FigureKind::Peak);
-        let Some(peak) = peak.map(|peak| peak.median) else { return (self.figures, self.skipped) };
-        for figure in &mut self.figures {
-            if figure.unit == GFLOPS && figure.kind != FigureKind::Peak {
-                figure.of_peak = Some(figure.median / peak);
+        if let Some(peak) = peak {
+            let peak = peak.median;
+            for figure in &mut self.figures {
+                if figure.unit == GFLOPS && figure.kind != FigureKind::Peak {
+                    figure.of_peak = Some(figure.median / peak);
+                }
             }
         }
         (self.figures, self.skipped)
     }
 }
 
-/// The units of rates.
+/// Units of rates.
 pub(crate) const GFLOPS: &str = "GFLOP/s";
 pub(crate) const GBS: &str = "GB/s";
 

@@ -21,11 +21,11 @@ pub struct SamplingPlan {
     pub(crate) figure_seconds_max: f64,
     /// Duration of a sample in seconds, which is filled with repetitions.
     pub(crate) sample_seconds: f64,
-    /// Maximum seconds of a matrix product; longer ones are skipped. After `products_seconds_max`
-    /// seconds for all of them, the remaining ones are skipped.
+    /// Maximum seconds of a matrix product; longer ones are skipped.
     pub(crate) product_seconds_max: f64,
+    /// Maximum seconds of all matrix products; the remaining ones are skipped.
     pub(crate) products_seconds_max: f64,
-    /// Training steps that are measured, for at most `steps_seconds_max`.
+    /// Measured training steps; fewer if they take more than `steps_seconds_max`.
     pub steps: usize,
     pub(crate) steps_seconds_max: f64,
     /// Bytes of each array of the memory figures, on the processor and on hardware GPUs.
@@ -51,7 +51,7 @@ impl Effort {
         }
     }
 
-    /// Returns how much is measured, and for how long.
+    /// Returns the number, duration and size of the measurements.
     pub fn sampling_plan(self) -> SamplingPlan {
         let normal = SamplingPlan {
             samples: 9,
@@ -95,18 +95,18 @@ impl Effort {
     }
 }
 
-/// Minimum number of samples of a figure, however long they take.
+/// Minimum number of samples of a figure, regardless of their duration.
 const SAMPLES_MIN: usize = 3;
 
 impl SamplingPlan {
-    /// Returns true if a figure has enough samples, of which the first began at `begun`.
+    /// Returns true if a figure has enough samples, the first of which began at `begun`.
     pub fn is_enough(&self, samples: usize, begun: Instant) -> bool {
         let is_over = begun.elapsed() >= Duration::from_secs_f64(self.figure_seconds_max);
         samples >= self.samples || (samples >= SAMPLES_MIN && is_over)
     }
 }
 
-/// Maximum number of repetitions in a sample: they are one submission, which has to be recorded.
+/// Maximum number of repetitions in a sample: they are recorded as one submission.
 const REPEATS_MAX: usize = 4096;
 
 /// Returns the number of repetitions that fill a sample. `run` performs the given number of
@@ -132,17 +132,27 @@ pub fn repeats<E>(
 /// Returns samples of the seconds that one repetition takes.
 ///
 /// # Errors
-/// Returns the error of `run`, the same callback as that of [`repeats`], if it fails.
+/// Returns the error of `run`, a callback as in [`repeats`], if it fails.
 pub fn samples<E>(
     sampling_plan: &SamplingPlan,
     mut run: impl FnMut(usize) -> Result<f64, E>,
 ) -> Result<Vec<f64>, E> {
     let repeats = repeats(sampling_plan, &mut run)?;
-    let (mut samples, begun) = (Vec::with_capacity(sampling_plan.samples), Instant::now());
+    let mut samples = Vec::with_capacity(sampling_plan.samples);
+    let begun = Instant::now();
     while !sampling_plan.is_enough(samples.len(), begun) {
         samples.push(run(repeats)? / repeats as f64);
     }
     Ok(samples)
+}
+
+/// Alternative that is measured after its trial.
+struct Alternative {
+    /// Index among all alternatives.
+    way: usize,
+    /// Repetitions in a sample.
+    repeats: usize,
+    samples: Vec<f64>,
 }
 
 /// Returns the index of the fastest of several equivalent alternatives, and samples of its
@@ -168,7 +178,7 @@ pub fn fastest<E>(
     let mut order = Vec::with_capacity(ways);
     let mut best = f64::INFINITY;
     for way in 0..ways {
-        // An alternative far behind already in its first, slower run is not run again.
+        // An alternative that is far behind in its first, slower run is not run again.
         let first = run(way, 1)?;
         let seconds = if first > sampling_plan.sample_seconds && first > 4.0 * best {
             first
@@ -181,20 +191,21 @@ pub fn fastest<E>(
     }
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
     order.truncate(2);
-    let mut measured: Vec<(usize, usize, Vec<f64>)> = Vec::new();
+    let mut measured = Vec::new();
     for (seconds, way) in order {
         let repeats = (sampling_plan.sample_seconds / seconds.max(1e-9)).ceil().max(1.0) as usize;
-        measured.push((way, repeats.min(REPEATS_MAX), Vec::new()));
+        let repeats = repeats.min(REPEATS_MAX);
+        measured.push(Alternative { way, repeats, samples: Vec::new() });
     }
     let begun = Instant::now();
-    while !sampling_plan.is_enough(measured[0].2.len(), begun) {
-        for (way, repeats, samples) in &mut measured {
+    while !sampling_plan.is_enough(measured[0].samples.len(), begun) {
+        for Alternative { way, repeats, samples } in &mut measured {
             samples.push(run(*way, *repeats)? / *repeats as f64);
         }
     }
-    measured.sort_by(|a, b| median(&a.2).total_cmp(&median(&b.2)));
-    let (way, _, samples) = measured.swap_remove(0);
-    Ok((way, samples))
+    measured.sort_by(|a, b| median(&a.samples).total_cmp(&median(&b.samples)));
+    let fastest = measured.swap_remove(0);
+    Ok((fastest.way, fastest.samples))
 }
 
 /// Returns the middle value, or the mean of the two in the middle.

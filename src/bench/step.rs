@@ -14,17 +14,18 @@ use potluck_graph::model::{
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{Cell, Graph, Unary, differentiate};
 use potluck_kernels::device::DeviceError;
-use potluck_kernels::{OpCall, RandomContext, twin};
+use potluck_kernels::exec::PassContext;
+use potluck_kernels::{RandomContext, twin};
 use potluck_train::runtime::RuntimeError;
 use potluck_train::{TrainError, Trainer, TrainerOptions};
 
-/// Warm-up steps between the first one and those that are measured.
+/// Warm-up steps between the first one and the measured ones.
 const WARM_UP: usize = 2;
 
-/// Minimum number of measured steps, however long they take.
+/// Minimum number of measured steps, regardless of their duration.
 const STEPS_MIN: usize = 3;
 
-/// Batch sizes of GPT-2 124M, of which the largest that fits is measured.
+/// Batch sizes of GPT-2 124M; the largest that fits is measured.
 const BATCHES: [usize; 6] = [32, 16, 8, 4, 2, 1];
 
 /// Returns the model of nanoGPT's recipe for the CPU: 0.8 million parameters.
@@ -65,20 +66,27 @@ struct MeasuredModel {
     name: &'static str,
     graph: Graph,
     batch: usize,
-    /// Unit of what is counted, and the number of these in a sample.
+    /// Unit of the throughput, such as `tokens`.
     unit: &'static str,
+    /// Units in a sample.
     per_sample: usize,
-    /// Classes of targets, and of tokens.
+    /// Number of classes of targets, and of tokens.
     classes: u32,
-    /// Sizes of the step, for the reader.
+    /// Sizes of the step, for display.
     on: String,
 }
 
 impl MeasuredModel {
     fn gpt(name: &'static str, config: &GptConfig, batch: usize) -> Result<Self, TrainError> {
-        let on = format!("batch {batch}, context {}, AdamW", config.context);
-        let (graph, classes) = (gpt(config)?, config.vocabulary as u32);
-        Ok(Self { name, graph, batch, unit: "tokens", per_sample: config.context, classes, on })
+        Ok(Self {
+            name,
+            graph: gpt(config)?,
+            batch,
+            unit: "tokens",
+            per_sample: config.context,
+            classes: config.vocabulary as u32,
+            on: format!("batch {batch}, context {}, AdamW", config.context),
+        })
     }
 
     /// Returns a model of pictures of 28 x 28 in ten classes.
@@ -87,27 +95,41 @@ impl MeasuredModel {
         Self { name, graph, batch, unit: "samples", per_sample: 1, classes: 10, on }
     }
 
+    /// Returns a recurrent model of tokens.
+    fn recurrent(name: &'static str, cell: Cell) -> Result<Self, TrainError> {
+        let graph = rnn(&RnnConfig {
+            vocabulary: 65,
+            context: 64,
+            layers: 2,
+            width: 128,
+            cell,
+            dropout: 0.0,
+            stateful: false,
+        })?;
+        let on = "batch 32, context 64, AdamW".to_string();
+        Ok(Self { name, graph, batch: 32, unit: "tokens", per_sample: 64, classes: 65, on })
+    }
+
     /// Returns values of all inputs, the same every time.
     fn inputs(&self) -> Vec<(&str, HostTensor)> {
-        let value = |id: TensorId| {
-            let tensor = self.graph.tensor(id);
-            let (count, key) = (tensor.shape.elements(self.batch), Key::new(id.0.into()));
-            match tensor.dtype {
-                DType::U32 => {
-                    let class = |i: u64| key.words([i as u32, 0])[0] % self.classes;
-                    HostTensor::Int((0..count as u64).map(class).collect())
-                }
-                DType::F32 => {
-                    HostTensor::Float((0..count as u64).map(|i| key.normal(i) as f32).collect())
-                }
-            }
-        };
         let inputs = self.graph.inputs_of_samples();
-        inputs.map(|(name, id)| (name.as_str(), value(*id))).collect()
+        inputs.map(|(name, id)| (name.as_str(), self.input(*id))).collect()
+    }
+
+    fn input(&self, id: TensorId) -> HostTensor {
+        let tensor = self.graph.tensor(id);
+        let count = tensor.shape.elements(self.batch) as u64;
+        let key = Key::new(id.0.into());
+        match tensor.dtype {
+            DType::U32 => HostTensor::Int(
+                (0..count).map(|i| key.words([i as u32, 0])[0] % self.classes).collect(),
+            ),
+            DType::F32 => HostTensor::Float((0..count).map(|i| key.normal(i) as f32).collect()),
+        }
     }
 }
 
-/// Returns the small models that are not GPTs, of the sizes of the examples.
+/// Returns the small models that are not GPTs, with the sizes of the examples.
 fn small_models() -> Result<Vec<MeasuredModel>, TrainError> {
     let sizes = PictureSizes { picture: [1, 28, 28], outputs: 10, loss: MlpLoss::CrossEntropy };
     let lenet = CnnConfig {
@@ -118,21 +140,11 @@ fn small_models() -> Result<Vec<MeasuredModel>, TrainError> {
         dropout: 0.0,
     };
     let residual = ResnetConfig { sizes, blocks: 1, width: 16, norm: PictureNorm::Batch };
-    let recurrent = |cell| {
-        let (vocabulary, context, layers, width) = (65, 64, 2, 128);
-        RnnConfig { vocabulary, context, layers, width, cell, dropout: 0.0, stateful: false }
-    };
-    let of_cell = |name, cell| -> Result<MeasuredModel, TrainError> {
-        let on = "batch 32, context 64, AdamW".to_string();
-        let graph = rnn(&recurrent(cell))?;
-        let (unit, per_sample, classes) = ("tokens", 64, 65);
-        Ok(MeasuredModel { name, graph, batch: 32, unit, per_sample, classes, on })
-    };
     Ok(vec![
         MeasuredModel::of_pictures("lenet", cnn(&lenet)?, 64),
         MeasuredModel::of_pictures("resnet", resnet(&residual)?, 64),
-        of_cell("lstm", Cell::Lstm)?,
-        of_cell("gru", Cell::Gru)?,
+        MeasuredModel::recurrent("lstm", Cell::Lstm)?,
+        MeasuredModel::recurrent("gru", Cell::Gru)?,
     ])
 }
 
@@ -194,12 +206,14 @@ fn measure_model(
     let (first, seconds) = steps(model, target, sampling_plan)?;
     let rates: Vec<f64> = seconds.iter().map(|seconds| units / seconds).collect();
     let rate_unit = format!("{unit}/s");
-    let what = |what: &str| format!("step.{name}_{what}");
+    let kind = FigureKind::Step;
+    let [time, throughput, rate, first_step] =
+        ["time", *unit, "flops", "first_step"].map(|what| format!("step.{name}_{what}"));
     let figures = [
-        Figure::duration(FigureKind::Step, &what("time"), "ms", 1e3, &seconds),
-        Figure::new(FigureKind::Step, &what(unit), &rate_unit, Direction::Higher, &rates),
-        Figure::rate(FigureKind::Step, &what("flops"), GFLOPS, flops, &seconds),
-        Figure::duration(FigureKind::Step, &what("first_step"), "ms", 1e3, &[first]),
+        Figure::duration(kind.clone(), &time, "ms", 1e3, &seconds),
+        Figure::new(kind.clone(), &throughput, &rate_unit, Direction::Higher, &rates),
+        Figure::rate(kind.clone(), &rate, GFLOPS, flops, &seconds),
+        Figure::duration(kind, &first_step, "ms", 1e3, &[first]),
     ];
     for figure in figures {
         recorder.add(figure.on(&model.on));
@@ -207,65 +221,63 @@ fn measure_model(
     Ok(())
 }
 
-/// Returns the seconds from before the device is opened to the end of the first step, and those
-/// of each measured step.
+/// Returns the seconds from before the device is opened to the end of the first step, and the
+/// seconds of each measured step.
 fn steps(
     model: &MeasuredModel,
     target: &Target,
     sampling_plan: &SamplingPlan,
 ) -> Result<(f64, Vec<f64>), TrainError> {
-    let (values, batch) = (model.inputs(), model.batch);
+    let values = model.inputs();
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
-    let options =
-        TrainerOptions { clip: 1.0, ..TrainerOptions::new(&target.selector, optimizer, batch) };
+    let options = TrainerOptions {
+        clip: 1.0,
+        ..TrainerOptions::new(&target.selector, optimizer, model.batch)
+    };
     let opened = Instant::now();
     let mut trainer = Trainer::new(model.graph.clone(), &options)?;
-    let mut step = || -> Result<f64, TrainError> {
-        let begun = Instant::now();
-        let step = trainer.step(&values, 1e-3)?;
-        if !step.updated {
-            let why = format!("a step was not finite, at a loss of {}", step.loss);
-            return Err(TrainError::Defect(why));
-        }
-        Ok(begun.elapsed().as_secs_f64())
-    };
-    step()?;
+    step(&mut trainer, &values)?;
     let first = opened.elapsed().as_secs_f64();
     for _ in 0..WARM_UP {
-        step()?;
+        step(&mut trainer, &values)?;
     }
     let mut seconds = Vec::with_capacity(sampling_plan.steps);
-    let (begun, longest) =
-        (Instant::now(), Duration::from_secs_f64(sampling_plan.steps_seconds_max));
+    let longest = Duration::from_secs_f64(sampling_plan.steps_seconds_max);
+    let begun = Instant::now();
     while seconds.len() < STEPS_MIN
         || (seconds.len() < sampling_plan.steps && begun.elapsed() < longest)
     {
-        seconds.push(step()?);
+        seconds.push(step(&mut trainer, &values)?);
     }
     Ok((first, seconds))
+}
+
+/// Performs a step; returns its seconds.
+fn step(trainer: &mut Trainer, values: &[(&str, HostTensor)]) -> Result<f64, TrainError> {
+    let begun = Instant::now();
+    let step = trainer.step(values, 1e-3)?;
+    if !step.updated {
+        let why = format!("a step was not finite, at a loss of {}", step.loss);
+        return Err(TrainError::Defect(why));
+    }
+    Ok(begun.elapsed().as_secs_f64())
 }
 
 /// Returns the floating-point operations of a step of a training graph: matrix products,
 /// convolutions and attention, forward and backward.
 fn flops_of(graph: &Graph, batch: usize) -> f64 {
-    let dims = |ids: &[potluck_core::TensorId]| -> Vec<Vec<usize>> {
-        ids.iter().map(|id| graph.tensor(*id).shape.resolve(batch)).collect()
-    };
-    let of_step = graph.nodes.iter().filter(|node| node.when.includes(true));
-    let cost = of_step.filter_map(|node| {
-        let twin = twin(&node.op).filter(|twin| twin.counts_as_model_flops)?;
-        let call = OpCall {
-            op: &node.op,
-            inputs: dims(&node.inputs),
-            outputs: dims(&node.outputs),
-            accumulate: node.accumulate,
-            precision: node.precision,
-            loss_scale: 1.0,
-            random: RandomContext { step_key: Key::new(0), training: true },
-        };
-        Some((twin.cost)(&call).flops)
-    });
-    cost.sum()
+    let random = RandomContext { step_key: Key::new(0), training: true };
+    let pass = PassContext { micro_batch: 0, rows: batch, loss_scale: 1.0, random };
+    let mut flops = 0.0;
+    for node in &graph.nodes {
+        if let Some(twin) = twin(&node.op)
+            && twin.counts_as_model_flops
+            && let Some(cost) = pass.cost(graph, node)
+        {
+            flops += cost.flops;
+        }
+    }
+    flops
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Properties of the machine and the program that a report describes.
+//! Properties of the machine and of the program in a report.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ pub struct System {
     pub architecture: String,
     /// The processor's name, or `unknown`.
     pub cpu: String,
-    /// Cores, or hardware threads where a core has several, that this process may use.
+    /// Cores, or hardware threads if a core has several, that this process may use.
     pub cores: usize,
     /// Version of wgpu, the library through which every GPU is used.
     pub wgpu: String,

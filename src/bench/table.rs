@@ -15,19 +15,28 @@ fn spread(figure: &Figure) -> String {
     }
 }
 
-fn share(figure: &Figure) -> String {
-    figure.of_peak.map_or_else(String::new, |share| percent(share, 0))
+fn share(share: Option<f64>) -> String {
+    match share {
+        Some(share) => percent(share, 0),
+        None => String::new(),
+    }
 }
 
 /// Returns the name of a figure without its group.
 fn what(figure: &Figure) -> String {
-    figure.name.split_once('.').map_or(figure.name.as_str(), |(_, what)| what).replace('_', " ")
+    let what = match figure.name.split_once('.') {
+        Some((_, what)) => what,
+        None => &figure.name,
+    };
+    what.replace('_', " ")
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let system = &self.system;
-        let (os, architecture, cpu) = (&system.os, &system.architecture, &system.cpu);
+        let os = &system.os;
+        let architecture = &system.architecture;
+        let cpu = &system.cpu;
         writeln!(
             f,
             "potluck {}, wgpu {}, {os} {architecture}, {cpu}, {} cores; {} run",
@@ -81,21 +90,25 @@ impl fmt::Display for DeviceReport {
 /// Maximum median spread of the figures on a machine without other load.
 const STEADY: f64 = 0.2;
 
-/// Returns the median spread, if it exceeds that of a machine without other load.
+/// Returns the median spread, if it exceeds the spread on a machine without other load.
 fn unsteady(device: &DeviceReport) -> Option<f64> {
     let figures = device.figures.iter().filter(|figure| figure.samples > 1);
     let spreads: Vec<f64> = figures.map(Figure::spread).collect();
-    if spreads.is_empty() { None } else { Some(median(&spreads)).filter(|s| *s > STEADY) }
+    if spreads.is_empty() {
+        return None;
+    }
+    let spread = median(&spreads);
+    if spread > STEADY { Some(spread) } else { None }
 }
 
 /// Returns the table of rates and overheads of the device itself.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
     use FigureKind::{Dispatch, Memory, Peak, Precision, Robustness, Transfer};
-    let is_peak = |one: &&Figure| {
-        matches!(one.kind, Peak | Memory | Transfer | Dispatch | Robustness | Precision)
-    };
-    for figure in device.figures.iter().filter(is_peak) {
+    for figure in &device.figures {
+        if !matches!(figure.kind, Peak | Memory | Transfer | Dispatch | Robustness | Precision) {
+            continue;
+        }
         table.row(vec![
             figure.name.replace(['.', '_'], " "),
             number(figure.median),
@@ -116,7 +129,7 @@ fn products(device: &DeviceReport) -> Table {
             what(figure),
             number(figure.median),
             spread(figure),
-            share(figure),
+            share(figure.of_peak),
             figure.by.clone().unwrap_or_default(),
             figure.on.clone().unwrap_or_default(),
         ]);
@@ -141,15 +154,15 @@ fn models(device: &DeviceReport, kind: FigureKind, head: &str) -> Table {
             number(figure.median),
             figure.unit.clone(),
             spread(figure),
-            share(figure),
+            share(figure.of_peak),
             figure.on.clone().unwrap_or_default(),
         ]);
     }
     table
 }
 
-/// Returns the table of collectives, with an empty row where the collective or the number of
-/// ranks changes.
+/// Returns the table of collectives, with an empty row between different collectives and numbers of
+/// ranks.
 fn collectives(device: &DeviceReport) -> Table {
     let is_of_devices = device.figures.iter().any(|figure| {
         matches!(&figure.kind, FigureKind::Collective(call) if call.of_transfers.is_some())
@@ -173,7 +186,7 @@ fn collectives(device: &DeviceReport) -> Table {
             table.row(Vec::new());
         }
         last = Some(this);
-        let share = if is_of_devices { call.of_transfers } else { call.of_copy };
+        let share_of_call = if is_of_devices { call.of_transfers } else { call.of_copy };
         table.row(vec![
             call.by.replace('_', " "),
             call.ranks.to_string(),
@@ -182,7 +195,7 @@ fn collectives(device: &DeviceReport) -> Table {
             number(call.algorithm),
             number(figure.median),
             spread(figure),
-            share.map_or_else(String::new, |share| percent(share, 0)),
+            share(share_of_call),
         ]);
     }
     table
@@ -193,7 +206,7 @@ const PREDICTED: &str = "predicted: by times of blocks, measured alone, and of t
                          reductions and loading come in addition, and stages that share a device \
                          slow each other down";
 
-/// Returns the table of pipelines, with an empty row where the shape of the pipeline changes.
+/// Returns the table of pipelines, with an empty row between different shapes.
 fn pipelines(device: &DeviceReport) -> Table {
     let mut table = Table::new(&[
         "<schedule",
@@ -236,7 +249,7 @@ fn pipelines(device: &DeviceReport) -> Table {
 const STEPS: &str = "step: an all-reduce of the gradients of so many parameters between the two \
                      nodes, alone; a run overlaps it with the backward pass";
 
-/// Returns the table of a link, with an empty row where the kind of figure changes.
+/// Returns the table of a link, with an empty row between different kinds of figures.
 fn links(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<link", "median", "<unit", "spread", "<on"]);
     let mut last = None;
@@ -260,7 +273,7 @@ fn links(device: &DeviceReport) -> Table {
     table
 }
 
-/// Formats seconds in a unit in which they are more than 1 (microseconds at least).
+/// Formats seconds in the largest unit in which they are at least 1, or in microseconds.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{} us", number(s * 1e6)),
@@ -296,13 +309,22 @@ fn summary(devices: &[DeviceReport]) -> Table {
     head.insert(6, "best matmul");
     let mut table = Table::new(&head);
     for device in devices {
-        let cell = |value: Option<f64>| value.map_or_else(|| "-".into(), number);
         let mut row = vec![device.name.clone()];
-        row.extend(SUMMARY.map(|(name, _)| cell(device.figure(name).map(|f| f.median))));
-        row.insert(6, cell(device.of_kind(FigureKind::Matmul).map(|f| f.median).reduce(f64::max)));
+        for (name, _) in SUMMARY {
+            row.push(cell(device.figure(name).map(|figure| figure.median)));
+        }
+        let products = device.of_kind(FigureKind::Matmul).map(|figure| figure.median);
+        row.insert(6, cell(products.reduce(f64::max)));
         table.row(row);
     }
     table
+}
+
+fn cell(value: Option<f64>) -> String {
+    match value {
+        Some(value) => number(value),
+        None => "-".into(),
+    }
 }
 
 #[cfg(test)]

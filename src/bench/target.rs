@@ -8,7 +8,7 @@ use potluck_kernels::exec::cpu::cpu_name;
 /// A device to measure.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Selector of this device, for a run that opens its device by itself.
+    /// Selector of this device, for runs that open it themselves.
     pub selector: String,
     pub place: TargetDevice,
 }
@@ -51,8 +51,8 @@ impl Target {
         }
     }
 
-    /// Returns true if the target is a hardware GPU: it has processors of its own, and maybe
-    /// memory.
+    /// Returns true if the target is a hardware GPU, which has its own processors and possibly its
+    /// own memory.
     pub fn is_hardware(&self) -> bool {
         match &self.place {
             TargetDevice::Adapter(adapter) => adapter.kind != AdapterKind::Software,
@@ -73,7 +73,7 @@ pub fn targets(devices: &str) -> Result<Vec<Target>, DeviceError> {
     // A name may have commas in it, so the whole list is tried before its parts.
     let whole = target(devices, &adapters);
     if whole.is_ok() || !devices.contains(',') {
-        return whole.map(|target| vec![target]);
+        return Ok(vec![whole?]);
     }
     let mut targets: Vec<Target> = Vec::new();
     for selector in devices.split(',').map(str::trim) {
@@ -93,8 +93,9 @@ fn target(selector: &str, adapters: &[Adapter]) -> Result<Target, DeviceError> {
             return Err(DeviceError::Open { adapter: device.name, why });
         }
         Selection::Adapter(adapter) => {
-            let fail = |why| DeviceError::Open { adapter: adapter.name.clone(), why };
-            adapter.usable().map_err(fail)?;
+            if let Err(why) = adapter.usable() {
+                return Err(DeviceError::Open { adapter: adapter.name, why });
+            }
             TargetDevice::Adapter(adapter)
         }
     };
@@ -103,17 +104,16 @@ fn target(selector: &str, adapters: &[Adapter]) -> Result<Target, DeviceError> {
 
 /// Returns the CPU device and every usable adapter, each physical device once.
 fn all(adapters: &[Adapter]) -> Vec<Target> {
-    let shown = adapters
-        .iter()
-        .enumerate()
-        .filter(|(_, adapter)| adapter.merged_into.is_none() && adapter.usable().is_ok());
-    let gpus = shown.map(|(index, adapter)| Target {
-        selector: index.to_string(),
-        place: TargetDevice::Adapter(Box::new(adapter.clone())),
-    });
-    std::iter::once(Target { selector: "cpu".into(), place: TargetDevice::Cpu })
-        .chain(gpus)
-        .collect()
+    let mut targets = vec![Target { selector: "cpu".into(), place: TargetDevice::Cpu }];
+    for (index, adapter) in adapters.iter().enumerate() {
+        if adapter.merged_into.is_none() && adapter.usable().is_ok() {
+            targets.push(Target {
+                selector: index.to_string(),
+                place: TargetDevice::Adapter(Box::new(adapter.clone())),
+            });
+        }
+    }
+    targets
 }
 
 #[cfg(test)]

@@ -18,8 +18,10 @@ pub fn number(value: f64) -> String {
 
 /// Formats bytes in the largest unit that gives a whole number: `64 MiB`.
 pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["bytes", "KiB", "MiB", "GiB"];
-    let fits = |unit: &u32| bytes > 0 && bytes.is_multiple_of(1 << (10 * unit));
-    let unit = (0..UNITS.len() as u32).rev().find(fits).unwrap_or(0);
-    format!("{} {}", bytes >> (10 * unit), UNITS[unit as usize])
+    for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
+        if bytes > 0 && bytes.is_multiple_of(1 << shift) {
+            return format!("{} {unit}", bytes >> shift);
+        }
+    }
+    format!("{bytes} bytes")
 }

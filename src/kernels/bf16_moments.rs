@@ -26,14 +26,25 @@ pub(crate) fn groups(range: &UpdateRange) -> [u32; 3] {
 
 /// Returns the words of values, rounded to nearest.
 pub(crate) fn to_nearest(values: &[f32]) -> Vec<u32> {
-    let half = |value: Option<&f32>| value.map_or(0, |value| bf16::from_f32(*value).to_bits());
-    values.chunks(2).map(|pair| joined([half(pair.first()), half(pair.get(1))])).collect()
+    let mut words = Vec::with_capacity(values.len().div_ceil(2));
+    for pair in values.chunks(2) {
+        let low = bf16::from_f32(pair[0]).to_bits();
+        let high = match pair.get(1) {
+            Some(value) => bf16::from_f32(*value).to_bits(),
+            None => 0,
+        };
+        words.push(joined([low, high]));
+    }
+    words
 }
 
-/// Returns the words of values that are all those of bf16; `None` if one of them is not.
+/// Returns the words of values; `None` if one of them is no value of bf16.
 pub(crate) fn words_of(values: &[f32]) -> Option<Vec<u32>> {
-    let all = values.iter().all(|value| value.to_bits().is_multiple_of(1 << 16));
-    all.then(|| to_nearest(values))
+    if values.iter().all(|value| value.to_bits().is_multiple_of(1 << 16)) {
+        Some(to_nearest(values))
+    } else {
+        None
+    }
 }
 
 /// Returns the values of the first `elements` halves of words.
@@ -49,9 +60,10 @@ fn joined([low, high]: [u16; 2]) -> u32 {
     u32::from(low) | (u32::from(high) << 16)
 }
 
-/// Rounds a value away from zero if `random` and its low 16 bits, for which bf16 has no place,
-/// reach 2^16, and else towards zero: away with a probability of its low bits / 2^16, so that the
-/// mean is the value. A value of bf16 stays what it is; one above the largest may become infinite.
+/// Rounds a value away from zero if the sum of `random` and its low 16 bits, for which bf16 has no
+/// place, reaches 2^16, and else towards zero: away with a probability of its low bits / 2^16, so
+/// that the mean is the value. A value of bf16 is unchanged; one above the largest may become
+/// infinite.
 #[inline(always)]
 fn round_at_random(value: f32, random: u16) -> u16 {
     let bits = value.to_bits();
@@ -101,13 +113,14 @@ fn draw_words(rounding: &MomentRounding, first: usize, words: &mut [u32]) {
         draw(rounding.key.0, (place / 2) as u32, &mut blocks);
         let (own, others) = rest.split_at_mut(left);
         own.copy_from_slice(&blocks.as_flattened()[place % 2..place % 2 + left]);
-        (rest, element) = (others, element + left);
+        rest = others;
+        element += left;
     }
 }
 
 /// Part of a range that a task updates.
 struct UpdatePart<'a, T> {
-    /// Its first element, of those of the range.
+    /// Its first element, relative to the start of the range.
     first: usize,
     parameters: &'a mut [T],
     gradients: &'a [T],
@@ -116,8 +129,7 @@ struct UpdatePart<'a, T> {
 }
 
 /// Updates elements `range` of a bucket with `kernel`, in parallel: widens the moments, and rounds
-/// the new ones at random. `parameters` and `gradients` are whole buckets, and so are the `moments`
-/// as words.
+/// the new ones at random. `parameters`, `gradients` and, as words, `moments` are whole buckets.
 ///
 /// # Panics
 /// If the range has no rounding.
@@ -138,7 +150,7 @@ pub(crate) fn update<T: Float>(
     let mut parts = Vec::with_capacity(range.length / TASK + 2);
     let mut at = range.start;
     while at < end {
-        // Tasks end where words do.
+        // Tasks end at the end of a word.
         const { assert!(TASK.is_multiple_of(2)) };
         let stop = end.min((at / TASK + 1) * TASK);
         let (of_part, rest) = parameters.split_at_mut(stop - at);
@@ -170,8 +182,9 @@ fn update_part<T: Float>(
     part: UpdatePart<T>,
 ) {
     let UpdatePart { first, parameters, gradients, words } = part;
-    let (start, length) = (range.start + first, parameters.len());
-    // The first and the last word may have a half of another range, which stays what it is.
+    let start = range.start + first;
+    let length = parameters.len();
+    // The first and the last word may have a half of another range, which is unchanged.
     let own = start % 2..start % 2 + length;
     let halves = 2 * (own.end.div_ceil(2));
     let mut values = vec![0.0; halves];
@@ -257,7 +270,7 @@ mod tests {
     }
 
     /// The mean of squares rises by less than half of the last place of bf16 in a step: rounded to
-    /// nearest, it would stay where it is.
+    /// nearest, it would not change.
     #[test]
     fn a_slow_running_average_reaches_its_value() {
         let elements = 512;
@@ -275,7 +288,7 @@ mod tests {
         assert!((bf16::from_f32(0.5 * 0.999 + 0.001).to_f32() - 0.5).abs() < 1e-9);
     }
 
-    /// However a tensor is divided, an element has the same random numbers.
+    /// An element has the same random numbers for every division of a tensor.
     #[test]
     fn parts_of_a_range_and_slices_of_a_tensor_are_rounded_as_the_whole() {
         let (rows, columns) = (300, 129);

@@ -24,8 +24,8 @@ impl Binding {
         Self { buffer: buffer.clone(), offset: 0, bytes: buffer.size() }
     }
 
-    /// Returns the part of this binding that begins at byte `first` and has so many bytes, or those
-    /// up to its end.
+    /// Returns the part of this binding that begins at byte `first` and has `bytes` bytes, or fewer
+    /// at the end of the binding.
     fn part(&self, first: usize, bytes: usize) -> Self {
         let first = first as u64;
         let bytes = (bytes as u64).min(self.bytes.saturating_sub(first));
@@ -38,22 +38,21 @@ impl Binding {
     }
 }
 
-/// Buffers in which the dispatches of a call hand results on.
+/// Buffers for intermediate results between the dispatches of a call.
 pub(crate) struct CallBuffers {
     pub workspace: wgpu::Buffer,
     pub scratch: wgpu::Buffer,
 }
 
 impl CallBuffers {
-    /// Allocates buffers of so many bytes, of which there may be none.
+    /// Allocates buffers of at least these bytes, which may be 0.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory.
     pub fn new(gpu: &Gpu, workspace: usize, scratch: usize) -> Result<Self, DeviceError> {
-        let buffer = |name, bytes: usize| gpu.storage(name, bytes.max(4) as u64);
         Ok(Self {
-            workspace: buffer("workspace", workspace)?,
-            scratch: buffer("scratch of calls", scratch)?,
+            workspace: gpu.storage("workspace", workspace.max(4) as u64)?,
+            scratch: gpu.storage("scratch of calls", scratch.max(4) as u64)?,
         })
     }
 
@@ -80,8 +79,8 @@ impl CallBuffers {
     }
 }
 
-/// Bind groups made for one set of buffers, by pipeline and operands. Dispatches that differ in
-/// their parameters or grids only share one.
+/// Bind groups made for one set of buffers, by pipeline and operands. Dispatches that differ only
+/// in their parameters or grids share one.
 #[derive(Default)]
 pub struct BindGroups {
     made: Vec<(Arc<Pipeline>, Vec<Operand>, wgpu::BindGroup)>,
@@ -102,12 +101,10 @@ impl BindGroups {
         binding: &dyn Fn(Operand) -> Binding,
     ) -> wgpu::BindGroup {
         let bound: Vec<Operand> = operands.iter().map(|one| one.unsized_operand()).collect();
-        let known = self
-            .made
-            .iter()
-            .find(|(known, same, _)| Arc::ptr_eq(known, pipeline) && *same == bound);
-        if let Some((.., group)) = known {
-            return group.clone();
+        for (known, same, group) in &self.made {
+            if Arc::ptr_eq(known, pipeline) && *same == bound {
+                return group.clone();
+            }
         }
         let group = bind_group(gpu, pipeline, operands, binding);
         self.made.push((pipeline.clone(), bound, group.clone()));
@@ -123,17 +120,17 @@ fn bind_group(
     binding: &dyn Fn(Operand) -> Binding,
 ) -> wgpu::BindGroup {
     let bound: Vec<Binding> = operands.iter().map(|operand| binding(*operand)).collect();
-    let entries: Vec<wgpu::BindGroupEntry> = (0..)
-        .zip(&bound)
-        .map(|(index, bound)| wgpu::BindGroupEntry {
-            binding: index,
+    let mut entries = Vec::with_capacity(bound.len());
+    for (index, bound) in bound.iter().enumerate() {
+        entries.push(wgpu::BindGroupEntry {
+            binding: index as u32,
             resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                 buffer: &bound.buffer,
                 offset: bound.offset,
                 size: NonZeroU64::new(bound.bytes),
             }),
-        })
-        .collect();
+        });
+    }
     gpu.count_allocation();
     gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
@@ -166,8 +163,8 @@ impl BoundDispatch {
         Self::sharing(gpu, pipelines, &mut BindGroups::default(), dispatch, binding)
     }
 
-    /// Does the same as [`BoundDispatch::new`] with a bind group of `made`, in which all bind
-    /// groups have the same `binding`.
+    /// Does the same as [`BoundDispatch::new`] with a bind group of `made`, whose bind groups all
+    /// have the same `binding`.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the driver or the validation rejects the shader.
@@ -180,12 +177,17 @@ impl BoundDispatch {
     ) -> Result<Self, DeviceError> {
         let pipeline = pipelines.get(gpu, dispatch)?;
         let group = made.get(gpu, &pipeline, &dispatch.operands, binding);
-        let (params, groups) = (dispatch.params.clone(), dispatch.groups);
-        Ok(Self { pipeline, group, params, groups, can_split: dispatch.can_split() })
+        Ok(Self {
+            pipeline,
+            group,
+            params: dispatch.params.clone(),
+            groups: dispatch.groups,
+            can_split: dispatch.can_split(),
+        })
     }
 
-    /// Binds whole buffers, the operands of each dispatch by their index, and buffers of their own
-    /// in which they hand results on; see [`BoundDispatch::new`].
+    /// Binds whole buffers to the operands of each dispatch by their index, and new buffers for the
+    /// results between dispatches; see [`BoundDispatch::new`].
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the driver or the validation rejects a shader, or if there is too
@@ -201,8 +203,8 @@ impl BoundDispatch {
         Self::handing_on(gpu, pipelines, dispatches, [inputs, outputs], &between)
     }
 
-    /// Does the same as [`BoundDispatch::of_buffers`], inputs and outputs, with the given buffers
-    /// between dispatches.
+    /// Does the same as [`BoundDispatch::of_buffers`] on `[inputs, outputs]`, with the given
+    /// buffers between dispatches.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the driver or the validation rejects a shader.
@@ -215,13 +217,19 @@ impl BoundDispatch {
     ) -> Result<Vec<Self>, DeviceError> {
         let inputs: Vec<Binding> = inputs.iter().map(Binding::whole).collect();
         let outputs: Vec<Binding> = outputs.iter().map(Binding::whole).collect();
-        let binding = |operand| between.binding(operand, &inputs, &outputs);
-        dispatches.iter().map(|dispatch| Self::new(gpu, pipelines, dispatch, &binding)).collect()
+        let mut bound = Vec::with_capacity(dispatches.len());
+        for dispatch in dispatches {
+            bound.push(Self::new(gpu, pipelines, dispatch, &|operand| {
+                between.binding(operand, &inputs, &outputs)
+            })?);
+        }
+        Ok(bound)
     }
 
     /// Replaces the values that may change from run to run: parameters and grid.
     pub(crate) fn refresh(&mut self, dispatch: Dispatch) {
-        (self.params, self.groups) = (dispatch.params, dispatch.groups);
+        self.params = dispatch.params;
+        self.groups = dispatch.groups;
     }
 
     /// Returns the name of its shader, for messages.
@@ -250,8 +258,8 @@ impl BoundDispatch {
         self.record_grid(pass, 0, self.groups);
     }
 
-    /// Records a part of the dispatch (see [`BoundDispatch::part`]). All parts in any order are
-    /// the dispatch, which must be one that can be split.
+    /// Records a part of the dispatch (see [`BoundDispatch::part`]), which must be splittable. All
+    /// parts in any order make up the dispatch.
     pub(crate) fn record_part(&self, pass: &mut wgpu::ComputePass, part: &Range<u32>) {
         if *part == self.part(0, u32::MAX) {
             return self.record(pass);
@@ -261,7 +269,7 @@ impl BoundDispatch {
     }
 
     fn record_grid(&self, pass: &mut wgpu::ComputePass, first: u32, [x, y, z]: [u32; 3]) {
-        // All words that a pipeline may have, on the stack.
+        // Room on the stack for the most words of a pipeline.
         let mut words = [0; IMMEDIATE_BYTES_MAX as usize / 4];
         words[..self.params.len()].copy_from_slice(&self.params);
         if self.can_split {

@@ -4,8 +4,9 @@ use std::fmt::Debug;
 use std::iter::Sum;
 
 use super::{operands, twin};
+use potluck_core::TensorId;
 use potluck_core::rng::Key;
-use potluck_graph::{Accumulation, Op, Precision};
+use potluck_graph::{Accumulation, Graph, Op, Precision};
 
 /// One call of an op with all dimensions resolved.
 #[derive(Clone, Debug)]
@@ -43,7 +44,7 @@ impl OpCall<'_> {
         self.outputs[index].iter().product()
     }
 
-    /// Returns true if the kernel adds to an output: of most ops, to all of them or to none.
+    /// Returns true if the kernel adds to an output; most ops add to all outputs or to none.
     pub fn accumulates(&self) -> bool {
         self.accumulate.any()
     }
@@ -51,7 +52,10 @@ impl OpCall<'_> {
     /// Returns an upper bound of the loop iterations of one invocation; see
     /// [`super::Twin::iterations`].
     pub(crate) fn iterations(&self) -> usize {
-        twin(self.op).map_or(0, |twin| (twin.iterations)(self))
+        match twin(self.op) {
+            Some(twin) => (twin.iterations)(self),
+            None => 0,
+        }
     }
 
     /// Returns the shape of an input as a matrix: the product of all leading dimensions, and the
@@ -60,6 +64,11 @@ impl OpCall<'_> {
         let last = self.inputs[index].last().copied().unwrap_or(1);
         (self.input_len(index) / last.max(1), last)
     }
+}
+
+/// Returns the dimensions of tensors of a graph with this number of rows.
+pub(crate) fn resolved_dims(graph: &Graph, ids: &[TensorId], rows: usize) -> Vec<Vec<usize>> {
+    ids.iter().map(|id| graph.tensor(*id).shape.resolve(rows)).collect()
 }
 
 /// Floating-point type of the reference implementations: f32, and f64 for the oracle of the tests
@@ -108,7 +117,7 @@ impl Float for f64 {
     fn erfc(self) -> Self {
         libm::erfc(self)
     }
-    /// Of values that are rounded to f32 first, as they are on a device.
+    /// Values are rounded to f32 first, as they are on a device.
     fn round_to_f16(values: &mut [Self]) {
         for value in values {
             *value = half::f16::from_f32(*value as f32).to_f64();

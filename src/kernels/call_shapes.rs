@@ -1,5 +1,5 @@
-//! Sizes of the calls on which kernels are certified: those of the catalog, a small GPT, and those
-//! of probes, which are smaller and odd.
+//! Sizes of the calls on which kernels are certified: sizes of the catalog, which are those of a
+//! small GPT, and of probes, which are smaller and odd.
 
 use std::ops::RangeInclusive;
 
@@ -18,28 +18,31 @@ pub const N: usize = B * T;
 /// Numbers of rows of probes: about one small tile, and more than one.
 pub(crate) const PROBE_ROWS: [usize; 2] = [5, 67];
 
-/// Sizes up to this are kept in probes where a kernel may depend on them.
+/// Sizes up to this are kept in probes if a kernel may depend on them.
 pub const KEPT: usize = 4096;
 
-/// Sizes that dimensions shrink to if the kernel does not depend on them; all are different.
+/// Sizes to which dimensions shrink if the kernel does not depend on them; all are different.
 pub const SMALL: [usize; 4] = [3, 7, 5, 11];
 
-/// Returns calls of an op with inputs of each of these dimensions.
+/// Returns one call of an op for each list of the dimensions of its inputs.
 pub fn calls(op: &Op, sizes: impl IntoIterator<Item = Vec<Dims>>) -> Vec<CallShape> {
     sizes.into_iter().map(|inputs| (op.clone(), inputs)).collect()
 }
 
-/// Returns the dimensions of a tensor with all of them made small.
+/// Returns the dimensions of a tensor, all made small.
 pub(crate) fn shrunk(dims: &Dims) -> Dims {
     shrunk_around(dims, dims.len()..=dims.len())
 }
 
-/// Returns the dimensions of a tensor with all but those of `axes` made small.
+/// Returns the dimensions of a tensor with all except those of `axes` made small.
 pub(crate) fn shrunk_around(dims: &Dims, axes: RangeInclusive<usize>) -> Dims {
-    let shrink = |(axis, dim): (usize, &usize)| {
-        if axes.contains(&axis) { *dim } else { small(SMALL[axis % 4], *dim) }
-    };
-    dims.iter().enumerate().map(shrink).collect()
+    let mut shrunk = dims.clone();
+    for (axis, dim) in shrunk.iter_mut().enumerate() {
+        if !axes.contains(&axis) {
+            *dim = small(SMALL[axis % 4], *dim);
+        }
+    }
+    shrunk
 }
 
 /// Returns about `size`, and at most `of`; a multiple of four if `of` is one, because kernels then

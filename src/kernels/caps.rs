@@ -1,4 +1,4 @@
-//! What a device offers to kernels, as far as the choice of variants depends on it.
+//! Capabilities of a device on which the choice of kernel variants depends.
 
 use crate::device::{Adapter, AdapterKind, CooperativeSquare, Gpu};
 
@@ -6,7 +6,7 @@ use crate::device::{Adapter, AdapterKind, CooperativeSquare, Gpu};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     pub class: DeviceClass,
-    /// Bytes of memory that a workgroup shares.
+    /// Bytes of workgroup memory.
     pub workgroup_bytes: u32,
     /// The most invocations of a workgroup.
     pub invocations: u32,
@@ -14,22 +14,23 @@ pub struct Caps {
     pub subgroups: bool,
     /// Cooperative matrices that kernels may use.
     pub cooperative: Option<CooperativeSquare>,
-    /// The most bytes that a kernel sees of a buffer.
+    /// The most bytes of a buffer that a kernel can bind.
     pub binding_bytes: u64,
     /// Registers of 32 bits that a kernel may need before the device's compiler spills, by the
     /// count of Intel's compiler.
     pub registers: u32,
 }
 
-/// Class of a device by what is fast on it.
+/// Class of a device by its performance characteristics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceClass {
-    /// A GPU: workgroups share fast memory, and registers bound how many of them run at a time.
+    /// A GPU: workgroups have fast shared memory, and registers bound how many of them run
+    /// concurrently.
     Hardware,
     /// A driver that runs kernels on the host's processor: barriers are costly, all memory is
     /// cache.
     Software,
-    /// Neither: what suits one of them is a candidate; for tests and catalogs.
+    /// Either: variants for both classes are candidates; for tests and catalogs.
     Any,
 }
 
@@ -45,8 +46,8 @@ impl Caps {
         registers: u32::MAX,
     };
 
-    /// Returns the capabilities with which every variant is a candidate that has the text of one
-    /// on a device.
+    /// Returns the capabilities with which every variant is a candidate, with the shader texts of
+    /// a device.
     pub(crate) fn every_on(gpu: &Gpu) -> Self {
         Self { cooperative: gpu.cooperative, ..Self::EVERY }
     }
@@ -88,19 +89,19 @@ impl Caps {
     }
 
     /// Returns the same capabilities with every variant that the device can run as a candidate,
-    /// also those that are slow there; for tests.
+    /// also the slow ones; for tests.
     #[cfg(test)]
     pub(crate) fn with_all_that_run(self) -> Self {
         Self { class: DeviceClass::Any, ..self }
     }
 }
 
-/// PCI's number of Intel.
+/// PCI vendor ID of Intel.
 const INTEL: u32 = 0x8086;
 
-/// Returns [`Caps::registers`] of a GPU, given PCI's number of its vendor, which Metal does not
-/// tell and Mesa's driver for Apple does not either, and its name. Intel's have 128. Apple's have
-/// 128 too, but its compilers share them better: they take what Intel's needs 200 for.
+/// Returns [`Caps::registers`] of a GPU, given its PCI vendor ID, which neither Metal nor Mesa's
+/// driver for Apple reports, and its name. Intel's GPUs have 128. Apple's have 128 too, but its
+/// compilers use them better: kernels for which Intel's compiler needs 200 fit.
 pub fn registers(vendor: u32, name: &str) -> u32 {
     if vendor == INTEL || name.contains("Intel") {
         128
@@ -126,7 +127,7 @@ mod tests {
     fn registers_follow_vendor_and_name() {
         assert_eq!(registers(INTEL, "Arc A770"), 128);
         assert_eq!(registers(0, "Intel Iris Plus Graphics 655"), 128);
-        // Metal's name, and that of Mesa's driver.
+        // The names that Metal and Mesa's driver report.
         assert_eq!(registers(0, "Apple M2 Pro"), 200);
         assert_eq!(registers(0x1_0005, "Apple M1 (G13G B1)"), 200);
         assert_eq!(registers(0x10DE, "NVIDIA GeForce RTX 4090"), 256);

@@ -17,5 +17,5 @@ pub(crate) type UpdateKernel<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut
 /// scheduling overhead.
 pub(crate) const TASK: usize = 16 * 1024;
 
-/// The same of a kernel that computes an exponential or a random number for each.
+/// The same for a kernel that computes an exponential or a random number for each element.
 pub(crate) const COSTLY_TASK: usize = 4 * 1024;

@@ -20,18 +20,24 @@ pub struct Shader {
     pub(crate) enables: Vec<&'static str>,
     /// WGSL prepended to the file: `const` declarations, an epilogue.
     pub header: String,
-    /// WGSL behind the header, for kernels that are generated; `None` for a file.
+    /// WGSL after the header, for generated kernels; `None` for a file.
     pub text: Option<String>,
-    /// True if the text comes from outside the crate. It is compiled with all checks, whatever the
-    /// device's setting, and its certificates are not kept on disk.
+    /// True if the text comes from outside the crate. It is always compiled with all checks, and
+    /// its certificates are not kept on disk.
     pub(crate) is_foreign: bool,
 }
 
 impl Shader {
     /// Creates the shader of an entry point of a file, with nothing prepended.
     pub fn new(file: &'static str, entry: &'static str) -> Self {
-        let (enables, header, text) = (Vec::new(), String::new(), None);
-        Self { file: file.into(), entry, enables, header, text, is_foreign: false }
+        Self {
+            file: file.into(),
+            entry,
+            enables: Vec::new(),
+            header: String::new(),
+            text: None,
+            is_foreign: false,
+        }
     }
 
     /// Returns this shader with a `u32` constant prepended, e.g. `("D", 32)`.
@@ -64,8 +70,7 @@ impl Shader {
 
     /// Creates a shader from WGSL of the library's user; `name` is a display name.
     pub fn foreign(name: String, entry: &'static str, text: String) -> Self {
-        let (file, enables, header) = (name.into(), Vec::new(), String::new());
-        Self { file, entry, enables, header, text: Some(text), is_foreign: true }
+        Self { file: name.into(), text: Some(text), is_foreign: true, ..Self::new("", entry) }
     }
 }
 
@@ -82,15 +87,16 @@ pub enum Operand {
     OutputPart(TensorPart),
     /// A range of an output tensor that an earlier dispatch of the call wrote, bound read-only.
     WrittenPart(TensorPart),
-    /// Memory for what one dispatch of a call hands to the next, bound read-write. All calls of a
-    /// device share it, so a call finds anything in it, and must write before it reads.
+    /// Memory for results between the dispatches of a call, bound read-write. All calls of a device
+    /// share it, so a call must write it before it reads it.
     Workspace { bytes: usize },
-    /// Memory for a tensor that dispatches of a call hand on whole, apart from the workspace, so
+    /// Memory for a whole tensor between the dispatches of a call, separate from the workspace, so
     /// that one may be read while the other is written.
     Scratch { bytes: usize, is_writable: bool },
 }
 
-/// Range of the bytes of a tensor of a call. It may reach beyond its end, where it ends.
+/// Range of the bytes of a tensor of a call. A range that reaches beyond the tensor is cut off at
+/// its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorPart {
     /// Number of the input or output.
@@ -106,7 +112,7 @@ impl Operand {
         Self::Workspace { bytes: DType::F32.bytes() * values }
     }
 
-    /// Returns true if kernels may write to what is bound.
+    /// Returns true if kernels may write to the memory.
     pub(crate) fn is_writable(&self) -> bool {
         match self {
             Self::Input(_) | Self::InputPart(_) | Self::WrittenPart(_) => false,
@@ -115,7 +121,7 @@ impl Operand {
         }
     }
 
-    /// Returns the operand without sizes: operands that are equal then are bound alike.
+    /// Returns the operand without sizes: operands that are then equal have the same binding.
     pub(crate) fn unsized_operand(self) -> Self {
         match self {
             Self::Workspace { .. } => Self::Workspace { bytes: 0 },
@@ -130,22 +136,28 @@ pub(crate) const WORKSPACE_VALUES_MAX: usize = WORKSPACE_BYTES_MAX / DType::F32.
 
 /// Returns the bytes of workspace that the dispatches of a call need.
 pub fn workspace_bytes(dispatches: &[Dispatch]) -> usize {
-    let operands = dispatches.iter().flat_map(|dispatch| &dispatch.operands);
-    let bytes = operands.map(|operand| match operand {
-        Operand::Workspace { bytes } => *bytes,
-        _ => 0,
-    });
-    bytes.max().unwrap_or(0)
+    let mut most = 0;
+    for dispatch in dispatches {
+        for operand in &dispatch.operands {
+            if let Operand::Workspace { bytes } = operand {
+                most = most.max(*bytes);
+            }
+        }
+    }
+    most
 }
 
-/// Returns the bytes that a tensor takes which the dispatches of a call hand on.
+/// Returns the bytes of scratch that the dispatches of a call need.
 pub(crate) fn scratch_bytes(dispatches: &[Dispatch]) -> usize {
-    let operands = dispatches.iter().flat_map(|dispatch| &dispatch.operands);
-    let bytes = operands.map(|operand| match operand {
-        Operand::Scratch { bytes, .. } => *bytes,
-        _ => 0,
-    });
-    bytes.max().unwrap_or(0)
+    let mut most = 0;
+    for dispatch in dispatches {
+        for operand in &dispatch.operands {
+            if let Operand::Scratch { bytes, .. } = operand {
+                most = most.max(*bytes);
+            }
+        }
+    }
+    most
 }
 
 /// One compute dispatch: shader, bound tensors, parameters and grid.
@@ -154,17 +166,17 @@ pub struct Dispatch {
     pub shader: Shader,
     /// Bound tensors in the order of `@binding`, all in group 0.
     pub operands: Vec<Operand>,
-    /// Words of the shader's `Params`, which the shader reads as immediates; at most 31, and 32 of
+    /// Words of the shader's `Params`, which the shader reads as immediates; at most 31, or 32 in
     /// shaders from outside the crate.
     pub params: Vec<u32>,
     pub groups: [u32; 3],
 }
 
 impl Dispatch {
-    /// Checks the parameters and the grid against what a device allows.
+    /// Checks the parameters and the grid against the limits of a device.
     ///
     /// # Errors
-    /// Returns what is beyond the limits.
+    /// Returns a description of the first excess.
     pub fn check(&self, limits: &Limits) -> Result<(), String> {
         let words_max = limits.immediate_bytes as usize / 4 - self.own_words();
         if self.params.len() > words_max {
@@ -182,11 +194,16 @@ impl Dispatch {
         }
     }
 
-    /// Returns true if the dispatch can be recorded in parts: all but shaders from outside the
-    /// crate, which do not know the first workgroup of a part.
+    /// Returns true if the dispatch can be recorded in parts, because the shader reads the first
+    /// workgroup of a part from its parameters; shaders from outside the crate do not.
     pub(crate) fn can_split(&self) -> bool {
-        let has_params = |text: &String| text.contains("struct Params {");
-        !self.shader.is_foreign && self.shader.text.as_ref().is_none_or(has_params)
+        if self.shader.is_foreign {
+            return false;
+        }
+        match &self.shader.text {
+            Some(text) => text.contains("struct Params {"),
+            None => true,
+        }
     }
 
     /// Returns the number of words that follow `params`: the first workgroup of the part.
@@ -195,50 +212,58 @@ impl Dispatch {
     }
 
     /// Returns the bytes of the immediates: whole vectors of four words, because the size of a
-    /// struct is a multiple of that of its vectors.
+    /// struct is a multiple of the size of its vectors.
     pub fn immediate_bytes(&self) -> u32 {
         let words = (self.params.len() + self.own_words()) as u32;
         4 * if self.can_split() { words.next_multiple_of(4) } else { words }
     }
 
-    /// Returns the same dispatch with its workgroups in rows of at most `width`, as those of a very
-    /// large call are in rows of [`GROUPS_MAX`]; so a small call tests that a kernel finds its
-    /// place in a folded grid. `None` if there is one workgroup, which no grid can fold, and for
-    /// shaders from outside the crate, whose grids may mean something else.
+    /// Returns the same dispatch with its workgroups in rows of at most `width`, like those of a
+    /// very large call in rows of [`GROUPS_MAX`]; so a small call tests that a kernel computes its
+    /// position in a folded grid. `None` if there is one workgroup, which cannot be folded, and for
+    /// shaders from outside the crate, whose grids may have another meaning.
     pub(crate) fn folded(&self, width: u32) -> Option<Self> {
-        let groups = self.groups.iter().product();
-        (groups > 1 && !self.shader.is_foreign)
-            .then(|| Self { groups: fold(groups, width.min(groups - 1)), ..self.clone() })
+        let groups: u32 = self.groups.iter().product();
+        if groups <= 1 || self.shader.is_foreign {
+            return None;
+        }
+        Some(Self { groups: fold(groups, width.min(groups - 1)), ..self.clone() })
     }
 }
 
 /// Workgroups per row of the folded grids of tests and of certification.
 const FOLDED_WIDTH: u32 = 2;
 
-/// Returns the dispatches with grids folded into short rows; `None` if none of them can be.
+/// Returns the dispatches with grids folded into short rows; `None` if none of them can be folded.
 pub(crate) fn folded(dispatches: &[Dispatch]) -> Option<Vec<Dispatch>> {
-    let is_foldable = dispatches.iter().any(|dispatch| dispatch.folded(FOLDED_WIDTH).is_some());
-    let fold = |dispatch: &Dispatch| dispatch.folded(FOLDED_WIDTH);
-    let all = || dispatches.iter().map(|one| fold(one).unwrap_or_else(|| one.clone())).collect();
-    is_foldable.then(all)
+    let mut all = dispatches.to_vec();
+    let mut is_folded = false;
+    for dispatch in &mut all {
+        if let Some(folded) = dispatch.folded(FOLDED_WIDTH) {
+            *dispatch = folded;
+            is_folded = true;
+        }
+    }
+    if is_folded { Some(all) } else { None }
 }
 
 /// Returns the end of the part of a grid that begins at workgroup `first` and has at most `most`
-/// workgroups, at least one. It has whole rows, or less than one, so that a grid has exactly these.
+/// workgroups, at least one. It has whole rows, or less than one, so that it is itself a grid.
 pub(crate) fn part_end(groups: [u32; 3], first: u32, most: u32) -> u32 {
     let left = workgroups(groups).saturating_sub(first);
-    let (count, row) = (most.clamp(1, left.max(1)), groups[0]);
+    let count = most.clamp(1, left.max(1));
+    let row = groups[0];
     first + if count > row { count - count % row } else { count }
 }
 
-/// Returns the grid of a part that [`part_end`] has cut.
+/// Returns the grid of a part that ends at [`part_end`].
 pub(crate) fn part_grid(groups: [u32; 3], part: &Range<u32>) -> [u32; 3] {
     fold(part.end - part.start, groups[0])
 }
 
-/// Returns the number of workgroups of a grid.
-pub fn workgroups(groups: [u32; 3]) -> u32 {
-    groups.into_iter().fold(1, u32::saturating_mul)
+/// Returns the number of workgroups of a grid; saturates.
+pub fn workgroups([x, y, z]: [u32; 3]) -> u32 {
+    x.saturating_mul(y).saturating_mul(z)
 }
 
 /// Maximum number of workgroups per dimension, which every device allows. Longer grids are folded
@@ -246,7 +271,7 @@ pub fn workgroups(groups: [u32; 3]) -> u32 {
 pub const GROUPS_MAX: u32 = 65_535;
 
 /// Maximum number of iterations of all loops of one invocation. llvmpipe silently ends every loop
-/// of an invocation after 65,535 iterations, so a longer sum needs a workgroup of its own.
+/// of an invocation after 65,535 iterations, so a longer sum needs a whole workgroup.
 pub(crate) const ITERATIONS_MAX: usize = 60_000;
 
 /// Partition of a run of elements between invocations, 8 elements each. The elements of an
@@ -263,9 +288,9 @@ impl Runs {
     /// Elements per invocation.
     const EACH: usize = 8;
 
-    /// Partitions runs of `length` elements. Invocation `a` of a run processes those of its 8
-    /// elements that lie within the run: element `a / step * 8 * step + a % step` and those at
-    /// distances of `step` from it.
+    /// Partitions runs of `length` elements. Invocation `a` of a run processes up to 8 elements:
+    /// element `a / step * 8 * step + a % step` and the next 7 at distances of `step`, as far as
+    /// they lie within the run.
     pub fn new(length: usize) -> Self {
         let step = length.div_ceil(Self::EACH).clamp(1, 64);
         Self { across: length.div_ceil(Self::EACH * step) * step, step }
@@ -294,7 +319,7 @@ impl Strips {
     }
 }
 
-/// Returns the grid for `invocations` in workgroups of `size`, folded into y where x would be too
+/// Returns the grid for `invocations` in workgroups of `size`, folded into y if x would be too
 /// long. Shaders compute their index by `shaders/lib/grid.wgsl` and return if it is not below the
 /// count.
 pub fn grid(invocations: usize, size: u32) -> [u32; 3] {
@@ -302,7 +327,7 @@ pub fn grid(invocations: usize, size: u32) -> [u32; 3] {
     fold(groups, GROUPS_MAX)
 }
 
-/// Returns the grid of so many workgroups in rows of at most `width`.
+/// Returns the grid of `groups` workgroups in rows of at most `width`.
 fn fold(groups: u32, width: u32) -> [u32; 3] {
     if groups <= width { [groups, 1, 1] } else { [width, groups.div_ceil(width), 1] }
 }

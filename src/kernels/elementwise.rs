@@ -11,8 +11,8 @@ use potluck_graph::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp}
 /// Function of the values of the inputs at an element.
 type Function = Arc<dyn Fn(&[f64]) -> f64 + Send + Sync>;
 
-/// Custom op whose output has, at each element, the value of a function of the inputs there. All
-/// inputs have one shape, which is that of the output.
+/// Custom op whose output is, element by element, a function of the inputs. All inputs and the
+/// output have the same shape.
 #[derive(Clone)]
 pub struct Elementwise {
     name: String,
@@ -20,14 +20,15 @@ pub struct Elementwise {
     range: (f32, f32),
     expression: String,
     function: Function,
-    /// Per input, in order: the function of the inputs and of the gradient by the output.
+    /// Gradient by each input, in order: the expression and the function of the inputs and of the
+    /// gradient by the output.
     gradients: Vec<(String, Function)>,
 }
 
 impl Elementwise {
     /// Creates the op of a WGSL expression of type `f32` in the names of the inputs, and of the
-    /// function of the same value, which gets the values of the inputs in their order. Parameters
-    /// that change the op are part of `name`, as in `snake 0.5`.
+    /// equivalent function, which gets the values of the inputs in their order. Parameters that
+    /// change the op are part of `name`, as in `snake 0.5`.
     pub fn new(
         name: impl Into<String>,
         inputs: &[&str],
@@ -44,8 +45,8 @@ impl Elementwise {
         }
     }
 
-    /// Returns this op with the gradient by its next input: an expression and the same function of
-    /// the inputs and, behind them, of the gradient `dy` by the output.
+    /// Returns this op with the gradient by its next input: an expression and the equivalent
+    /// function of the inputs followed by the gradient `dy` by the output.
     pub fn with_gradient(
         mut self,
         expression: impl Into<String>,
@@ -62,15 +63,21 @@ impl Elementwise {
         self
     }
 
-    /// Returns the op of the gradient by an input, `None` if there is none.
+    /// Returns the op of the gradient by an input; `None` if there is none.
     fn gradient_op(&self, input: usize) -> Option<Self> {
         let (expression, function) = self.gradients.get(input)?.clone();
         let (word, parameters) = self.name.split_once(' ').unwrap_or((&self.name, ""));
         let name = format!("{word}_grad_{} {parameters}", self.inputs[input]);
         let mut inputs = self.inputs.clone();
         inputs.push("dy".into());
-        let (name, gradients) = (name.trim_end().to_string(), Vec::new());
-        Some(Self { name, inputs, range: self.range, expression, function, gradients })
+        Some(Self {
+            name: name.trim_end().to_string(),
+            inputs,
+            range: self.range,
+            expression,
+            function,
+            gradients: Vec::new(),
+        })
     }
 }
 
@@ -103,13 +110,17 @@ impl CustomOp for Elementwise {
         let inputs: Vec<&[f64]> = inputs.iter().map(|input| input.floats()).collect();
         let mut values = vec![0.0; inputs.len()];
         for (index, y) in output.iter_mut().enumerate() {
-            values.iter_mut().zip(&inputs).for_each(|(value, input)| *value = input[index]);
+            for (value, input) in values.iter_mut().zip(&inputs) {
+                *value = input[index];
+            }
             *y = (self.function)(&values);
         }
     }
 
     fn kernel(&self, call: &CustomCall) -> CustomKernel {
-        let (mut bindings, mut arguments, mut values) = (String::new(), Vec::new(), Vec::new());
+        let mut bindings = String::new();
+        let mut arguments = Vec::new();
+        let mut values = Vec::new();
         for (index, name) in self.inputs.iter().enumerate() {
             // Writing to a string cannot fail.
             let _ = writeln!(
@@ -120,7 +131,8 @@ impl CustomOp for Elementwise {
             values.push(format!("input_{index}[i]"));
         }
         let last = self.inputs.len();
-        let (arguments, values) = (arguments.join(", "), values.join(", "));
+        let arguments = arguments.join(", ");
+        let values = values.join(", ");
         let wgsl = format!(
             "struct Params {{ count: u32 }}
 var<immediate> params: Params;

@@ -1,14 +1,15 @@
 //! Check of a custom op's gradient by central differences of its f64 reference.
 
+use super::call::resolved_dims;
 use super::{CpuKernel, OpCall, RandomContext, harness, twin};
 use potluck_core::rng::Key;
-use potluck_core::{HostTensor, Shape, TensorId};
+use potluck_core::{HostTensor, Shape};
 use potluck_graph::{CustomOp, Graph, Node, Op, ShapeError, op_gradients};
 
 /// Rows of inputs whose shapes are batched.
 const ROWS: usize = 3;
 
-/// Half the distance of two values of a central difference, relative to values over 1.
+/// Half the distance of the two values of a central difference, relative to values above 1.
 const STEP: f64 = 1e-4;
 
 /// The largest error of a gradient, relative to the largest element of the two.
@@ -29,7 +30,7 @@ pub enum GradientError {
 }
 
 /// Checks the gradient of a custom op by each input of floats, on random inputs of these shapes and
-/// a random gradient by the output, against central differences of the reference. All of it is
+/// a random gradient by the output, against central differences of the reference. Everything is
 /// computed in f64 on the host; batched shapes get three rows. The time grows with the square of
 /// the number of elements.
 ///
@@ -57,11 +58,11 @@ pub fn check_gradient(
     }
     for (input, gradient) in built.gradients.iter().enumerate() {
         let HostTensor::Float(values) = &x[input] else { continue };
-        let missing = || GradientError::Missing { op: op.to_string(), input };
-        let gradient = gradient.and_then(|id| known[id.index()].as_ref()).ok_or_else(missing)?;
+        let Some(gradient) = gradient.and_then(|id| known[id.index()].as_ref()) else {
+            return Err(GradientError::Missing { op: op.to_string(), input });
+        };
         let gradient = gradient.as_view().floats();
         let differences = differences(graph, &x, input, values, dy.as_view().floats());
-        let largest = |of: &[f64]| of.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
         let tolerance = TOLERANCE * largest(gradient).max(largest(&differences)).max(1e-3);
         for (element, (&gradient, &difference)) in gradient.iter().zip(&differences).enumerate() {
             // False for NaN.
@@ -77,18 +78,25 @@ pub fn check_gradient(
 
 /// Returns random values of the op's inputs, and of the gradient by its output.
 fn values(graph: &Graph, op: &Op, seed: u64) -> (Vec<HostTensor<f64>>, HostTensor<f64>) {
-    let count = |id: TensorId| graph.tensor(id).shape.elements(ROWS);
+    let mut fills = Vec::new();
+    if let Some(twin) = twin(op) {
+        fills = (twin.inputs)(op, &[]).fills;
+    }
+    fills.push(harness::InputFill::Normal);
     // The streams of two seeds differ.
-    let stream = |index: usize| (seed as usize % (1 << 20)) * 16 + index;
-    let fills = twin(op).map(|twin| (twin.inputs)(op, &[]).fills).unwrap_or_default();
-    let draw = |(index, fill)| {
+    let first_stream = (seed as usize % (1 << 20)) * 16;
+    let mut x = Vec::with_capacity(fills.len());
+    for (index, fill) in fills.into_iter().enumerate() {
         let (_, id) = graph.inputs[index];
-        harness::generate(fill, count(id), stream(index))
-    };
-    let x: Vec<HostTensor<f64>> = fills.into_iter().enumerate().map(draw).collect();
-    let (_, dy) = graph.inputs[x.len()];
-    let dy = harness::generate(harness::InputFill::Normal, count(dy), stream(x.len()));
+        let count = graph.tensor(id).shape.elements(ROWS);
+        x.push(harness::generate(fill, count, first_stream + index));
+    }
+    let dy = x.remove(x.len() - 1);
     (x, dy)
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |most: f64, value| most.max(value.abs()))
 }
 
 /// Returns the central differences of the sum of the op's outputs times `weights`, by each element
@@ -100,25 +108,29 @@ fn differences(
     values: &[f64],
     weights: &[f64],
 ) -> Vec<f64> {
-    let node = &graph.nodes[0];
-    let outputs = |shifted: Vec<f64>| -> Vec<f64> {
-        let mut x: Vec<&HostTensor<f64>> = x.iter().collect();
-        let shifted = HostTensor::Float(shifted);
-        x[input] = &shifted;
-        let Some(twin) = twin(&node.op) else { return shifted.as_view().floats().to_vec() };
-        host(graph, node, &x, twin.reference_f64).swap_remove(0)
-    };
-    let slope = |element: usize| {
-        let step = STEP * values[element].abs().max(1.0);
+    let mut differences = Vec::with_capacity(values.len());
+    for (element, value) in values.iter().enumerate() {
+        let step = STEP * value.abs().max(1.0);
         let [above, below] = [step, -step].map(|by| {
             let mut shifted = values.to_vec();
             shifted[element] += by;
-            outputs(shifted)
+            outputs_with(graph, x, input, shifted)
         });
         let changes = above.iter().zip(&below).zip(weights);
-        changes.map(|((above, below), weight)| (above - below) * weight).sum::<f64>() / (2.0 * step)
-    };
-    (0..values.len()).map(slope).collect()
+        let change: f64 = changes.map(|((above, below), weight)| (above - below) * weight).sum();
+        differences.push(change / (2.0 * step));
+    }
+    differences
+}
+
+/// Returns the op's output with other values of an input.
+fn outputs_with(graph: &Graph, x: &[HostTensor<f64>], input: usize, values: Vec<f64>) -> Vec<f64> {
+    let node = &graph.nodes[0];
+    let Some(twin) = twin(&node.op) else { return values };
+    let mut x: Vec<&HostTensor<f64>> = x.iter().collect();
+    let values = HostTensor::Float(values);
+    x[input] = &values;
+    host(graph, node, &x, twin.reference_f64).swap_remove(0)
 }
 
 /// Computes the outputs of a node from known inputs.
@@ -130,7 +142,7 @@ fn run(graph: &Graph, node: &Node, known: &mut [Option<HostTensor<f64>>]) {
             let computed = host(graph, node, &inputs, twin.reference_f64);
             computed.into_iter().map(HostTensor::Float).collect()
         }
-        // An alias has the elements of what it reshapes.
+        // An alias has the elements of its input.
         None => inputs.into_iter().cloned().collect(),
     };
     for (id, values) in node.outputs.iter().zip(outputs) {
@@ -138,19 +150,17 @@ fn run(graph: &Graph, node: &Node, known: &mut [Option<HostTensor<f64>>]) {
     }
 }
 
-/// Returns what a CPU kernel computes for a node.
+/// Returns the outputs of a CPU kernel for a node.
 fn host(
     graph: &Graph,
     node: &Node,
     inputs: &[&HostTensor<f64>],
     function: CpuKernel<f64>,
 ) -> Vec<Vec<f64>> {
-    let dims =
-        |ids: &[TensorId]| ids.iter().map(|id| graph.tensor(*id).shape.resolve(ROWS)).collect();
     let call = OpCall {
         op: &node.op,
-        inputs: dims(&node.inputs),
-        outputs: dims(&node.outputs),
+        inputs: resolved_dims(graph, &node.inputs, ROWS),
+        outputs: resolved_dims(graph, &node.outputs, ROWS),
         accumulate: node.accumulate,
         precision: node.precision,
         loss_scale: 1.0,

@@ -11,12 +11,12 @@ use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, HostTensorView, Site};
 use potluck_graph::IGNORE_INDEX;
 
-/// Maximum normalized mean squared error (NMSE) at which f32 results agree with the f64
-/// reference at all. What f32 arithmetic gives is far below it: see `autotune::certify`.
+/// Maximum normalized mean squared error (NMSE) at which f32 results agree with the f64 reference
+/// at all. Errors of f32 arithmetic are far below it: see `autotune::certify`.
 pub(crate) const NMSE_MAX: f64 = 1e-6;
 
-/// Initial value of the elements of outputs that a call adds to. Kernels that replace an output
-/// must not read it, which they show if it is NaN.
+/// Initial value of the elements of outputs to which a call adds. Kernels that replace an output
+/// must not read it; an initial NaN reveals that.
 pub(crate) const ADDED_TO: f64 = 0.25;
 
 /// Sentinel value after every output; any other value there was written out of bounds.
@@ -49,8 +49,7 @@ pub enum InputFill {
     Ids(u32),
     /// Integers below a bound, about one in five replaced by [`IGNORE_INDEX`].
     Targets(u32),
-    /// Integers below a bound that differ, about one in five and all behind as many replaced by
-    /// [`IGNORE_INDEX`].
+    /// Descending integers below a bound, one in five and all after 0 replaced by [`IGNORE_INDEX`].
     Places(u32),
     /// 1000, 1001, ..: sample ids.
     Samples,
@@ -70,36 +69,55 @@ impl InputFill {
 /// a call differ.
 pub fn generate(fill: InputFill, count: usize, which: usize) -> HostTensor<f64> {
     let key = Key::new(42).site(Site(which as u32));
-    let ids = |bound: u32| (0..count).map(move |i| key.words([i as u32, 7])[0] % bound);
-    let normal = |i: usize| f64::from(key.normal(i as u64) as f32);
     match fill {
-        InputFill::Normal => HostTensor::Float((0..count).map(normal).collect()),
-        InputFill::Scaled(factor, offset) => HostTensor::Float(
-            (0..count).map(|i| f64::from((normal(i) as f32).mul_add(factor, offset))).collect(),
-        ),
-        InputFill::Uniform(low, high) => HostTensor::Float(
-            (0..count)
-                .map(|i| f64::from((key.uniform(i as u64) as f32).mul_add(high - low, low)))
-                .collect(),
-        ),
-        InputFill::Whole(bound) => HostTensor::Float(ids(bound).map(f64::from).collect()),
-        InputFill::Ids(bound) => HostTensor::Int(ids(bound).collect()),
-        InputFill::Targets(bound) => HostTensor::Int(
-            ids(5 * bound).map(|id| if id % 5 == 0 { IGNORE_INDEX } else { id / 5 }).collect(),
-        ),
-        InputFill::Places(bound) => {
-            let place = |i: usize| {
-                let place = (bound - 1).checked_sub(i as u32).filter(|_| i % 5 != 3);
-                place.unwrap_or(IGNORE_INDEX)
-            };
-            HostTensor::Int((0..count).map(place).collect())
+        InputFill::Normal => floats(count, |i| key.normal(i as u64) as f32),
+        InputFill::Scaled(factor, offset) => {
+            floats(count, |i| (key.normal(i as u64) as f32).mul_add(factor, offset))
         }
-        InputFill::Samples => HostTensor::Int((0..count).map(|i| 1000 + i as u32).collect()),
+        InputFill::Uniform(low, high) => {
+            floats(count, |i| (key.uniform(i as u64) as f32).mul_add(high - low, low))
+        }
+        InputFill::Whole(bound) => {
+            HostTensor::Float((0..count).map(|i| f64::from(id_below(key, i, bound))).collect())
+        }
+        InputFill::Ids(bound) => ints(count, |i| id_below(key, i, bound)),
+        InputFill::Targets(bound) => ints(count, |i| {
+            let id = id_below(key, i, 5 * bound);
+            if id.is_multiple_of(5) { IGNORE_INDEX } else { id / 5 }
+        }),
+        InputFill::Places(bound) => ints(count, |i| {
+            let is_ignored = i % 5 == 3 || i as u32 >= bound;
+            if is_ignored { IGNORE_INDEX } else { bound - 1 - i as u32 }
+        }),
+        InputFill::Samples => ints(count, |i| 1000 + i as u32),
     }
 }
 
+fn floats(count: usize, value: impl Fn(usize) -> f32) -> HostTensor<f64> {
+    HostTensor::Float((0..count).map(|i| f64::from(value(i))).collect())
+}
+
+fn ints(count: usize, value: impl Fn(usize) -> u32) -> HostTensor<f64> {
+    HostTensor::Int((0..count).map(value).collect())
+}
+
+fn id_below(key: Key, index: usize, bound: u32) -> u32 {
+    key.words([index as u32, 7])[0] % bound
+}
+
+/// Returns the initial values of the outputs of a call: `added_to` in outputs to which it adds, and
+/// `start` in others.
+fn initial_outputs<T: Copy>(call: &OpCall, start: T, added_to: T) -> Vec<Vec<T>> {
+    let mut outputs = Vec::with_capacity(call.outputs.len());
+    for index in 0..call.outputs.len() {
+        let initial = if call.accumulate.has(index) { added_to } else { start };
+        outputs.push(vec![initial; call.output_len(index)]);
+    }
+    outputs
+}
+
 /// Runs a CPU kernel on the inputs and returns its outputs, whose elements are initialized to
-/// `start`.
+/// `start`, or to [`ADDED_TO`] if the call adds to them.
 pub fn host<T: Float>(
     call: &OpCall,
     inputs: &[&HostTensor<f64>],
@@ -108,16 +126,14 @@ pub fn host<T: Float>(
 ) -> Vec<Vec<T>> {
     let inputs: Vec<HostTensor<T>> = inputs.iter().map(|values| values.map(T::from_f64)).collect();
     let views: Vec<HostTensorView<T>> = inputs.iter().map(HostTensor::as_view).collect();
-    let initial = |output| if call.accumulate.has(output) { T::from_f64(ADDED_TO) } else { start };
-    let mut outputs: Vec<Vec<T>> =
-        (0..call.outputs.len()).map(|i| vec![initial(i); call.output_len(i)]).collect();
+    let mut outputs = initial_outputs(call, start, T::from_f64(ADDED_TO));
     let mut results: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
     function(call, &views, &mut results);
     outputs
 }
 
 /// Runs the dispatches of a call on a device and returns its outputs, whose elements are
-/// initialized to `start`, or where the call adds to them to another value.
+/// initialized to `start`, or to [`ADDED_TO`] if the call adds to them.
 ///
 /// # Errors
 /// Returns the same errors as [`run`].
@@ -131,16 +147,14 @@ pub(crate) fn run_call(
 ) -> Result<Vec<Vec<f32>>, HarnessError> {
     let inputs: Vec<HostTensor> = inputs.iter().map(|values| values.map(|v| v as f32)).collect();
     let bytes: Vec<&[u8]> = inputs.iter().map(|values| values.as_view().bytes()).collect();
-    let initial = |output| if call.accumulate.has(output) { ADDED_TO as f32 } else { start };
-    let starts: Vec<Vec<f32>> =
-        (0..call.outputs.len()).map(|i| vec![initial(i); call.output_len(i)]).collect();
+    let starts = initial_outputs(call, start, ADDED_TO as f32);
     run(gpu, pipelines, dispatches, &bytes, &starts)
 }
 
 /// Runs arbitrary dispatches on the bytes of each input and returns the resulting outputs. Each
 /// output is initialized to its values in `starts`, followed by sentinels; workspace to NaN,
 /// which a kernel that reads before it writes carries into its results. Folded grids run in parts,
-/// as those of long dispatches do.
+/// like long dispatches.
 ///
 /// # Errors
 /// Returns `HarnessError::OutOfBounds` or `HarnessError::WorkspaceOutOfBounds` if a sentinel was
@@ -152,21 +166,22 @@ pub fn run(
     inputs: &[&[u8]],
     starts: &[Vec<f32>],
 ) -> Result<Vec<Vec<f32>>, HarnessError> {
-    let bytes = |start: &Vec<f32>| (DType::F32.bytes() * (start.len() + SENTINELS)) as u64;
-    let upload = |bytes: &&[u8]| upload_new(gpu, bytes);
-    let inputs = inputs.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
+    let mut uploaded = Vec::with_capacity(inputs.len());
+    for bytes in inputs {
+        uploaded.push(upload_new(gpu, bytes)?);
+    }
     let mut outputs = Vec::with_capacity(starts.len());
     for start in starts {
         let initial = [start, &[SENTINEL; SENTINELS][..]].concat();
         outputs.push(upload_new(gpu, bytemuck::cast_slice(&initial))?);
     }
-    let words = [workspace_bytes(dispatches), scratch_bytes(dispatches)].map(|b| b.div_ceil(4));
-    let new = |words: usize| {
-        let nan = [vec![f32::NAN; words], vec![SENTINEL; SENTINELS]].concat();
-        upload_new(gpu, bytemuck::cast_slice(&nan))
+    let workspace_words = workspace_bytes(dispatches).div_ceil(4);
+    let scratch_words = scratch_bytes(dispatches).div_ceil(4);
+    let between = CallBuffers {
+        workspace: upload_nan(gpu, workspace_words)?,
+        scratch: upload_nan(gpu, scratch_words)?,
     };
-    let between = CallBuffers { workspace: new(words[0])?, scratch: new(words[1])? };
-    let buffers = [&inputs[..], &outputs[..]];
+    let buffers = [&uploaded[..], &outputs[..]];
     let bound = BoundDispatch::handing_on(gpu, pipelines, dispatches, buffers, &between)?;
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     {
@@ -176,12 +191,14 @@ pub fn run(
         }
     }
     gpu.queue.submit([encoder.finish()]);
-    let behind = (4 * SENTINELS) as u64;
-    let staging = gpu.readback(starts.iter().map(bytes).sum::<u64>() + 2 * behind)?;
-    let outputs = outputs.iter().zip(starts).map(|(o, start)| (o, 0, bytes(start)));
-    let ends = [(&between.workspace, words[0]), (&between.scratch, words[1])];
-    let ranges: Vec<_> =
-        outputs.chain(ends.map(|(buffer, words)| (buffer, 4 * words as u64, behind))).collect();
+    let mut ranges = Vec::with_capacity(outputs.len() + 2);
+    for (output, start) in outputs.iter().zip(starts) {
+        ranges.push((output, 0, (DType::F32.bytes() * (start.len() + SENTINELS)) as u64));
+    }
+    let sentinel_bytes = (DType::F32.bytes() * SENTINELS) as u64;
+    ranges.push((&between.workspace, 4 * workspace_words as u64, sentinel_bytes));
+    ranges.push((&between.scratch, 4 * scratch_words as u64, sentinel_bytes));
+    let staging = gpu.readback(ranges.iter().map(|(_, _, bytes)| bytes).sum())?;
     let read: Vec<f32> = bytemuck::pod_collect_to_vec(&gpu.read(&staging, &ranges)?);
     let mut rest = &read[..];
     let mut results = Vec::with_capacity(starts.len());
@@ -200,7 +217,13 @@ pub fn run(
     Ok(results)
 }
 
-/// Records a dispatch, a folded one in two parts or more.
+/// Returns a buffer of NaNs, followed by sentinels.
+fn upload_nan(gpu: &Gpu, words: usize) -> Result<wgpu::Buffer, DeviceError> {
+    let nan = [vec![f32::NAN; words], vec![SENTINEL; SENTINELS]].concat();
+    upload_new(gpu, bytemuck::cast_slice(&nan))
+}
+
+/// Records a dispatch; a folded one in two or more parts.
 fn record(dispatch: &Dispatch, bound: &BoundDispatch, pass: &mut wgpu::ComputePass) {
     let workgroups = bound.workgroups();
     if dispatch.groups[1] == 1 || !bound.can_split() {
@@ -221,7 +244,7 @@ pub fn upload_new(gpu: &Gpu, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> 
     Ok(buffer)
 }
 
-/// Deviation of results from those of the reference.
+/// Deviation of results from the results of the reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Deviation {
     /// Normalized mean squared error: squared error divided by squared expectation. Not finite if a
@@ -232,7 +255,7 @@ pub struct Deviation {
 }
 
 impl Deviation {
-    /// Deviation of results that are wrong where they must be exact.
+    /// Deviation of wrong results that must be exact.
     pub(crate) const WRONG: Self = Self { nmse: f64::INFINITY, element: f64::INFINITY };
 
     /// Returns the deviation of values from the expected ones.
@@ -240,9 +263,12 @@ impl Deviation {
         Self::of_scale(got.zip(expected).map(|(got, expected)| (got - expected, *expected)))
     }
 
-    /// Returns the deviation of errors, each with the value whose square it is measured by.
+    /// Returns the deviation of errors, each with the value relative to which it is measured.
     pub(crate) fn of_scale(errors: impl Iterator<Item = (f64, f64)>) -> Self {
-        let (mut error, mut scale, mut largest, mut count) = (0.0, 0.0, 0.0, 0.0);
+        let mut error = 0.0;
+        let mut scale = 0.0;
+        let mut largest = 0.0;
+        let mut count = 0.0;
         for (difference, value) in errors {
             error += difference * difference;
             scale += value * value;
@@ -256,11 +282,14 @@ impl Deviation {
         Self { nmse: error / scale, element: largest / (scale / count).sqrt() }
     }
 
-    /// Returns the larger figures of two, NaN among them.
+    /// Returns the larger of the two values of each figure; NaN is the largest.
     pub fn worst(self, other: Self) -> Self {
-        let larger = |a: f64, b: f64| if a >= b || a.is_nan() { a } else { b };
         Self { nmse: larger(self.nmse, other.nmse), element: larger(self.element, other.element) }
     }
+}
+
+fn larger(a: f64, b: f64) -> f64 {
+    if a >= b || a.is_nan() { a } else { b }
 }
 
 impl fmt::Display for Deviation {
@@ -290,7 +319,7 @@ mod tests {
         @compute @workgroup_size(8)
         fn add(@builtin(global_invocation_id) id: vec3u) { sink[id.x] = 1.0 + source[id.x]; }";
 
-    /// Writes behind a workspace of eight values.
+    /// Writes past the end of a workspace of eight values.
     const BEHIND: &str = "
         @group(0) @binding(0) var<storage, read_write> words: array<f32>;
         @compute @workgroup_size(1) fn behind() { words[8] = 0.0; }";
@@ -314,7 +343,7 @@ mod tests {
             let (inputs, starts) = ([bytemuck::cast_slice(&input)], [vec![0.0; 8]]);
             let got = run(gpu, pipelines, &dispatches, &inputs, &starts).unwrap();
             assert_eq!(got[0], expected, "{}", gpu.name);
-            // What was not written is NaN.
+            // Elements that were not written are NaN.
             let got = run(gpu, pipelines, &dispatches[1..], &inputs, &starts).unwrap();
             assert!(got[0].iter().all(|x| x.is_nan()), "{}", gpu.name);
         });

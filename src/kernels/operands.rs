@@ -1,10 +1,10 @@
-//! Operands of matrix products in mixed precision: how kernels round them to f16, on GPUs and on
-//! the host, where the oracle and the CPU kernels round the same values.
+//! Operands of matrix products in mixed precision and their rounding to f16, on GPUs and on the
+//! host, where the oracle and the CPU kernels round the same values.
 //!
 //! Kernels without cooperative matrices round by integer arithmetic. The conversion of WGSL would
-//! take fewer instructions, but drivers may leave it out: Mesa's compiler replaces a value that is
-//! converted to f16 and back by the value itself (llvmpipe of Mesa 26), and how it is rounded is up
-//! to them too.
+//! take fewer instructions, but drivers may omit it: Mesa's compiler replaces a value that is
+//! converted to f16 and back by the value itself (llvmpipe of Mesa 26). Drivers may also choose the
+//! rounding mode.
 
 use std::borrow::Cow;
 
@@ -25,8 +25,8 @@ pub(crate) fn operand_snippet(precision: Precision) -> &'static str {
 /// Values that a task of the host rounds.
 const TASK: usize = 1 << 14;
 
-/// Returns the operands that a call on the host multiplies: these, or in mixed precision these
-/// rounded to f16.
+/// Returns the operands that a call on the host multiplies: these values, rounded to f16 in mixed
+/// precision.
 pub(crate) fn operands<'a, T: Float>(call: &OpCall, values: &'a [T]) -> Cow<'a, [T]> {
     match call.precision {
         Precision::F32 => Cow::Borrowed(values),
@@ -38,7 +38,7 @@ pub(crate) fn operands<'a, T: Float>(call: &OpCall, values: &'a [T]) -> Cow<'a, 
     }
 }
 
-/// Returns the bytes of the copies that [`operands`] makes of so many values.
+/// Returns the bytes of the copy that [`operands`] makes of this number of values.
 pub(crate) fn operand_bytes(call: &OpCall, values: usize) -> usize {
     match call.precision {
         Precision::F32 => 0,
@@ -70,7 +70,7 @@ fn rounded(value: f32) -> f32 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let normal = magnitude.wrapping_add(0xfff + (magnitude >> 13 & 1)) & 0xffff_e000;
-    // Subnormals are multiples of 2^-24. Of larger values, the steps are not used.
+    // Subnormals are multiples of 2^-24. The steps of larger values are not used.
     let steps = (f32::from_bits(magnitude) * 16_777_216.0).round_ties_even();
     let subnormal = (steps * 5.960_464_5e-8).to_bits();
     let finite = if magnitude < NORMAL { subnormal } else { normal };
@@ -89,7 +89,7 @@ mod tests {
     use potluck_core::rng::Key;
     use potluck_graph::Op;
 
-    /// All that is between two neighbours of f16, and around each bound.
+    /// All values between two neighbours of f16, and around each bound.
     fn values() -> Vec<f32> {
         let mut values = Vec::new();
         for bits in 0..=u16::MAX {

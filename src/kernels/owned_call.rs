@@ -33,26 +33,26 @@ impl OwnedCall {
     }
 
     /// Returns the call of an op on inputs of these dimensions; `None` if the op has no kernel or
-    /// the shape rule refuses them. There must be as many inputs as the op takes, of as many
-    /// dimensions as it takes, and batched ones must have a multiple of the samples as their first.
+    /// the shape rule refuses them. The inputs must have the number and the ranks that the op
+    /// takes, and the first dimension of batched ones must be a multiple of the samples.
     ///
     /// # Panics
     /// May panic if there are fewer inputs or dimensions, or no samples.
     pub fn new(op: Op, inputs: Vec<Dims>, random: RandomContext) -> Option<Self> {
         let spec = (twin(&op)?.inputs)(&op, &inputs);
-        let shape = |index: usize, dims: &Dims| match (spec.samples, dims.split_first()) {
-            (Some(samples), Some((first, rest))) if spec.unbatched != Some(index) => {
-                Shape::batched(&[&[first / samples], rest].concat())
-            }
-            _ => Shape::fixed(dims),
-        };
         let mut typed: Vec<(Shape, DType)> = Vec::with_capacity(inputs.len());
         for (index, (dims, fill)) in inputs.iter().zip(&spec.fills).enumerate() {
-            typed.push((shape(index, dims), fill.dtype()));
+            let shape = match (spec.samples, dims.split_first()) {
+                (Some(samples), Some((first, rest))) if spec.unbatched != Some(index) => {
+                    Shape::batched(&[&[first / samples], rest].concat())
+                }
+                _ => Shape::fixed(dims),
+            };
+            typed.push((shape, fill.dtype()));
         }
-        let outputs = shapes::outputs(&op, &typed).ok()?;
-        let outputs = outputs.iter().map(|(shape, _)| shape.resolve(spec.samples.unwrap_or(1)));
-        let outputs = outputs.collect();
+        let shapes = shapes::outputs(&op, &typed).ok()?;
+        let samples = spec.samples.unwrap_or(1);
+        let outputs = shapes.iter().map(|(shape, _)| shape.resolve(samples)).collect();
         let accumulate = op.changes_in_place();
         Some(Self {
             op,
@@ -93,32 +93,28 @@ impl OwnedCall {
         (self.twin().inputs)(&self.op, &self.inputs).fills
     }
 
-    /// Returns random inputs, the same every time. Those that the forward op outputs (statistics,
-    /// logarithms of sums) are computed by it.
+    /// Returns random inputs, the same every time. Inputs that are outputs of the forward op
+    /// (statistics, logarithms of sums) are computed by it.
     ///
     /// # Panics
     /// Panics if the op has no kernel.
     pub fn values(&self) -> Vec<HostTensor<f64>> {
-        let lengths = self.inputs.iter().map(|dims| dims.iter().product());
-        let mut all: Vec<HostTensor<f64>> = lengths
-            .zip(self.fills())
-            .enumerate()
-            .map(|(index, (length, fill))| {
-                let values = generate(fill, length, index);
-                match self.scaled {
-                    Some((input, factor)) if input == index => {
-                        values.map(|value| f64::from(value as f32 * factor))
-                    }
-                    _ => values,
-                }
-            })
-            .collect();
+        let mut all = Vec::with_capacity(self.inputs.len());
+        for (index, (dims, fill)) in self.inputs.iter().zip(self.fills()).enumerate() {
+            let mut values = generate(fill, dims.iter().product(), index);
+            if let Some((input, factor)) = self.scaled
+                && input == index
+            {
+                values = values.map(|value| f64::from(value as f32 * factor));
+            }
+            all.push(values);
+        }
         self.fill_in_forward(&mut all);
         all
     }
 
-    /// Replaces the inputs that the forward op outputs by what it computes of the others; returns
-    /// their indices.
+    /// Replaces the inputs that are outputs of the forward op by its results; returns their
+    /// indices.
     ///
     /// # Panics
     /// Panics if the op has no kernel.

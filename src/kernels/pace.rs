@@ -1,34 +1,34 @@
-//! Pace of long dispatches: how many of their workgroups fit a submission. Windows resets a device
-//! whose submission takes two seconds, and a screen that the device also draws freezes meanwhile,
-//! so a long dispatch is submitted in parts of its grid.
+//! Pace of long dispatches: the seconds per workgroup, which determine the workgroups that fit a
+//! submission. Windows resets a device whose submission takes two seconds, and a screen that the
+//! device also draws freezes meanwhile, so a long dispatch is submitted in parts of its grid.
 
 use std::ops::Range;
 
 use super::Cost;
 use crate::device::gpu::SUBMISSION_SECONDS;
 
-/// Target time of a part at a known pace where submissions take [`SUBMISSION_SECONDS`]; see
+/// Target time of a part at a known pace if submissions may take [`SUBMISSION_SECONDS`]; see
 /// [`part_seconds`].
 pub(crate) const PART_SECONDS: f64 = part_seconds(SUBMISSION_SECONDS);
 
 /// Returns the target time of a part at a known pace: less than that of a submission, because
-/// workgroups need not be equal. Those of the last rows of causal attention take twice the average.
+/// workgroups may differ. Those of the last rows of causal attention take twice the average.
 pub(crate) const fn part_seconds(submission_seconds: f64) -> f64 {
     submission_seconds / 2.0
 }
 
-/// Target time of a part at a pace that is being found out, as a part of a submission's. Parts grow
-/// to four times the last one, and with the rows of causal attention the work of each of these
-/// workgroups to six times.
+/// Target time of a part at a pace that is not settled, as a fraction of a submission's. Parts grow
+/// to four times the last one, and with the rows of causal attention the work of each workgroup in
+/// them to six times.
 const TRIAL: f64 = 0.2;
 const GROWTH: u32 = 4;
 
-/// Target time of the first part at the nominal rates, as a part of a submission's: a plain kernel
-/// on a software adapter is slower.
+/// Target time of the first part at the nominal rates, as a fraction of a submission's: a plain
+/// kernel on a software adapter is slower.
 const FIRST: f64 = 0.05;
 
 /// Two parts of different lengths whose paces are within this factor of each other keep the whole
-/// device busy, so that the pace is also that of longer parts.
+/// device busy, so that longer parts have the same pace.
 const AGREEMENT: f64 = 1.5;
 
 /// Nominal rates, below those of any device that trains. They bound the time of a dispatch that
@@ -41,7 +41,7 @@ pub(crate) fn nominal_seconds(cost: Cost) -> f64 {
     cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES
 }
 
-/// Returns the number of workgroups, at least 1, that take so many seconds at a pace in seconds per
+/// Returns the number of workgroups, at least 1, that take these seconds at a pace in seconds per
 /// workgroup.
 pub(crate) fn fitting(seconds: f64, pace: f64) -> u32 {
     // The conversion saturates, also at a pace of 0.
@@ -59,9 +59,9 @@ pub(crate) struct PaceTrial {
     done: u32,
     /// Most workgroups of the next part.
     next: u32,
-    /// Workgroups and seconds of the first part, which may contain the end of the compilation, and
-    /// of the others.
+    /// Workgroups and seconds of the first part, which may contain the end of the compilation.
     first: (u32, f64),
+    /// Workgroups and seconds of the other parts.
     others: (u32, f64),
     /// Workgroups of the last part, and its pace.
     last: Option<(u32, f64)>,
@@ -69,8 +69,8 @@ pub(crate) struct PaceTrial {
 }
 
 impl PaceTrial {
-    /// Begins the trial of a dispatch of so many workgroups that takes at most `seconds_max` as a
-    /// whole on the slowest device.
+    /// Begins the trial of a dispatch that takes at most `seconds_max` as a whole on the slowest
+    /// device.
     pub fn new(workgroups: u32, seconds_max: f64, submission_seconds: f64) -> Self {
         let pace = seconds_max / f64::from(workgroups.max(1));
         Self {
@@ -88,14 +88,15 @@ impl PaceTrial {
     /// Returns the first workgroup of the next part and the most workgroups that it may have;
     /// `None` at the end.
     pub(crate) fn next_part(&self) -> Option<(u32, u32)> {
-        (self.done < self.workgroups).then_some((self.done, self.next))
+        if self.done < self.workgroups { Some((self.done, self.next)) } else { None }
     }
 
-    /// Notes that a part, the next one, took so many seconds.
+    /// Notes the seconds of the next part.
     pub fn note(&mut self, part: &Range<u32>, seconds: f64) {
         let count = part.end - part.start;
         let sum = if self.last.is_none() { &mut self.first } else { &mut self.others };
-        *sum = (sum.0 + count, sum.1 + seconds);
+        sum.0 += count;
+        sum.1 += seconds;
         let pace = seconds / f64::from(count);
         if let Some((before, known)) = self.last {
             let agree = pace.max(known) <= AGREEMENT * pace.min(known);
@@ -118,14 +119,16 @@ impl PaceTrial {
     /// Returns the pace in seconds per workgroup, if a part has run.
     pub fn pace(&self) -> Option<f64> {
         let (count, seconds) = if self.others.0 > 0 { self.others } else { self.first };
-        (count > 0).then(|| seconds / f64::from(count))
+        if count > 0 { Some(seconds / f64::from(count)) } else { None }
     }
 
     /// Returns the predicted seconds of the whole dispatch, if the parts so far allow a
     /// prediction.
     pub fn predicted(&self) -> Option<f64> {
-        let pace = self.pace().filter(|_| self.is_settled)?;
-        Some(self.seconds() + pace * f64::from(self.workgroups - self.done))
+        if !self.is_settled {
+            return None;
+        }
+        Some(self.seconds() + self.pace()? * f64::from(self.workgroups - self.done))
     }
 }
 

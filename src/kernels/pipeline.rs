@@ -28,11 +28,11 @@ pub struct Pipeline {
 
 type PipelineKey = (Shader, Vec<bool>);
 
-/// The most threads that compile pipelines at a time. Drivers have locks of their own, and other
+/// The most threads that compile pipelines concurrently. Drivers have their own locks, and other
 /// devices of the run compile too.
 const THREADS_MAX: usize = 8;
 
-/// Pipelines compiled so far, and the driver's cache of compiled code where it has one.
+/// Pipelines compiled so far, and the driver's cache of compiled code if it has one.
 #[derive(Default)]
 pub struct Pipelines {
     made: HashMap<PipelineKey, Arc<Pipeline>>,
@@ -40,12 +40,12 @@ pub struct Pipelines {
 }
 
 impl Pipelines {
-    /// Sets the driver's cache, which pipelines are looked up in and added to from now on.
+    /// Sets the driver's cache, in which pipelines are looked up and to which they are added from
+    /// now on.
     pub(crate) fn set_driver_cache(&mut self, cache: wgpu::PipelineCache) {
         self.driver_cache = Some(cache);
     }
 
-    /// Returns the driver's cache.
     pub(crate) fn driver_cache(&self) -> Option<&wgpu::PipelineCache> {
         self.driver_cache.as_ref()
     }
@@ -80,9 +80,9 @@ impl Pipelines {
         Ok(pipeline)
     }
 
-    /// Compiles the pipelines of dispatches that are not compiled yet, several at a time. Those
+    /// Compiles the pipelines of dispatches that are not compiled yet, several concurrently. Those
     /// that do not compile are left out: [`Pipelines::get`] returns the error. Calls `report` with
-    /// what is being compiled whenever that takes long.
+    /// the names of the shaders that are being compiled whenever they take long.
     pub fn compile_all<'a>(
         &mut self,
         gpu: &Gpu,
@@ -98,51 +98,82 @@ impl Pipelines {
         }
         let threads = threads(gpu).min(missing.len());
         if threads < 2 {
-            // The caller compiles one by one what it needs.
+            // The caller compiles the pipelines that it needs one by one.
             return;
         }
-        let next = AtomicUsize::new(0);
-        let compiled = Lock::new(Vec::new());
-        let current = Lock::new(Vec::new());
         let cache = self.driver_cache.as_ref();
-        // Error scopes belong to the thread that opens them.
-        let work = || {
-            while let Some((key, bytes)) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                current.lock().push(key);
-                let pipeline = compile(gpu, key, *bytes, cache);
-                current.lock().retain(|other| *other != key);
-                if let Ok(pipeline) = pipeline {
-                    compiled.lock().push((key.clone(), Arc::new(pipeline)));
-                }
-            }
-        };
-        let mut report_current = |waited: Duration| {
-            let names: Vec<String> =
-                current.lock().iter().map(|(shader, _)| label(shader)).collect();
-            report(format!("{}, for {} s", names.join(", "), waited.as_secs()));
+        let work = Compilation {
+            gpu,
+            cache,
+            missing,
+            next: AtomicUsize::new(0),
+            current: Lock::default(),
+            compiled: Lock::default(),
         };
         thread::scope(|scope| {
             let (working, ended) = mpsc::channel();
             for _ in 0..threads {
                 let working = working.clone();
-                // What a thread that panicked has not compiled, the caller compiles, or panics.
+                // Pipelines that a panicked thread has not compiled are compiled by the caller,
+                // which then panics.
                 scope.spawn(|| {
-                    catch_quietly(&PanicText::default(), work);
+                    catch_quietly(&PanicText::default(), || work.run());
                     drop(working);
                 });
             }
             drop(working);
-            wait(gpu, &ended, &mut report_current);
+            wait(gpu, &ended, &mut |waited| {
+                report(format!("{}, for {} s", work.current_names(), waited.as_secs()));
+            });
         });
-        self.made.extend(compiled.into_inner());
+        self.made.extend(work.compiled.into_inner());
     }
 }
 
-/// Time after which a heartbeat ticks while a driver compiles, and after which a user is told.
+/// Pipelines that several threads compile.
+struct Compilation<'a> {
+    gpu: &'a Gpu,
+    cache: Option<&'a wgpu::PipelineCache>,
+    /// Pipelines to compile, with the bytes of their immediates.
+    missing: Vec<(PipelineKey, u32)>,
+    /// Index of the next one in `missing`.
+    next: AtomicUsize,
+    /// Indices of those being compiled.
+    current: Lock<Vec<usize>>,
+    compiled: Lock<Vec<(PipelineKey, Arc<Pipeline>)>>,
+}
+
+impl Compilation<'_> {
+    /// Compiles pipelines until none is left. Error scopes belong to the thread that opens them.
+    fn run(&self) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some((key, bytes)) = self.missing.get(index) else { return };
+            self.current.lock().push(index);
+            let pipeline = compile(self.gpu, key, *bytes, self.cache);
+            self.current.lock().retain(|other| *other != index);
+            if let Ok(pipeline) = pipeline {
+                self.compiled.lock().push((key.clone(), Arc::new(pipeline)));
+            }
+        }
+    }
+
+    fn current_names(&self) -> String {
+        let mut names = Vec::new();
+        for index in self.current.lock().iter() {
+            let (shader, _) = &self.missing[*index].0;
+            names.push(label(shader));
+        }
+        names.join(", ")
+    }
+}
+
+/// Time between two ticks of the heartbeat while a driver compiles, and between two reports to the
+/// user.
 const TICK: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(10);
 
-/// Time after which the heartbeat ticks no longer: a driver that has compiled for so long hangs.
+/// Time after which the heartbeat stops ticking: a driver that has compiled for longer hangs.
 const COMPILATION_MAX: Duration = Duration::from_secs(900);
 
 /// Lets the heartbeat tick while a driver compiles, until all senders of `ended` are gone. Calls
@@ -162,13 +193,12 @@ fn wait(gpu: &Gpu, ended: &Receiver<()>, report: &mut dyn FnMut(Duration)) {
     }
 }
 
-/// Returns the name of a shader for messages.
 fn label(shader: &Shader) -> String {
     format!("{}.{}", shader.file, shader.entry)
 }
 
-/// Returns the number of threads that may compile at a time for a device: one on GL, whose context
-/// belongs to one thread at a time.
+/// Returns the number of threads that may compile concurrently for a device: one on GL, whose
+/// context belongs to one thread at a time.
 fn threads(gpu: &Gpu) -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     if gpu.api == "gl" { 1 } else { cores.min(THREADS_MAX) }
@@ -179,7 +209,6 @@ fn key(dispatch: &Dispatch) -> PipelineKey {
     (dispatch.shader.clone(), access)
 }
 
-/// Returns the number of bytes of immediates that the dispatch sets.
 fn immediate_bytes(dispatch: &Dispatch) -> u32 {
     let bytes = dispatch.immediate_bytes();
     assert!(bytes <= IMMEDIATE_BYTES_MAX, "{}: too many parameters", dispatch.shader.file);
@@ -188,16 +217,16 @@ fn immediate_bytes(dispatch: &Dispatch) -> u32 {
 
 fn compile(
     gpu: &Gpu,
-    (shader, access): &PipelineKey,
+    key: &PipelineKey,
     immediates: u32,
     cache: Option<&wgpu::PipelineCache>,
 ) -> Result<Pipeline, DeviceError> {
+    let (shader, access) = key;
     let label = label(shader);
     let checks = checks(gpu, shader);
-    let entries: Vec<wgpu::BindGroupLayoutEntry> = access
-        .iter()
-        .enumerate()
-        .map(|(binding, writable)| wgpu::BindGroupLayoutEntry {
+    let mut entries = Vec::with_capacity(access.len());
+    for (binding, writable) in access.iter().enumerate() {
+        entries.push(wgpu::BindGroupLayoutEntry {
             binding: binding as u32,
             visibility: wgpu::ShaderStages::COMPUTE,
             ty: wgpu::BindingType::Buffer {
@@ -206,8 +235,8 @@ fn compile(
                 min_binding_size: None,
             },
             count: None,
-        })
-        .collect();
+        });
+    }
     gpu.count_allocation();
     let compiled = gpu.scoped(&format!("shader {label}"), || {
         let bindings = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
@@ -225,9 +254,8 @@ fn compile(
             module: &module(gpu, &label, source::text(shader), checks),
             entry_point: Some(shader.entry),
             compilation_options: wgpu::PipelineCompilationOptions {
-                // Kernels of this crate write before they read, and the tests would not find one
-                // that does not if zeros were there. SwiftShader compiles the zeros of 16 KiB for
-                // seconds.
+                // Kernels of this crate write before they read; zeros would hide violations from
+                // the tests. SwiftShader compiles the zeroing of 16 KiB for seconds.
                 zero_initialize_workgroup_memory: shader.is_foreign,
                 ..Default::default()
             },
@@ -241,7 +269,7 @@ fn compile(
     compiled
 }
 
-/// Returns the checks that a shader is compiled with: all, if its text is not this crate's.
+/// Returns the checks with which a shader is compiled: all if its text is not this crate's.
 fn checks(gpu: &Gpu, shader: &Shader) -> ShaderChecks {
     if shader.is_foreign { ShaderChecks::Enabled } else { gpu.checks }
 }
@@ -266,7 +294,7 @@ mod tests {
     use super::*;
     use crate::testing::for_each_gpu;
 
-    /// Several at a time, of which one does not compile: its error belongs to its own thread.
+    /// One of several concurrent compilations fails: its error belongs to its own thread.
     #[test]
     fn pipelines_are_compiled_several_at_a_time() {
         let one = |entry: &'static str, text: String| Dispatch {

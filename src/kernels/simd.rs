@@ -4,8 +4,8 @@
 //! A function inside `vectorized!` is compiled with AVX-512, with AVX2 and FMA, and for the
 //! baseline (NEON belongs to the baseline of aarch64). The version is selected at run time, so the
 //! binary stays portable. The compiler vectorizes plain loops in it. It neither reorders sums nor
-//! contracts `a * b + c`, so a loop has the same bits in all versions, but for what [`mul_add`]
-//! computes.
+//! contracts `a * b + c`, so a loop has the same bits in all versions, except for results of
+//! [`mul_add`].
 //!
 //! The functions take the instruction set as the type `S` only to know whether a fused
 //! multiply-add is one instruction. All of them return NaN for NaN.
@@ -15,7 +15,7 @@ use pulp::Simd;
 /// Defines functions whose body is compiled for each instruction set; see the module
 /// documentation. The body may use the type `S` for functions that are generic over the
 /// instruction set; these must be `#[inline(always)]` to be compiled for the same instruction
-/// set. A type behind `S` is one of the function, which is compiled for each.
+/// set. A type parameter after `S` is a parameter of the function itself.
 macro_rules! vectorized {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident<$S:ident $(, $T:ident: $bound:path)?>(
         $($arg:ident: $type:ty),* $(,)?
@@ -68,7 +68,7 @@ pub(crate) fn instruction_set() -> &'static str {
 /// number is fixed, so that the order of a sum does not depend on the machine.
 pub(crate) const LANES: usize = 32;
 
-/// Returns `a b + c`, fused where a fused multiply-add is one instruction and not a library call.
+/// Returns `a b + c`, fused if a fused multiply-add is one instruction and not a library call.
 #[inline(always)]
 pub(crate) fn mul_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
     // NEON has a fused multiply-add, and pulp counts it as vectors; the remaining scalar targets
@@ -76,15 +76,15 @@ pub(crate) fn mul_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
     if S::IS_SCALAR { a * b + c } else { a.mul_add(b, c) }
 }
 
-/// Asks for the cache line of an element to be fetched from memory into the second level of the
-/// caches, where the processor has an instruction for it.
+/// Requests that the cache line of an element be fetched from memory into the second-level cache,
+/// if the processor has an instruction for it.
 #[inline(always)]
 pub(crate) fn prefetch(values: &[f32], at: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: the instruction belongs to the baseline, and reads no memory that a program could
-        // observe, whatever the address.
+        // SAFETY: the instruction belongs to the baseline, and has no observable effect for any
+        // address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(values.as_ptr().wrapping_add(at).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -129,9 +129,9 @@ pub(crate) fn sum_of(count: usize, f: impl Fn(usize) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Returns the largest of values, of which there is one at least, in lanes: a maximum of one after
-/// the other would not be vectorized. NaNs do not count, except that any value, or NaN, is returned
-/// if the first is one.
+/// Returns the largest of one or more values, in lanes: a sequential maximum would not be
+/// vectorized. NaNs do not count, except that if the first is NaN, the result may be any value or
+/// NaN.
 #[inline(always)]
 pub(crate) fn largest(x: &[f32]) -> f32 {
     let mut lanes = [x[0]; LANES];

@@ -12,7 +12,7 @@ pub fn snippet(name: &str) -> &'static str {
     found.unwrap_or_else(|| panic!("no shared snippet is called {name}")).1
 }
 
-/// Returns the snippet of values of so many floats: vectors for 4, or else single ones.
+/// Returns the snippet of values of this number of floats: vectors for 4, or else single ones.
 pub(crate) fn values_of(lanes: usize) -> &'static str {
     snippet(if lanes == 4 { "value4" } else { "value" })
 }
@@ -51,14 +51,17 @@ fn text_of_file(shader: &Shader) -> String {
 
 /// Adds the first workgroup to `struct Params`, and the functions that read it; once.
 fn with_first_workgroup(text: &str) -> String {
-    let parts = text.split_once("struct Params {").and_then(|(before, rest)| {
-        let (fields, after) = rest.split_once('}')?;
-        (!fields.contains(FIRST_WORKGROUP)).then_some((before, fields, after))
-    });
-    let Some((before, fields, after)) = parts else { return text.to_string() };
+    let Some((before, rest)) = text.split_once("struct Params {") else {
+        return text.to_string();
+    };
+    let Some((fields, after)) = rest.split_once('}') else { return text.to_string() };
+    if fields.contains(FIRST_WORKGROUP) {
+        return text.to_string();
+    }
     // A list of fields in one line ends without a comma.
     let comma = if fields.ends_with('\n') { "" } else { "," };
-    let (fields, grid) = (fields.trim_end_matches(' '), snippet(GRID));
+    let fields = fields.trim_end_matches(' ');
+    let grid = snippet(GRID);
     format!("{grid}{before}struct Params {{{fields}{comma} {FIRST_WORKGROUP}: u32 }}{after}")
 }
 

@@ -36,10 +36,11 @@ pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
 
 /// Returns random inputs of these shapes.
 fn filled(inputs: &[(Shape, InputFill)], rows: usize) -> Vec<(Shape, HostTensor<f64>)> {
-    let of = |(index, (shape, fill)): (usize, &(Shape, InputFill))| {
-        (shape.clone(), generate(*fill, shape.elements(rows), index))
-    };
-    inputs.iter().enumerate().map(of).collect()
+    let mut filled = Vec::with_capacity(inputs.len());
+    for (index, (shape, fill)) in inputs.iter().enumerate() {
+        filled.push((shape.clone(), generate(*fill, shape.elements(rows), index)));
+    }
+    filled
 }
 
 /// Does the same as [`check`] on the given input values.
@@ -53,15 +54,16 @@ pub(crate) fn check_mixed(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
     let filled = filled(inputs, rows);
     let of_f32 = call(&op, &filled, rows, op.changes_in_place());
     let call = OpCall { precision: Precision::Mixed, ..of_f32.clone() };
-    let [exact, rounded] =
-        [&of_f32, &call].map(|call| host::<f64>(call, &filled, f64::NAN, known(&op).reference_f64));
+    let oracle = known(&op).reference_f64;
+    let exact = host(&of_f32, &filled, f64::NAN, oracle);
+    let rounded = host(&call, &filled, f64::NAN, oracle);
     let rounding = harness::nmse(exact[0].iter().copied(), &rounded[0]);
     assert!(rounding > 10.0 * MIXED_NMSE_MAX, "{op}: f32 operands are off by {rounding:.2e} only");
     run_both(&call, &filled, MIXED_NMSE_MAX);
 }
 
-/// Does the same as [`check_with`] in mixed precision, of ops that round what they compute: a
-/// little error may round it the other way.
+/// Does the same as [`check_with`] in mixed precision, for ops that round intermediate results: a
+/// small error may round them the other way.
 pub(crate) fn check_mixed_with(
     op: &Op,
     inputs: &[(Shape, HostTensor<f64>)],
@@ -86,7 +88,7 @@ fn run_both(call: &OpCall, inputs: &[(Shape, HostTensor<f64>)], nmse_max: f64) {
     }
 }
 
-/// Returns the outputs of the f64 reference of `op`, e.g. the statistics that its gradient takes
+/// Returns the outputs of the f64 reference of `op`, such as the statistics that its gradient takes
 /// as input.
 pub fn reference(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) -> Vec<Vec<f64>> {
     let call = call(op, inputs, rows, op.changes_in_place());
@@ -119,22 +121,22 @@ fn call<'a>(
 }
 
 fn run_all(call: &OpCall, inputs: &[(Shape, HostTensor<f64>)], nmse_max: f64) {
-    let (op, start) = (call.op, f32::NAN);
+    let op = call.op;
+    let start = f32::NAN;
     let twin = known(op);
     let expected = host::<f64>(call, inputs, f64::from(start), twin.reference_f64);
-    let what = |who: &str| {
-        format!(
+    let same = |who: &str, got: Vec<Vec<f32>>| {
+        let what = format!(
             "{op} of {:?} in {} by {who}, accumulate {}",
             call.inputs,
             call.precision.name(),
             call.accumulates()
-        )
-    };
-    let wide = |outputs: Vec<Vec<f32>>| -> Vec<Vec<f64>> {
-        outputs.into_iter().map(|o| o.into_iter().map(f64::from).collect()).collect()
-    };
-    let same = |who: &str, got: Vec<Vec<f32>>| {
-        compare_within(&what(who), &wide(got), &expected, nmse_max);
+        );
+        let mut wide = Vec::with_capacity(got.len());
+        for output in got {
+            wide.push(output.into_iter().map(f64::from).collect());
+        }
+        compare_within(&what, &wide, &expected, nmse_max);
     };
     same("the reference in f32", host(call, inputs, start, twin.reference_f32));
     same("the fast version", host(call, inputs, start, twin.fast));
@@ -142,7 +144,9 @@ fn run_all(call: &OpCall, inputs: &[(Shape, HostTensor<f64>)], nmse_max: f64) {
         for Variant { name, dispatches } in every_way(twin, call, gpu) {
             let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
             same(&who, on_gpu(gpu, pipelines, call, &dispatches, inputs, start));
-            if let Some(folded) = folded(&dispatches).filter(|_| is_unchecked(gpu)) {
+            if is_unchecked(gpu)
+                && let Some(folded) = folded(&dispatches)
+            {
                 let who = format!("{who} in a folded grid");
                 same(&who, on_gpu(gpu, pipelines, call, &folded, inputs, start));
             }
@@ -150,7 +154,7 @@ fn run_all(call: &OpCall, inputs: &[(Shape, HostTensor<f64>)], nmse_max: f64) {
     });
 }
 
-/// Returns true if shader checks are off, as in the one mode of every adapter.
+/// Returns true if shader checks are off, as in one mode of every adapter.
 fn is_unchecked(gpu: &Gpu) -> bool {
     gpu.checks == ShaderChecks::Disabled
 }
@@ -166,7 +170,7 @@ pub(crate) fn for_each_result(
     for_each_result_of(&call(op, inputs, rows, op.changes_in_place()), inputs, body);
 }
 
-/// Does the same in mixed precision, with what the f64 reference outputs as well.
+/// Does the same in mixed precision, and passes the outputs of the f64 reference as well.
 pub(crate) fn for_each_mixed_result(
     op: &Op,
     inputs: &[(Shape, HostTensor<f64>)],
@@ -184,7 +188,8 @@ fn for_each_result_of(
     inputs: &[(Shape, HostTensor<f64>)],
     mut body: impl FnMut(&str, &[Vec<f32>]),
 ) {
-    let (twin, start) = (known(call.op), 0.25);
+    let twin = known(call.op);
+    let start = 0.25;
     body("the reference in f32", &host(call, inputs, start, twin.reference_f32));
     body("the fast version", &host(call, inputs, start, twin.fast));
     for_each_gpu(|gpu, pipelines| {
@@ -209,7 +214,9 @@ pub(crate) fn check_loss_scale(
         let mut outputs = outputs.to_vec();
         for index in scaled {
             assert!(outputs[*index].iter().any(|value| *value != 0.0), "{op}: output {index}");
-            outputs[*index].iter_mut().for_each(|value| *value *= 4.0);
+            for value in &mut outputs[*index] {
+                *value *= 4.0;
+            }
         }
         expected.push(outputs);
     });
@@ -219,11 +226,11 @@ pub(crate) fn check_loss_scale(
     });
 }
 
-/// Returns the kernel variants of a call, and its static choice if that is none of them. Variants
+/// Returns the kernel variants of a call, and its static choice if it is none of them. Variants
 /// that are no candidates on the device are compiled without checks only, because that takes long;
-/// with checks, the tests of certification run them. In mixed precision the texts are those of f32
-/// but for the function that rounds, so that SwiftShader, which takes the longest to compile them,
-/// runs its candidates only.
+/// with checks, the tests of certification run them. In mixed precision the texts differ from those
+/// of f32 only by the function that rounds, so SwiftShader, which takes the longest to compile
+/// them, runs only its candidates.
 fn every_way(twin: &Twin, call: &OpCall, gpu: &Gpu) -> Vec<Variant> {
     let own = Caps::of(gpu);
     let is_slow = gpu.name.contains("SwiftShader") && call.precision == Precision::Mixed;
@@ -314,7 +321,7 @@ type Opened = Lock<(Gpu, Pipelines)>;
 /// that are found if it is empty or not set.
 ///
 /// # Panics
-/// Panics if an adapter that is named is not found, or if none is named and none is found.
+/// Panics if a named adapter is not found, or if none is named and none is found.
 pub fn adapters() -> Vec<Adapter> {
     let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
     let adapters: Vec<Adapter> = match named.as_str() {
@@ -322,17 +329,18 @@ pub fn adapters() -> Vec<Adapter> {
         "" => list_adapters().into_iter().filter(|a| a.kind != AdapterKind::Other).collect(),
         named => {
             let selected = select_all(named, &list_adapters()).unwrap_or_else(|e| panic!("{e}"));
-            let adapter = |selection| match selection {
-                Selection::Adapter(adapter) => *adapter,
-                Selection::Cpu { .. } | Selection::Offered(_) => {
+            let mut adapters = Vec::new();
+            for selection in selected {
+                let Selection::Adapter(adapter) = selection else {
                     panic!("{named} names the CPU device")
-                }
-            };
-            selected.into_iter().map(adapter).collect()
+                };
+                adapters.push(*adapter);
+            }
+            adapters
         }
     };
     assert!(!adapters.is_empty(), "no adapter to test on: ./x test installs software ones");
-    // Their drivers are loaded, whatever the test does with them.
+    // The drivers are loaded already, even if the test does not use them.
     skip_exit_handlers();
     adapters
 }

@@ -1,8 +1,9 @@
-//! The types `Twin`, all implementations of one op or of a few related ones, and `UpdateTwin`,
-//! those of an update rule, with everything that certification, timing and benchmarks ask for.
+//! The types `Twin`, all implementations of one op or of a few related ones, and `UpdateTwin`, all
+//! implementations of an update rule, with everything that certification, timing and benchmarks
+//! need.
 
 use super::harness::InputFill;
-use super::{Caps, Cost, CpuKernel, Dispatch, OpCall, UpdateKernel, Variant};
+use super::{Caps, Cost, CpuKernel, Dispatch, OpCall, UpdateKernel, Variant, twin};
 use potluck_core::arithmetic::gcd;
 use potluck_graph::{Op, Update, UpdateRange};
 
@@ -41,19 +42,27 @@ pub struct Twin {
     /// Returns small calls that may run the kernels of a call, the cheapest first, with odd sizes,
     /// so that tiles and loops meet their edges.
     pub probes: fn(&Op, &[Dims]) -> Vec<CallShape>,
-    /// Returns a call per op and, where the kernels differ, per attribute; large enough for all
+    /// Returns one call per op and, if the kernels differ, per attribute; large enough for all
     /// variants.
     pub catalog: fn() -> Vec<CallShape>,
 }
 
 impl Twin {
-    /// Returns the static choice of a call as a variant: the one that it is, or one with the name
-    /// of the twin.
+    /// Returns the static choice of a call as a variant: the one with these dispatches, or one with
+    /// the name of the twin.
     pub fn static_choice(&self, call: &OpCall, caps: &Caps) -> Variant {
         let chosen = (self.dispatch)(call, caps);
         let variants = (self.variants)(call, caps);
         let named = variants.into_iter().find(|variant| variant.dispatches == chosen);
         named.unwrap_or_else(|| Variant::new(self.name, chosen))
+    }
+}
+
+/// Returns the GPU kernel variants of a call; none if its op has no twin.
+pub(crate) fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    match twin(call.op) {
+        Some(twin) => (twin.variants)(call, caps),
+        None => Vec::new(),
     }
 }
 
@@ -65,13 +74,13 @@ pub struct UpdateTwin {
     pub reference_f64: UpdateKernel<f64>,
     pub fast: UpdateKernel<f32>,
     pub dispatch: fn(&Update, &UpdateRange) -> Dispatch,
-    /// Returns the FLOPs per element, those of the formulas in [`Update`], with a square root and
-    /// a division as one each.
+    /// Returns the FLOPs per element by the formulas in [`Update`]; a square root and a division
+    /// count as one each.
     pub flops: fn(&Update) -> f64,
     /// Returns the update on which the kernel of an update is certified, with hyperparameters that
     /// move every value a long way: after a small step, only rounding would be visible.
     pub probe: fn(&Update) -> Update,
-    /// Returns an update per kernel.
+    /// Returns one update per kernel.
     pub catalog: fn() -> Vec<Update>,
 }
 
@@ -82,7 +91,7 @@ pub struct InputSpec {
     pub fills: Vec<InputFill>,
     /// Number of samples in the batch, if the shape rule requires batched tensors.
     pub samples: Option<usize>,
-    /// An input that is not batched where the others are.
+    /// An input that is not batched although the others are.
     pub unbatched: Option<usize>,
 }
 
@@ -105,21 +114,21 @@ pub struct Forward {
     pub op: Op,
     /// Indices of the gradient's inputs that are the inputs of the forward op.
     pub inputs: Vec<usize>,
-    /// Indices of the forward op's outputs, each with the gradient's input that it is.
+    /// Indices of the forward op's outputs, each with the index of the same tensor among the
+    /// gradient's inputs.
     pub outputs: Vec<(usize, usize)>,
 }
 
-/// An axis of tensors of a call along which it falls into parts: what is in a part of its outputs
-/// depends on the same part of its inputs alone, and on all of the tensors that lack the axis. With
-/// several such axes, this holds for each of them. They are what `in_axes` and `out_axes` are to
-/// `vmap` in JAX.
+/// An axis of tensors of a call along which it falls into parts: a part of its outputs depends only
+/// on the same part of its inputs, and on all of the tensors that lack the axis. With several such
+/// axes, this holds for each of them. They correspond to `in_axes` and `out_axes` of `vmap` in JAX.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct IndependentAxis {
     /// Parts, which divide the length of the axis in every tensor that has it.
     pub parts: usize,
     /// Axis of each input.
     pub inputs: Vec<Option<usize>>,
-    /// Axis of each output. One without it is not in parts: a sum over them.
+    /// Axis of each output. An output without it is a sum over the parts.
     pub outputs: Vec<Option<usize>>,
 }
 
@@ -140,14 +149,19 @@ impl IndependentAxis {
                 }
             }
         }
-        (parts > 0).then_some(Self { parts, inputs, outputs })
+        if parts == 0 {
+            return None;
+        }
+        Some(Self { parts, inputs, outputs })
     }
 
-    /// Returns the first axis of all tensors of a call but the inputs `whole` as the only
-    /// independent one.
+    /// Returns the first axis of all tensors of a call, except the inputs `whole`, as the only
+    /// independent axis.
     pub fn leading(call: &OpCall, whole: &[usize]) -> Vec<Self> {
-        let axis = |input: usize| (!whole.contains(&input)).then_some(0);
-        let inputs = (0..call.inputs.len()).map(axis).collect();
+        let mut inputs = Vec::with_capacity(call.inputs.len());
+        for input in 0..call.inputs.len() {
+            inputs.push(if whole.contains(&input) { None } else { Some(0) });
+        }
         Self::of(call, inputs, vec![Some(0); call.outputs.len()]).into_iter().collect()
     }
 }

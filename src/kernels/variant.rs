@@ -22,7 +22,7 @@ impl Variant {
         workspace_bytes(&self.dispatches)
     }
 
-    /// Returns the bytes of a tensor that the dispatches hand on.
+    /// Returns the bytes of scratch that the dispatches need.
     pub(crate) fn scratch_bytes(&self) -> usize {
         scratch_bytes(&self.dispatches)
     }

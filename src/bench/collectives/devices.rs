@@ -1,8 +1,9 @@
-//! Benchmark of an all-reduce of gradients between devices, beside transfers of the same bytes
-//! without communication: each device reads its gradients back to host memory and uploads them
-//! again, all devices at the same time.
+//! Benchmark of an all-reduce of gradients between devices, compared with transfers of the same
+//! bytes without communication: each device reads its gradients back to host memory and uploads
+//! them again, all devices at the same time.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -59,17 +60,19 @@ impl World {
     fn name(&self) -> String {
         self.selections.iter().map(Selection::name).collect::<Vec<_>>().join(" + ")
     }
+}
 
-    /// Returns the APIs of the devices, each once.
-    fn apis(&self) -> String {
-        let api = |selection: &Selection| match selection {
+/// Returns the APIs of devices, sorted and each once.
+pub(crate) fn apis(selections: &[Selection]) -> String {
+    let mut apis = BTreeSet::new();
+    for selection in selections {
+        apis.insert(match selection {
             Selection::Cpu { .. } => "cpu",
             Selection::Adapter(adapter) => adapter.api,
             Selection::Offered(_) => "node",
-        };
-        let apis: BTreeSet<&str> = self.selections.iter().map(api).collect();
-        Vec::from_iter(apis).join(", ")
+        });
     }
+    Vec::from_iter(apis).join(", ")
 }
 
 /// Measures the all-reduce of these devices and returns the report.
@@ -80,10 +83,18 @@ pub fn measure(world: World, effort: Effort, progress: &mut dyn FnMut(&str)) -> 
     let error = measure_sizes(&world, effort, &mut recorder).err().map(|error| error.to_string());
     let (figures, skipped) = recorder.finish();
     let kind = format!("{} devices that sum gradients", world.selections.len());
-    DeviceReport { name, api: world.apis(), driver: String::new(), kind, figures, skipped, error }
+    DeviceReport {
+        name,
+        api: apis(&world.selections),
+        driver: String::new(),
+        kind,
+        figures,
+        skipped,
+        error,
+    }
 }
 
-/// Returns the widths of the square parameters, out of those of 1, 4, 16 and 64 MiB.
+/// Returns the widths of the square parameters, which take 1, 4, 16 or 64 MiB.
 fn widths(effort: Effort) -> &'static [usize] {
     match effort {
         Effort::Tiny => &[512],
@@ -123,7 +134,8 @@ fn name(what: &str, bytes: u64, world: &World) -> String {
 /// Returns the plan of one square parameter with `width` rows.
 fn plan(width: usize) -> Result<Plan, TrainError> {
     let mut b = Builder::new();
-    let (x, target) = (b.input("x", &[1, width]), b.input("target", &[1, width]));
+    let x = b.input("x", &[1, width]);
+    let target = b.input("target", &[1, width]);
     let w = b.parameter("w", &[width, width], Init::Zeros);
     let y = b.linear(x, w, None)?;
     b.squared_error_loss(y, target)?;
@@ -136,16 +148,17 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
     memory::require(of_host.count().saturating_mul(memory::device_bytes(plan, &0.into())))?;
     let chunk_bytes = ParallelOptions::default().chunk_bytes;
     let layout = layout(plan, Topology::Ring, world.selections.len(), chunk_bytes);
-    let (mut drivers, mut reduce_site) = (Vec::new(), Vec::new());
+    let mut drivers = Vec::new();
+    let mut reduce_site = Vec::new();
     for selection in &world.selections {
         let opened = open(selection, plan)?;
         reduce_site.push(if opened.is_cpu {
             ReduceSite::Host
         } else {
             let chunks = layout.chunks.clone();
-            let timing =
-                move |device: &mut dyn Executor| timing::faster_reduce_site(device, &chunks);
-            opened.driver.run("timing the addition of gradients", timing)?
+            opened.driver.run("timing the addition of gradients", move |device| {
+                timing::faster_reduce_site(device, &chunks)
+            })?
         });
         drivers.push(opened.driver);
     }
@@ -174,16 +187,17 @@ fn open(selection: &Selection, plan: &Plan) -> Result<OpenDevice, RuntimeError> 
 /// Performs an all-reduce of the gradients on the devices.
 fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError> {
     let round = group.round().next(1);
-    let input = |rank: usize| {
+    let mut inputs = Vec::with_capacity(group.world());
+    for rank in 0..group.world() {
         let input = StepInput::new(round, Rank(rank as u32), program.clone(), Vec::new());
-        Arc::new(StepInput { samples: 1, ..input })
-    };
-    let inputs: Vec<Arc<StepInput>> = (0..group.world()).map(input).collect();
-    Ok(group.step(&inputs).map(drop)?)
+        inputs.push(Arc::new(StepInput { samples: 1, ..input }));
+    }
+    group.step(&inputs)?;
+    Ok(())
 }
 
-/// Sums known values and compares every bit on every device; then all gradients are zero, and
-/// stay zero however often they are summed.
+/// Sums known values and compares every bit on every device. Afterwards all gradients are zero, and
+/// repeated sums keep them zero.
 fn check(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError> {
     let world = group.world();
     group.run_on_all("writing gradients", |rank, device| {
@@ -198,13 +212,10 @@ fn check(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainErr
         device.begin_step()?;
         Ok(is_filled(&values, 0, total))
     })?;
-    match right.iter().position(|right| !right) {
-        None => Ok(()),
-        Some(rank) => {
-            let (rank, name) = (Rank(rank as u32), group.name(Rank(rank as u32)));
-            Err(TrainError::Defect(format!("{rank} ({name}) has wrong sums of gradients")))
-        }
-    }
+    let Some(wrong) = right.iter().position(|right| !right) else { return Ok(()) };
+    let rank = Rank(wrong as u32);
+    let name = group.name(rank);
+    Err(TrainError::Defect(format!("{rank} ({name}) has wrong sums of gradients")))
 }
 
 /// Samples of the rounds: seconds of an all-reduce and of the transfers.
@@ -227,7 +238,8 @@ fn rounds(
     // Warm-up: performs all one-time initialization.
     sum(group, program)?;
     group.run_on_all("transfers", transfers.clone())?;
-    let (mut timed, begun) = (TimedRounds::default(), Instant::now());
+    let mut timed = TimedRounds::default();
+    let begun = Instant::now();
     while !sampling_plan.is_enough(timed.sums.len(), begun) {
         let started = Instant::now();
         sum(group, program)?;
@@ -242,48 +254,65 @@ fn rounds(
 
 /// Waits until the device has completed all submitted work.
 fn settle(device: &mut dyn Executor) -> Result<(), DeviceError> {
-    device.finish_step(&[]).map(drop)
+    device.finish_step(&[])?;
+    Ok(())
 }
 
 /// Reads all gradients back to host memory, uploads them again, and waits for completion.
 fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), DeviceError> {
-    let (length, most) =
-        (device.plan().buckets[BUCKET.index()].length, device.readback_elements_max());
+    let length = device.plan().buckets[BUCKET.index()].length;
+    let most = device.readback_elements_max();
     values.resize(length, 0.0);
-    let ranges = || (0..length).step_by(most).map(|start| start..(start + most).min(length));
-    for range in ranges() {
+    for range in pieces(length, most) {
         device.start_readback(Place::bank(BucketTensor::Gradients, BUCKET, range))?;
     }
-    for range in ranges() {
+    for range in pieces(length, most) {
         if let Some(piece) = device.next_readback(true)? {
             values[range].copy_from_slice(piece.values());
         }
     }
-    for range in ranges() {
+    for range in pieces(length, most) {
         let place = Place::bank(BucketTensor::Gradients, BUCKET, range.clone());
         device.write_place(&place, &values[range])?;
     }
     settle(device)
 }
 
+/// Returns the ranges of at most `most` elements that cover `length` elements.
+fn pieces(length: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..length).step_by(most).map(move |start| start..(start + most).min(length))
+}
+
 fn add(world: &World, bytes: u64, timed: &TimedRounds, recorder: &mut FigureRecorder) {
-    let ranks = world.selections.len();
-    let shares = timed.transfers.iter().zip(&timed.sums).map(|(transfers, sum)| transfers / sum);
-    let share = median(&Vec::from_iter(shares));
-    let mut add = |by: &str, factor: f64, seconds: &[f64], of_transfers| {
-        let rates: Vec<f64> = seconds.iter().map(|s| bytes as f64 * factor / s / GIB).collect();
-        let kind = FigureKind::Collective(CollectiveFigure {
-            by: by.into(),
-            ranks,
-            bytes,
-            seconds: median(seconds),
-            algorithm: median(&rates) / factor,
-            of_copy: None,
-            of_transfers,
-        });
-        let name = name(by, bytes, world);
-        recorder.add(Figure::new(kind, &name, GIBS, Direction::Higher, &rates));
-    };
-    add(Kind::AllReduce.name(), Kind::AllReduce.bus_factor(ranks), &timed.sums, Some(share));
-    add("transfers", 1.0, &timed.transfers, None);
+    let mut shares = Vec::with_capacity(timed.sums.len());
+    for (transfers, sum) in timed.transfers.iter().zip(&timed.sums) {
+        shares.push(transfers / sum);
+    }
+    let by = Kind::AllReduce.name();
+    let factor = Kind::AllReduce.bus_factor(world.selections.len());
+    recorder.add(figure(world, bytes, by, factor, &timed.sums, Some(median(&shares))));
+    recorder.add(figure(world, bytes, "transfers", 1.0, &timed.transfers, None));
+}
+
+/// Returns the figure of an operation whose bus bandwidth is `factor` times the algorithm
+/// bandwidth.
+fn figure(
+    world: &World,
+    bytes: u64,
+    by: &str,
+    factor: f64,
+    seconds: &[f64],
+    of_transfers: Option<f64>,
+) -> Figure {
+    let rates: Vec<f64> = seconds.iter().map(|s| bytes as f64 * factor / s / GIB).collect();
+    let kind = FigureKind::Collective(CollectiveFigure {
+        by: by.into(),
+        ranks: world.selections.len(),
+        bytes,
+        seconds: median(seconds),
+        algorithm: median(&rates) / factor,
+        of_copy: None,
+        of_transfers,
+    });
+    Figure::new(kind, &name(by, bytes, world), GIBS, Direction::Higher, &rates)
 }

@@ -26,9 +26,9 @@ impl fmt::Display for GridPoint {
 }
 
 impl GridPoint {
-    /// Returns the bytes of memory that the measurement takes with so many of its ranks in a
-    /// process: a buffer per rank and its part, which is at most half as long, and a buffer to copy
-    /// to. A tenth is added for the other needs of the process.
+    /// Returns the bytes of memory that the measurement takes in a process with `ranks` of its
+    /// ranks: a buffer per rank and its part, which is at most half as long, and the target of a
+    /// copy. A tenth is added for the other needs of the process.
     pub fn needs(&self, ranks: usize) -> u64 {
         let parts = match self.kind {
             Kind::AllReduce | Kind::Broadcast => 0,
@@ -63,10 +63,10 @@ pub enum PointError {
 /// Returns `PointError` if a collective fails, or if its results are not right to the bit.
 pub fn measure(point: &GridPoint, sampling_plan: &SamplingPlan) -> Result<TimedCalls, PointError> {
     thread::scope(|scope| {
-        let start = |mut group: ProcessGroup| {
-            scope.spawn(move || Side::new(&mut group, point).run(sampling_plan))
-        };
-        let ranks: Vec<_> = init(point.ranks as u32).into_iter().map(start).collect();
+        let mut ranks = Vec::with_capacity(point.ranks);
+        for mut group in init(point.ranks as u32) {
+            ranks.push(scope.spawn(move || Side::new(&mut group, point).run(sampling_plan)));
+        }
         let mut measured = Ok(TimedCalls::default());
         for (rank, thread) in ranks.into_iter().enumerate() {
             let ended = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -80,7 +80,7 @@ pub fn measure(point: &GridPoint, sampling_plan: &SamplingPlan) -> Result<TimedC
     })
 }
 
-/// Returns the first cause out of the results of two ranks: an abort by another rank is none.
+/// Returns the first cause among the results of two ranks: an abort by another rank is no cause.
 pub(crate) fn first_cause<T>(one: Result<T, PointError>, other: PointError) -> PointError {
     match one {
         Ok(_) | Err(PointError::Group(GroupError::Aborted(_))) => other,
@@ -93,7 +93,7 @@ const PERIOD: usize = 1021;
 /// Minimum bytes that a sample copies: a single short copy is too fast to time.
 const COPIED_MIN: usize = 16 << 20;
 
-/// Returns the input value of a rank at a position: a whole number so small that every sum is
+/// Returns the input value of a rank at a position: a small whole number, so that every sum is
 /// exact.
 pub fn value(rank: usize, at: usize) -> f32 {
     ((at % PERIOD * 7 + rank * 13) % 64) as f32
@@ -141,8 +141,8 @@ impl<'a> Side<'a> {
         Self { group, kind: point.kind, values, part, copy }
     }
 
-    /// Checks the result of a call, and then measures; all ranks of the group do so at a time, and
-    /// get the same seconds.
+    /// Checks the result of a call, and then measures; all ranks of the group do so concurrently,
+    /// and get the same seconds.
     ///
     /// # Errors
     /// Returns the errors of [`measure`].
@@ -153,7 +153,7 @@ impl<'a> Side<'a> {
             self.group.abort("its result is wrong");
             return Err(PointError::Wrong(self.group.rank()));
         }
-        // Zeros stay zeros, however often they are summed.
+        // Sums of zeros are zeros.
         self.values.fill(0.0);
         self.part.fill(0.0);
         // Every rank gets the same seconds, so all make the same decision.
@@ -219,7 +219,8 @@ impl<'a> Side<'a> {
 
     /// Returns true if the result of the first call is right, to the bit.
     fn is_right(&self) -> bool {
-        let (rank, world) = (self.group.rank().index(), self.group.world_size());
+        let rank = self.group.rank().index();
+        let world = self.group.world_size();
         let sum = |at: usize| (0..world).map(|rank| value(rank, at)).sum::<f32>();
         match self.kind {
             Kind::AllReduce => is_filled(&self.values, 0, sum),
@@ -233,7 +234,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Minimum number of rounds, however long they take.
+/// Minimum number of rounds, regardless of their duration.
 const SAMPLES_MIN: usize = 3;
 
 #[cfg(test)]

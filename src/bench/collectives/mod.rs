@@ -2,11 +2,11 @@
 //! slices in memory, of threads of one process or of the nodes of a cluster, and an all-reduce of
 //! gradients between devices.
 //!
-//! Rates follow the rule of nccl-tests. The *algorithm bandwidth* is bytes per second of a call,
-//! where the bytes are those of the longest buffer of a rank; the *bus bandwidth* is the rate on
-//! the slowest connection, the figure by which different numbers of ranks compare
-//! ([`Kind::bus_factor`]). Both are in GiB/s, beside a copy in memory of the same bytes by one
-//! thread, which alternates with the calls.
+//! Rates follow the rule of nccl-tests. The *algorithm bandwidth* is the bytes of the longest
+//! buffer of a rank per second of a call; the *bus bandwidth* is the rate on the slowest
+//! connection, the figure by which different numbers of ranks compare ([`Kind::bus_factor`]). Both
+//! are in GiB/s, and compared with a copy in memory of the same bytes by one thread, which
+//! alternates with the calls.
 
 pub mod devices;
 pub mod host;
@@ -38,7 +38,7 @@ impl Kind {
     pub const ALL: [Self; 4] =
         [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast];
 
-    /// Returns the name in figures, which is that of the method of [`ProcessGroup`].
+    /// Returns the name in figures: the name of the method of [`ProcessGroup`].
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -67,7 +67,7 @@ pub struct CollectiveOptions {
     /// single device is used twice.
     pub devices: String,
     pub effort: Effort,
-    /// Numbers of ranks, at least 2 each; if empty, those of the effort.
+    /// Numbers of ranks, at least 2 each; if empty, the effort determines them.
     pub ranks: Vec<usize>,
     /// True to measure every power of two in bytes and 2 to 8 ranks.
     pub full: bool,
@@ -84,11 +84,13 @@ pub fn run(
 ) -> Result<Report, TrainError> {
     let world = devices::choose(&options.devices)?;
     let mut reports = vec![slices(options, progress)];
-    reports.extend(world.map(|world| devices::measure(world, options.effort, progress)));
+    if let Some(world) = world {
+        reports.push(devices::measure(world, options.effort, progress));
+    }
     Ok(Report::new(options.effort, reports))
 }
 
-/// The name of the report on slices.
+/// Name of the report on slices.
 pub const SLICES: &str = "slices in memory";
 
 fn slices(options: &CollectiveOptions, progress: &mut dyn FnMut(&str)) -> DeviceReport {
@@ -96,9 +98,15 @@ fn slices(options: &CollectiveOptions, progress: &mut dyn FnMut(&str)) -> Device
     let mut recorder = FigureRecorder::new(&mut note);
     let error = measure(options, &mut recorder).err();
     let (figures, skipped) = recorder.finish();
-    let kind = "the threads of a process".into();
-    let (name, api, driver) = (SLICES.into(), "cpu".into(), String::new());
-    DeviceReport { name, api, driver, kind, figures, skipped, error }
+    DeviceReport {
+        name: SLICES.into(),
+        api: "cpu".into(),
+        driver: String::new(),
+        kind: "the threads of a process".into(),
+        figures,
+        skipped,
+        error,
+    }
 }
 
 /// Returns the measurements in order: by collective, ranks, size.
@@ -113,22 +121,20 @@ fn points(options: &CollectiveOptions) -> Vec<GridPoint> {
     let mut points = Vec::new();
     for kind in Kind::ALL {
         let sizes = sizes(kind, options);
-        let pairs = ranks.iter().flat_map(|ranks| sizes.iter().map(move |bytes| (*ranks, *bytes)));
-        points.extend(pairs.map(|(ranks, bytes)| GridPoint { kind, ranks, bytes }));
+        for &ranks in &ranks {
+            for &bytes in &sizes {
+                points.push(GridPoint { kind, ranks, bytes });
+            }
+        }
     }
     points
 }
 
 /// Returns the sizes in bytes, in ascending order.
 fn sizes(kind: Kind, options: &CollectiveOptions) -> Vec<u64> {
-    let powers = |factor: u64, last: u64| {
-        std::iter::successors(Some(4 << 10), |bytes| Some(bytes * factor))
-            .take_while(|bytes| *bytes <= last)
-            .collect()
-    };
     match (kind, options.full, options.effort) {
-        (Kind::AllReduce, true, _) => powers(2, 256 * MIB),
-        (Kind::AllReduce, _, Effort::Normal) | (_, true, _) => powers(4, 256 * MIB),
+        (Kind::AllReduce, true, _) => sizes_by(2),
+        (Kind::AllReduce, _, Effort::Normal) | (_, true, _) => sizes_by(4),
         (Kind::AllReduce, _, Effort::Quick) => {
             vec![4 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB]
         }
@@ -139,26 +145,40 @@ fn sizes(kind: Kind, options: &CollectiveOptions) -> Vec<u64> {
     }
 }
 
+/// Returns the sizes from 4 KiB to 256 MiB, each a multiple of the one before by `factor`.
+fn sizes_by(factor: u64) -> Vec<u64> {
+    let mut sizes = Vec::new();
+    let mut bytes = 4 << 10;
+    while bytes <= 256 * MIB {
+        sizes.push(bytes);
+        bytes *= factor;
+    }
+    sizes
+}
+
 fn measure(options: &CollectiveOptions, recorder: &mut FigureRecorder) -> Result<(), String> {
     let sampling_plan = options.effort.sampling_plan();
     measure_points(&points(options), recorder, |point| {
         let needs = point.needs(point.ranks);
-        if let Some(available) = available_memory().filter(|memory| *memory < needs) {
-            let mib = [needs, available].map(|bytes| number((bytes / MIB) as f64));
-            let why = format!("needs {} MiB of memory and {} MiB are free", mib[0], mib[1]);
+        if let Some(available) = available_memory()
+            && available < needs
+        {
+            let [needs, available] = [needs, available].map(|bytes| number((bytes / MIB) as f64));
+            let why = format!("needs {needs} MiB of memory and {available} MiB are free");
             return Ok(PointOutcome::Skipped(why));
         }
-        host::measure(point, &sampling_plan).map(PointOutcome::Timed)
+        Ok(PointOutcome::Timed(host::measure(point, &sampling_plan)?))
     })
 }
 
-/// Outcome of a measurement: its samples, or why there are none.
+/// Outcome of a measurement: its samples, or the reason why there are none.
 pub(crate) enum PointOutcome {
     Timed(TimedCalls),
     Skipped(String),
 }
 
-/// Records the figures of measurements, and then those of the copies that alternated with them.
+/// Records the figures of measurements, and then the figures of the copies that alternated with
+/// them.
 fn measure_points(
     points: &[GridPoint],
     recorder: &mut FigureRecorder,
@@ -190,29 +210,41 @@ fn measure_points(
 /// API of devices that are connections between nodes.
 pub const QUIC: &str = "quic";
 
-/// Measures the ranks of all nodes, of which this one is the first: `groups` are the handles of its
-/// ranks, and the other nodes call [`nodes::follow`]. All ranks take part in each measurement.
+/// Measures the ranks of all nodes, led by this node, which is the first: `groups` are the handles
+/// of its ranks, and the other nodes call [`nodes::follow`]. All ranks take part in each
+/// measurement.
 pub fn over_nodes(
     groups: Vec<ProcessGroup>,
     hosts: &[String],
     options: &CollectiveOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Report {
-    let ranks = groups.first().map_or(0, ProcessGroup::world_size);
+    let ranks = match groups.first() {
+        Some(group) => group.world_size(),
+        None => 0,
+    };
     let options = CollectiveOptions { ranks: vec![ranks], ..options.clone() };
     let mut recorder = FigureRecorder::new(progress);
     let mut failed = None;
     let measured = nodes::lead(groups, |leader| {
-        let measure = |point: &GridPoint| leader.measure(point, options.effort);
-        failed = measure_points(&points(&options), &mut recorder, measure).err();
+        failed = measure_points(&points(&options), &mut recorder, |point| {
+            leader.measure(point, options.effort)
+        })
+        .err();
         Ok(())
     });
-    // The first failure: what follows it only says that the group has ended.
+    // The first failure counts: later ones only say that the group has ended.
     let error = failed.or(measured.err().map(|error| error.to_string()));
     let (figures, skipped) = recorder.finish();
-    let (name, kind) = (hosts.join(" + "), format!("{ranks} ranks of {} nodes", hosts.len()));
-    let (api, driver) = (QUIC.into(), String::new());
-    let nodes = DeviceReport { name, api, driver, kind, figures, skipped, error };
+    let nodes = DeviceReport {
+        name: hosts.join(" + "),
+        api: QUIC.into(),
+        driver: String::new(),
+        kind: format!("{ranks} ranks of {} nodes", hosts.len()),
+        figures,
+        skipped,
+        error,
+    };
     Report::new(options.effort, vec![nodes])
 }
 
@@ -228,8 +260,10 @@ fn figure(point: &GridPoint, timed: &TimedCalls) -> Figure {
     let rates: Vec<f64> = timed.calls.iter().map(|call| bytes * factor / call / GIB).collect();
     let seconds = median(&timed.calls);
     // Both values of one round, so that other load on the machine slows both down.
-    let shares = timed.calls.iter().zip(&timed.copies).map(|(call, copy)| factor * copy / call);
-    let shares: Vec<f64> = shares.collect();
+    let mut shares = Vec::with_capacity(timed.calls.len());
+    for (call, copy) in timed.calls.iter().zip(&timed.copies) {
+        shares.push(factor * copy / call);
+    }
     let call = CollectiveFigure {
         by: point.kind.name().into(),
         ranks: point.ranks,
@@ -243,7 +277,7 @@ fn figure(point: &GridPoint, timed: &TimedCalls) -> Figure {
     Figure::new(kind, &name(point), GIBS, super::Direction::Higher, &rates)
 }
 
-/// Name of the copy, in figures that have it in place of a collective.
+/// Name of the copy in figures of copies, instead of the name of a collective.
 pub const COPY: &str = "copy";
 
 fn copy_figure(bytes: u64, seconds: &[f64]) -> Figure {

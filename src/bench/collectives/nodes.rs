@@ -1,5 +1,5 @@
-//! Benchmark of collectives between the ranks of several nodes. One rank leads: it says what is
-//! measured next, and all others follow.
+//! Benchmark of collectives between the ranks of several nodes. One rank leads: it broadcasts the
+//! next measurement, and all others follow.
 
 use std::thread;
 
@@ -11,10 +11,10 @@ use potluck_core::Rank;
 use potluck_kernels::device::host::available_memory;
 use potluck_parallel::comm::{GroupError, ProcessGroup, ReduceOp};
 
-/// Most bytes of a buffer that a leader may ask for.
+/// Most bytes of a buffer that a leader may request.
 const BYTES_MAX: u64 = 1 << 30;
-/// Words of an order: the index of the collective, bytes, and the index of the effort. All bits of
-/// the first one are set in the order to end.
+/// Words of an order: the index of the collective, bytes, and the index of the effort. In the order
+/// to end, all bits of the first word are set.
 type OrderWords = [u64; 3];
 const END: OrderWords = [u64::MAX, 0, 0];
 
@@ -26,7 +26,7 @@ pub(crate) struct Leader<'a> {
 }
 
 impl Leader<'_> {
-    /// Measures a collective of all ranks. It is skipped if a process has not enough memory.
+    /// Measures a collective of all ranks. It is skipped if a process has too little memory.
     ///
     /// # Errors
     /// Returns `PointError` if the collective fails, which ends the group, and if its results are
@@ -53,7 +53,10 @@ pub(crate) fn lead<T>(
     work: impl FnOnce(&mut Leader) -> Result<T, PointError>,
 ) -> Result<T, PointError> {
     let here = groups.len();
-    let leader = groups.first().map_or(Rank(0), ProcessGroup::rank);
+    let leader = match groups.first() {
+        Some(group) => group.rank(),
+        None => Rank(0),
+    };
     with_ranks(groups, leader, |group| {
         let done = work(&mut Leader { group, here })?;
         group.broadcast(&mut END.clone(), leader)?;
@@ -84,11 +87,15 @@ fn with_ranks<T>(
     thread::scope(|scope| {
         let mut groups = groups.into_iter();
         let first = groups.next();
-        let others: Vec<_> = groups
-            .map(|mut group| scope.spawn(move || follow_on(&mut group, here, leader, &mut |_| {})))
-            .collect();
-        // The handle is dropped here, so that the others end if this rank fails.
-        let mut ended = first.map_or(Err(PointError::Order(leader)), |mut group| work(&mut group));
+        let mut others = Vec::new();
+        for mut group in groups {
+            others.push(scope.spawn(move || follow_on(&mut group, here, leader, &mut |_| {})));
+        }
+        let mut ended = match first {
+            // The handle is dropped here, so that the others end if this rank fails.
+            Some(mut group) => work(&mut group),
+            None => Err(PointError::Order(leader)),
+        };
         for thread in others {
             let other = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             if let Err(error) = other {
@@ -120,14 +127,17 @@ fn follow_on(
     }
 }
 
-/// Returns the measurement of an order, if there is such a one.
+/// Returns the measurement of an order; `None` if the order is invalid.
 fn order([kind, bytes, effort]: OrderWords, ranks: usize) -> Option<(GridPoint, Effort)> {
     let kind = *Kind::ALL.get(usize::try_from(kind).ok()?)?;
     let effort = *Effort::ALL.get(usize::try_from(effort).ok()?)?;
-    (bytes <= BYTES_MAX).then_some((GridPoint { kind, ranks, bytes }, effort))
+    if bytes > BYTES_MAX {
+        return None;
+    }
+    Some((GridPoint { kind, ranks, bytes }, effort))
 }
 
-/// Measures on one rank, unless a process has not enough memory.
+/// Measures on one rank, unless a process has too little memory.
 fn measure(
     group: &mut ProcessGroup,
     here: usize,
@@ -135,18 +145,20 @@ fn measure(
     effort: Effort,
 ) -> Result<PointOutcome, PointError> {
     let needs = point.needs(here);
-    let missing = available_memory().map_or(0, |available| needs.saturating_sub(available));
-    // Nobody allocates before all have looked.
+    let missing = match available_memory() {
+        Some(available) => needs.saturating_sub(available),
+        None => 0,
+    };
+    // All ranks check their memory before one of them allocates.
     let mut most = [missing];
     group.all_reduce(&mut most, ReduceOp::Max)?;
     if most[0] > 0 {
         let mib = number(most[0].div_ceil(MIB) as f64);
         return Ok(PointOutcome::Skipped(format!("a node has {mib} MiB of memory too little")));
     }
-    Side::new(group, point).run(&effort.sampling_plan()).map(PointOutcome::Timed)
+    Ok(PointOutcome::Timed(Side::new(group, point).run(&effort.sampling_plan())?))
 }
 
-/// Returns the error of a benchmark over nodes with what the user needs to know.
 impl From<PointError> for potluck_train::TrainError {
     fn from(error: PointError) -> Self {
         match error {

@@ -1,4 +1,4 @@
-//! Frames of a benchmark on a link: one node asks and measures, and the other one answers.
+//! Frames of a benchmark on a link: one node asks and measures, the other answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,12 +15,11 @@ pub(crate) const FRAME_BYTES_MAX: usize = 1 << 20;
 pub(crate) const TRANSFER_BYTES_MAX: usize = 64 << 20;
 /// Bytes of the frames whose round trips are measured.
 pub(crate) const PING_BYTES: usize = 64;
-/// Most frames that wait: twice those of a transfer, and those without values.
+/// Most frames that wait: twice the frames of a transfer, and the frames without values.
 const WAITING_MAX: usize = 2 * TRANSFER_BYTES_MAX / FRAME_BYTES_MAX + 256;
-/// Longest wait for a frame of a node that is there, because its signs of life come.
+/// Longest wait for a frame of a node whose keep-alives arrive.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(120);
-/// Wait for the first answer, after which the question is asked again: the other node drops frames
-/// until it is ready.
+/// Time between two pings until the first answer: the other node drops frames until it is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Kind of a frame.
@@ -30,11 +29,11 @@ enum FrameKind {
     Ping,
     /// Answers a ping, the end of a transfer, or the end.
     Pong,
-    /// Values of a transfer, of which the last ones follow.
+    /// Values of a transfer, before the last frame.
     Part,
     /// Last values of a transfer.
     Last,
-    /// Asks for a transfer.
+    /// Requests a transfer.
     Fetch,
     /// Ends the benchmark.
     End,
@@ -50,17 +49,17 @@ struct FrameTag {
     kind: FrameKind,
     /// Number of the question.
     number: u64,
-    /// Bytes of the transfer that is asked for.
+    /// Bytes of the requested transfer.
     bytes: u64,
 }
 
 impl FrameTag {
-    /// Returns the bytes of the tag: the kind in the first of eight, number and bytes in eight
-    /// each, little-endian, and zeros.
+    /// Returns the bytes of the tag: three little-endian words of eight bytes, the kind, the number
+    /// and the bytes, and zeros.
     fn encode(&self) -> [u8; TAG_BYTES] {
         let mut encoded = [0; TAG_BYTES];
-        // From 1, so that a ping before the other side is ready reads as a frame of a run that is
-        // over: it is dropped, and the link lives.
+        // From 1, so that a ping before the other side is ready reads as a frame of a finished run:
+        // it is dropped, and the link stays open.
         encoded[0] = self.kind as u8 + 1;
         encoded[8..16].copy_from_slice(&self.number.to_le_bytes());
         encoded[16..24].copy_from_slice(&self.bytes.to_le_bytes());
@@ -68,18 +67,19 @@ impl FrameTag {
     }
 
     fn decode(encoded: &[u8; TAG_BYTES]) -> Option<Self> {
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&encoded[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
-        let kind = usize::try_from(word(0)).ok()?.checked_sub(1)?;
+        let kind = usize::try_from(word_at(encoded, 0)).ok()?.checked_sub(1)?;
         let kind = *FrameKind::ALL.get(kind)?;
-        Some(Self { kind, number: word(8), bytes: word(16) })
+        Some(Self { kind, number: word_at(encoded, 8), bytes: word_at(encoded, 16) })
     }
 }
 
-/// Receiver of frames, which land in buffers that are used again.
+fn word_at(encoded: &[u8; TAG_BYTES], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&encoded[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// Receiver of frames, which land in reused buffers.
 struct FrameSink {
     came: Mailbox<FrameTag>,
     free: Arc<Lock<Vec<Vec<u8>>>>,
@@ -93,8 +93,13 @@ impl ValueReceiver for FrameSink {
         }
         let free = self.free.lock().pop();
         let buffer = free.unwrap_or_else(|| vec![0; FRAME_BYTES_MAX]);
-        let (came, free) = (self.came.clone(), self.free.clone());
-        Ok(Box::new(FramePlace { tag, bytes, buffer, came, free }))
+        Ok(Box::new(FramePlace {
+            tag,
+            bytes,
+            buffer,
+            came: self.came.clone(),
+            free: self.free.clone(),
+        }))
     }
 
     fn closed(&self) {
@@ -123,7 +128,7 @@ impl Landing for FramePlace {
     }
 }
 
-/// Values that are sent: noise, so that nothing on the way makes them shorter.
+/// Sent values: noise, so that no compression on the way makes them shorter.
 struct Noise {
     values: Arc<[u8]>,
     bytes: usize,
@@ -135,7 +140,7 @@ impl AsRef<[u8]> for Noise {
     }
 }
 
-/// End of a link. Errors are reasons for which the link cannot be measured further.
+/// End of a link. Errors are the reasons why the link cannot be measured further.
 pub(crate) struct LinkEnd {
     link: Arc<NodeLink>,
     came: Mailbox<FrameTag>,
@@ -145,13 +150,17 @@ pub(crate) struct LinkEnd {
 }
 
 impl LinkEnd {
-    /// Takes all values that come over the link from now on.
+    /// Receives all values from the link from now on.
     pub fn open(link: Arc<NodeLink>) -> Self {
         let came = Mailbox::new(WAITING_MAX);
         let free = Arc::default();
         link.receive_values_with(Arc::new(FrameSink { came: came.clone(), free }));
-        let words = (0..FRAME_BYTES_MAX as u32 / 8).flat_map(|at| Key::new(7).words([at, 0]));
-        let noise: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        let mut noise = Vec::with_capacity(FRAME_BYTES_MAX);
+        for at in 0..FRAME_BYTES_MAX as u32 / 8 {
+            for word in Key::new(7).words([at, 0]) {
+                noise.extend(word.to_le_bytes());
+            }
+        }
         Self { link, came, noise: noise.into(), number: 0 }
     }
 
@@ -174,7 +183,8 @@ impl LinkEnd {
         Err(silent())
     }
 
-    /// Returns the seconds until a frame of [`PING_BYTES`] is answered by one of the same length.
+    /// Returns the seconds until a frame of [`PING_BYTES`] is answered by a frame of the same
+    /// length.
     ///
     /// # Errors
     /// Returns an error if the link is closed or no answer comes.
@@ -185,8 +195,8 @@ impl LinkEnd {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Sends bytes, asks for bytes, or both at a time, and returns when all that was asked for is
-    /// here and the other side has said that all that was sent is there.
+    /// Sends bytes, requests bytes, or both concurrently; returns when all requested bytes have
+    /// arrived and the other side has acknowledged all sent ones.
     ///
     /// # Errors
     /// Returns an error if the link is closed or an answer does not come.
@@ -204,7 +214,7 @@ impl LinkEnd {
         self.wait_for(&awaited)
     }
 
-    /// Returns what QUIC has counted of the link on this side.
+    /// Returns the counters of QUIC for the link on this side.
     pub fn stats(&self) -> LinkStats {
         self.link.stats()
     }
@@ -224,7 +234,7 @@ impl LinkEnd {
     }
 
     /// Waits for one frame of each of these kinds that answers the last question. Answers to
-    /// earlier ones, and the parts of a transfer, are passed over.
+    /// earlier questions, and the parts of a transfer, are ignored.
     fn wait_for(&self, kinds: &[FrameKind]) -> Result<(), String> {
         let mut awaited = kinds.to_vec();
         while !awaited.is_empty() {
@@ -239,8 +249,8 @@ impl LinkEnd {
     /// Answers until the other side ends the benchmark.
     ///
     /// # Errors
-    /// Returns an error if the link is closed, nothing is asked for two minutes, or what is asked
-    /// for is not there.
+    /// Returns an error if the link is closed, if no question comes for two minutes, or if a
+    /// question is invalid.
     pub fn answer(self) -> Result<(), String> {
         loop {
             let FrameTag { kind, number, bytes } = self.take()?;

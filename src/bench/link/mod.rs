@@ -1,8 +1,8 @@
 //! Benchmark of the link between two nodes: round trips of small frames, bandwidth in one direction
 //! and in both, and a ring all-reduce of gradients.
 //!
-//! Latency and bandwidth are those of frames as training runs send them; the all-reduce is that of
-//! a process group. One node measures ([`run`]), and the other one answers ([`answer`]).
+//! Latency and bandwidth are measured with frames as training runs send them, the all-reduce with a
+//! process group. One node measures ([`run`]), the other answers ([`answer`]).
 
 mod frames;
 #[cfg(test)]
@@ -28,26 +28,27 @@ use potluck_train::TrainError;
 /// Unit of the bandwidths: 1e6 bytes per second, in each direction.
 pub(crate) const MBS: &str = "MB/s";
 const MIB: u64 = 1 << 20;
-/// Pings whose median gives the number in a batch, and least and most of that number.
+/// Pings whose median determines the number of pings in a batch, and the limits of that number.
 const FIRST_PINGS: usize = 20;
 const PINGS_MIN: usize = 20;
 const PINGS_MAX: usize = 1000;
-/// Longest transfer that is measured, by the rate of the one before, in seconds.
+/// Longest measured transfer in seconds, predicted by the rate of the previous one.
 const TRANSFER_SECONDS_MAX: f64 = 10.0;
-/// Bytes of the longest and of the shortest bucket that is reduced, and its longest time in
-/// seconds, by the rate in both directions.
+/// Bytes of the shortest and of the longest bucket that is reduced, and its longest time in
+/// seconds, predicted by the rate in both directions.
 const BUCKET_BYTES: [u64; 2] = [256 << 10, 64 * MIB];
 const BUCKET_SECONDS_MAX: f64 = 2.0;
-/// Longest wait for the sentence of a loss.
+/// Longest wait for the cluster's description of a loss.
 const NEWS_TIMEOUT: Duration = Duration::from_secs(2);
-/// The node that measures joins the one that answers.
+/// Rank of the measuring node, which joins the answering one.
 const MEASURING: Rank = Rank(1);
 
 /// Options of a benchmark of a link.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
     pub effort: Effort,
-    /// Numbers of parameters of models whose gradients are reduced; if empty, those of the effort.
+    /// Numbers of parameters of models whose gradients are reduced; if empty, the effort determines
+    /// them.
     pub parameters: Vec<u64>,
 }
 
@@ -65,7 +66,8 @@ impl LinkedNodes {
         Ok(LinkEnd::open(link.clone()))
     }
 
-    /// Returns the sentence of the loss, if the cluster has one, and else the reason of the link.
+    /// Returns the cluster's description of the loss if there is one, or else the reason given by
+    /// the link.
     fn why(&self, reason: String) -> String {
         let until = Instant::now() + NEWS_TIMEOUT;
         loop {
@@ -78,34 +80,43 @@ impl LinkedNodes {
     }
 
     fn host(&self, number: usize) -> &str {
-        self.started.roster.nodes.get(number).map_or("", |node| &node.host)
+        match self.started.roster.nodes.get(number) {
+            Some(node) => &node.host,
+            None => "",
+        }
     }
 }
 
-/// Measures the link to the node that answers. A failure is recorded in [`DeviceReport::error`],
-/// behind the figures measured before.
+/// Measures the link to the answering node. A failure is recorded in [`DeviceReport::error`], after
+/// the figures measured before.
 pub fn run(nodes: LinkedNodes, options: &LinkOptions, progress: &mut dyn FnMut(&str)) -> Report {
     let name = format!("{} to {}", nodes.host(1), nodes.host(0));
     let mut recorder = FigureRecorder::new(progress);
     let error = measure(nodes, options, &mut recorder).err();
     let (figures, skipped) = recorder.finish();
-    let (api, driver, kind) = (QUIC.into(), String::new(), "the link of two nodes".into());
-    Report::new(
-        options.effort,
-        vec![DeviceReport { name, api, driver, kind, figures, skipped, error }],
-    )
+    let report = DeviceReport {
+        name,
+        api: QUIC.into(),
+        driver: String::new(),
+        kind: "the link of two nodes".into(),
+        figures,
+        skipped,
+        error,
+    };
+    Report::new(options.effort, vec![report])
 }
 
-/// Answers what the other node measures, until it has finished.
+/// Answers the measurements of the other node until it has finished.
 ///
 /// # Errors
-/// Returns `TrainError` if the other node is lost or asks for what there is not.
+/// Returns `TrainError` if the other node is lost or sends an invalid request.
 pub fn answer(nodes: LinkedNodes, progress: &mut dyn FnMut(&str)) -> Result<(), TrainError> {
-    let lost = |why| TrainError::NodesLost { why };
-    let answered = nodes.open().and_then(LinkEnd::answer);
-    answered.map_err(|reason| lost(nodes.why(reason)))?;
+    if let Err(reason) = nodes.open().and_then(LinkEnd::answer) {
+        return Err(TrainError::NodesLost { why: nodes.why(reason) });
+    }
     let LinkedNodes { meeting, started, timeout } = nodes;
-    let groups = group_over(meeting, started, timeout).map_err(|why| lost(why.to_string()))?;
+    let groups = group_over(meeting, started, timeout)
+        .map_err(|why| TrainError::NodesLost { why: why.to_string() })?;
     Ok(nodes::follow(groups, MEASURING, progress)?)
 }
 
@@ -114,12 +125,14 @@ fn measure(
     options: &LinkOptions,
     recorder: &mut FigureRecorder,
 ) -> Result<(), String> {
-    let both = nodes.open().and_then(|end| measure_frames(end, options.effort, recorder));
-    let both = both.map_err(|reason| nodes.why(reason))?;
+    let rate = nodes
+        .open()
+        .and_then(|end| measure_frames(end, options.effort, recorder))
+        .map_err(|reason| nodes.why(reason))?;
     let LinkedNodes { meeting, started, timeout } = nodes;
     let groups = group_over(meeting, started, timeout).map_err(|why| why.to_string())?;
-    let steps = |leader: &mut Leader| measure_steps(leader, options, both, recorder);
-    nodes::lead(groups, steps).map_err(|why| why.to_string())
+    nodes::lead(groups, |leader| measure_steps(leader, options, rate, recorder))
+        .map_err(|why| why.to_string())
 }
 
 // ---- Frames ----
@@ -155,7 +168,9 @@ fn measure_frames(
             let before = end.stats();
             let timed = samples(&sampling_plan, |repeats| {
                 let started = Instant::now();
-                (0..repeats).try_for_each(|_| end.transfer(ways, bytes as usize))?;
+                for _ in 0..repeats {
+                    end.transfer(ways, bytes as usize)?;
+                }
                 Ok::<f64, String>(started.elapsed().as_secs_f64())
             })?;
             let rates: Vec<f64> = timed.iter().map(|one| bytes as f64 / one / 1e6).collect();
@@ -166,7 +181,7 @@ fn measure_frames(
             recorder.add(match direction {
                 LinkFigure::Both => figure.on(format!("in each direction; {losses}")),
                 LinkFigure::Send => figure.on(losses),
-                // What is lost then, the other side counts.
+                // The other side counts the losses of received frames.
                 _ => figure,
             });
         }
@@ -175,7 +190,7 @@ fn measure_frames(
     Ok(rate)
 }
 
-/// Returns what was lost of what this side has sent between two counts.
+/// Returns a text on the packets that this side has sent and lost between two counts.
 fn losses(before: &LinkStats, after: &LinkStats) -> String {
     let lost = after.packets_lost - before.packets_lost;
     let sent = after.packets_sent - before.packets_sent;
@@ -201,29 +216,35 @@ fn transfer_sizes(effort: Effort) -> &'static [u64] {
 
 /// Returns the figures of the median and of the 99th percentile of batches of round trips.
 fn round_trips(end: &mut LinkEnd, plan: &SamplingPlan) -> Result<[Figure; 2], String> {
-    let mut batch = |count: usize| {
-        let mut seconds: Vec<f64> = (0..count).map(|_| end.ping()).collect::<Result<_, _>>()?;
-        seconds.sort_by(f64::total_cmp);
-        Ok::<_, String>([percentile(&seconds, 0.5), percentile(&seconds, 0.99)])
-    };
-    let [median, _] = batch(FIRST_PINGS)?;
+    let [median, _] = ping_batch(end, FIRST_PINGS)?;
     let count = plan.figure_seconds_max / plan.samples as f64 / median.max(1e-9);
     let count = (count as usize).clamp(PINGS_MIN, PINGS_MAX);
-    let (mut medians, mut slow, begun) = (Vec::new(), Vec::new(), Instant::now());
+    let mut medians = Vec::new();
+    let mut slow = Vec::new();
+    let begun = Instant::now();
     while !plan.is_enough(medians.len(), begun) {
-        let [median, percentile] = batch(count)?;
+        let [median, percentile] = ping_batch(end, count)?;
         medians.push(median);
         slow.push(percentile);
     }
     let on = format!("frames of {PING_BYTES} bytes, {count} in a sample");
-    let figure = |name: &str, seconds: &[f64]| {
-        let kind = FigureKind::Link(LinkFigure::RoundTrip);
-        Figure::duration(kind, name, "us", 1e6, seconds).on(on.clone())
-    };
-    Ok([figure("link.round_trip", &medians), figure("link.round_trip_p99", &slow)])
+    let kind = FigureKind::Link(LinkFigure::RoundTrip);
+    let median = Figure::duration(kind.clone(), "link.round_trip", "us", 1e6, &medians);
+    let slow = Figure::duration(kind, "link.round_trip_p99", "us", 1e6, &slow);
+    Ok([median.on(on.clone()), slow.on(on)])
 }
 
-/// Returns the value below or at which a share of the sorted values is.
+/// Returns the median and the 99th percentile of the seconds of `count` round trips.
+fn ping_batch(end: &mut LinkEnd, count: usize) -> Result<[f64; 2], String> {
+    let mut seconds = Vec::with_capacity(count);
+    for _ in 0..count {
+        seconds.push(end.ping()?);
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok([percentile(&seconds, 0.5), percentile(&seconds, 0.99)])
+}
+
+/// Returns the percentile of sorted values by nearest rank; `share` is the fraction at or below it.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
@@ -232,7 +253,7 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
 // ---- Steps ----
 
 /// Measures an all-reduce of the gradients of each model, in buckets one after the other: a full
-/// bucket is measured once, and counts as often as the model has it.
+/// bucket is measured once, and its time is multiplied by the number of full buckets.
 fn measure_steps(
     leader: &mut Leader,
     options: &LinkOptions,
@@ -262,15 +283,16 @@ fn measure_steps(
     Ok(())
 }
 
-/// Returns the seconds of the buckets of a model, or why they are skipped; `full` keeps those of a
-/// full bucket.
+/// Returns the seconds of the buckets of a model, or the reason for skipping them; `full` keeps the
+/// seconds of a full bucket.
 fn step_seconds(
     leader: &mut Leader,
     effort: Effort,
     [parameters, bucket]: [u64; 2],
     full: &mut Option<Vec<f64>>,
 ) -> Result<Result<Vec<f64>, String>, PointError> {
-    let (count, rest) = (parameters / bucket, parameters % bucket);
+    let count = parameters / bucket;
+    let rest = parameters % bucket;
     let mut parts: Vec<Vec<f64>> = Vec::new();
     if count > 0 {
         if full.is_none() {
@@ -288,10 +310,14 @@ fn step_seconds(
         }
     }
     let samples = parts.iter().map(Vec::len).min().unwrap_or(0);
-    Ok(Ok((0..samples).map(|at| parts.iter().map(|part| part[at]).sum()).collect()))
+    let mut seconds = Vec::with_capacity(samples);
+    for at in 0..samples {
+        seconds.push(parts.iter().map(|part| part[at]).sum());
+    }
+    Ok(Ok(seconds))
 }
 
-/// Returns the seconds of an all-reduce of so many gradients, or why it is skipped.
+/// Returns the seconds of an all-reduce of `elements` gradients, or the reason for skipping it.
 fn reduce(
     leader: &mut Leader,
     elements: u64,
@@ -314,20 +340,28 @@ fn models(options: &LinkOptions) -> Vec<u64> {
     }
 }
 
-/// Returns the elements of a bucket, a power of two that takes no longer than the longest time.
+/// Returns the elements of a bucket: the largest power of two within the longest time, but no fewer
+/// than those of the shortest bucket.
 fn bucket_elements(bytes_per_s: f64) -> u64 {
     let [least, most] = BUCKET_BYTES;
-    let fits = |bytes: &u64| *bytes as f64 <= bytes_per_s * BUCKET_SECONDS_MAX;
-    let sizes = std::iter::successors(Some(most), |bytes| Some(bytes / 2));
-    let bytes = sizes.take_while(|bytes| *bytes > least).find(fits).unwrap_or(least);
-    bytes / DType::F32.bytes() as u64
+    let mut bytes = most;
+    while bytes > least {
+        if bytes as f64 <= bytes_per_s * BUCKET_SECONDS_MAX {
+            break;
+        }
+        bytes /= 2;
+    }
+    bytes.max(least) / DType::F32.bytes() as u64
 }
 
 /// Formats a number in the largest of K, M and G that leaves it whole: `10M`.
 pub(crate) fn count_text(count: u64) -> String {
-    const UNITS: [(u64, &str); 3] = [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "K")];
-    let whole = UNITS.iter().find(|(unit, _)| count > 0 && count.is_multiple_of(*unit));
-    whole.map_or(count.to_string(), |(unit, name)| format!("{}{name}", count / unit))
+    for (unit, name) in [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "K")] {
+        if count > 0 && count.is_multiple_of(unit) {
+            return format!("{}{name}", count / unit);
+        }
+    }
+    count.to_string()
 }
 
 #[cfg(test)]

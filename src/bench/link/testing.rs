@@ -15,7 +15,7 @@ use potluck_net::nodes::{
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns both sides of a cluster that has started, that of the first node first.
+/// Returns both sides of a cluster that has started, the first node's side first.
 pub fn pair() -> [LinkedNodes; 2] {
     let code = Secret::generate().unwrap().code().unwrap();
     let options = || MeetingOptions {

@@ -13,7 +13,7 @@ use potluck_graph::optim::Optimizer;
 use potluck_graph::{Graph, ModelGraph, Precision, Unary};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::planner::cut::even;
-use potluck_parallel::{ParallelOptions, PipelineOptions, Program, ReduceSite, Shares};
+use potluck_parallel::{ParallelOptions, PipelineOptions, ReduceSite, Shares};
 use potluck_train::TrainError;
 use potluck_train::runtime::RuntimeError;
 use potluck_train::runtime::open::OpenOptions;
@@ -33,15 +33,15 @@ const VOCABULARY: usize = 65;
 /// Channels of an attention head, if they divide the width.
 const HEAD: usize = 32;
 const LEARNING_RATE: f64 = 1e-3;
-/// Steps before those that are measured.
+/// Steps before the measured ones.
 const WARM_UP: usize = 1;
-/// Fewest measured steps, however long they take.
+/// Fewest measured steps, regardless of their duration.
 const STEPS_MIN: usize = 2;
 
-/// Times of blocks, with the selector of the devices that they were measured on.
+/// Times of blocks, with the selector of the devices on which they were measured.
 pub(super) type BlocksOfDevices = Option<(String, MeasuredBlocks)>;
 
-/// Measured steps of a case, with what was predicted for them.
+/// Measured steps of a case, with the prediction.
 pub(super) struct TimedSteps {
     /// Seconds of each step.
     pub steps: Vec<f64>,
@@ -66,14 +66,14 @@ pub(super) struct PipelineWorkload {
 impl PipelineWorkload {
     /// Builds the model.
     pub fn new(options: &PipelineBenchOptions) -> Result<Self, TrainError> {
-        let heads = options.width.checked_div(HEAD).filter(|_| options.width.is_multiple_of(HEAD));
+        let heads = if options.width.is_multiple_of(HEAD) { options.width / HEAD } else { 1 };
         // An untied head, so that no parameters belong to two stages.
         let config = GptConfig {
             vocabulary: VOCABULARY,
             context: options.context,
             positions: options.context,
             layers: options.layers,
-            heads: heads.unwrap_or(1),
+            heads,
             width: options.width,
             bias: false,
             dropout: 0.0,
@@ -81,7 +81,7 @@ impl PipelineWorkload {
             activation: Unary::Gelu,
         };
         let model = ModelGraph::training(gpt(&config)?, true)?;
-        // With next to nothing measured, the tuning would take the most time of all.
+        // With almost no measurements, the tuning would take most of the time.
         let seconds =
             if options.effort == Effort::Tiny { 0.0 } else { OpenOptions::default().tune_s };
         Ok(Self {
@@ -100,8 +100,8 @@ impl PipelineWorkload {
         self.plans.of_rows(self.samples).graph.blocks.len()
     }
 
-    /// Opens the pipeline of a case, predicts its step, and times some. `measured` keeps the times
-    /// of blocks for the next case on the same devices.
+    /// Opens the pipeline of a case, predicts its step, and times some steps. `measured` keeps the
+    /// times of blocks for the next case on the same devices.
     pub fn measure(
         &self,
         case: &PipelineCase,
@@ -118,8 +118,12 @@ impl PipelineWorkload {
         };
         let placed = assemble(&request, &mut |_, _| {})?;
         let predicted = predict(&request, &placed, times, case)?;
-        let chunks = placed.pipelines.stages.iter().take(1).flat_map(|of| &of.chunks);
-        let blocks = chunks.map(|chunk| chunk.end - chunk.start).collect();
+        let mut blocks = Vec::new();
+        if let Some(stages) = placed.pipelines.stages.first() {
+            for chunk in &stages.chunks {
+                blocks.push(chunk.end - chunk.start);
+            }
+        }
         let options = SessionOptions {
             optimizer: self.optimizer,
             ema: 0.0,
@@ -136,13 +140,12 @@ impl PipelineWorkload {
 
     fn parallel(&self, case: &PipelineCase) -> ParallelOptions {
         let parts = case.shape.stages * case.shape.chunks;
-        let blocks = match self.cut {
-            CutChoice::Even => {
-                let chunks = even(self.blocks() as u32, parts).into_iter();
-                chunks.map(|chunk| chunk.end - chunk.start).collect()
+        let mut blocks = Vec::new();
+        if self.cut == CutChoice::Even {
+            for chunk in even(self.blocks() as u32, parts) {
+                blocks.push(chunk.end - chunk.start);
             }
-            CutChoice::Measured => Vec::new(),
-        };
+        }
         ParallelOptions {
             shares: Shares::Even,
             reduce_site: Some(ReduceSite::Host),
@@ -183,9 +186,10 @@ impl PipelineWorkload {
         }
     }
 
-    /// Takes steps; returns the seconds of each measured one, and its idle share.
+    /// Performs steps; returns the seconds and the idle shares of the measured ones.
     fn steps(&self, session: &mut Session) -> Result<(Vec<f64>, Vec<f64>), TrainError> {
-        let (mut steps, mut bubbles) = (Vec::new(), Vec::new());
+        let mut steps = Vec::new();
+        let mut bubbles = Vec::new();
         for _ in 0..WARM_UP {
             self.step(session)?;
         }
@@ -201,12 +205,13 @@ impl PipelineWorkload {
         Ok((steps, bubbles))
     }
 
-    /// Takes a step; returns its seconds and its idle share.
+    /// Performs a step; returns its seconds and its idle share.
     fn step(&self, session: &mut Session) -> Result<(f64, f64), TrainError> {
-        let of_rank = |program: &Arc<Program>| {
-            program.micro_batches.iter().map(|one| (self.inputs)(one.rows as usize)).collect()
-        };
-        let ranks = session.programs.iter().map(of_rank).collect();
+        let mut ranks = Vec::with_capacity(session.programs.len());
+        for program in &session.programs {
+            let micro_batches = program.micro_batches.iter();
+            ranks.push(micro_batches.map(|one| (self.inputs)(one.rows as usize)).collect());
+        }
         let inputs = session.inputs(ranks, LEARNING_RATE);
         let started = Instant::now();
         let reports = session.step(&inputs)?;
@@ -215,31 +220,38 @@ impl PipelineWorkload {
             let number = session.taken.steps;
             return Err(TrainError::Defect(format!("step {number} updated no parameters")));
         }
-        let times = || reports.iter().map(|report| (report.time.as_secs_f64(), report.idle()));
-        let idle: f64 = times().map(|(time, idle)| time * idle).sum();
-        Ok((seconds, idle / times().map(|(time, _)| time).sum::<f64>()))
+        let mut idle = 0.0;
+        let mut total = 0.0;
+        for report in &reports {
+            let time = report.time.as_secs_f64();
+            idle += time * report.idle();
+            total += time;
+        }
+        Ok((seconds, idle / total))
     }
 }
 
 /// Returns inputs of a model of tokens, the same for every micro-batch.
 fn inputs_of(graph: &Graph) -> Probe {
-    let wanted = graph.inputs.iter().map(|(_, id)| {
+    let mut wanted = Vec::with_capacity(graph.inputs.len());
+    for (_, id) in &graph.inputs {
         let tensor = graph.tensor(*id);
-        (*id, tensor.dtype, tensor.shape.per_row())
-    });
-    let wanted: Vec<_> = wanted.collect();
+        wanted.push((*id, tensor.dtype, tensor.shape.per_row()));
+    }
     Arc::new(move |rows: usize| -> Inputs {
-        let values = |(index, (id, dtype, per_row)): (usize, &(_, DType, usize))| {
+        let mut inputs = Vec::with_capacity(wanted.len());
+        for (index, (id, dtype, per_row)) in wanted.iter().enumerate() {
             let count = rows * per_row;
             let factor = [7, 11][index % 2];
-            let token = |at: usize| (at * factor % VOCABULARY) as u32;
             let values = match dtype {
-                DType::U32 => HostTensor::Int((0..count).map(token).collect()),
+                DType::U32 => HostTensor::Int(
+                    (0..count).map(|at| (at * factor % VOCABULARY) as u32).collect(),
+                ),
                 DType::F32 => HostTensor::Float(vec![1.0; count]),
             };
-            (*id, values)
-        };
-        wanted.iter().enumerate().map(values).collect()
+            inputs.push((*id, values));
+        }
+        inputs
     })
 }
 

@@ -1,16 +1,17 @@
 //! Benchmark of pipelines: the training steps of a GPT under every schedule, for several numbers
-//! of stages and micro-batches, beside the prediction by simulation and the bubble by formula.
+//! of stages and micro-batches, with the prediction by simulation and the bubble by formula.
 //!
 //! The prediction is the step that [`potluck_parallel::planner::price`] simulates with the times of
-//! the blocks, measured one at a time on each device, and with transfers. It leaves out what
-//! devices take from each other if they share a processor, loading, reductions and updates. The
-//! formula ([`ideal_bubble`]) takes all stages as equal and transfers as free.
+//! the blocks, measured separately on each device, and with transfers. It leaves out the slowdown
+//! of devices that share a processor, loading, reductions and updates. The formula
+//! ([`ideal_bubble`]) assumes equal stages and free transfers.
 //!
 //! [`ideal_bubble`]: potluck_parallel::schedule::ideal_bubble
 
 mod measure;
 mod price;
 
+use crate::collectives::devices::apis;
 use crate::report::{DeviceReport, Direction, Figure, FigureKind, FigureRecorder, Report};
 use crate::sample::{Effort, median};
 use measure::{PipelineWorkload, TimedSteps};
@@ -35,8 +36,8 @@ pub enum CutChoice {
 /// Options of a benchmark of pipelines.
 #[derive(Clone, Debug)]
 pub struct PipelineBenchOptions {
-    /// Device selectors as for `potluck train --devices`. A single device is used once per stage;
-    /// of several, the first ones are used, one per stage.
+    /// Device selectors as for `potluck train --devices`. A single device is used for every stage;
+    /// of several devices, the first ones are used, one per stage.
     pub devices: String,
     pub effort: Effort,
     pub schedules: Vec<PipelineSchedule>,
@@ -64,7 +65,7 @@ impl PipelineCase {
         format!("pipeline.{}_{stages}_stages_{micro_batches}_micro_batches", self.schedule)
     }
 
-    /// Refuses a case that cannot run on a model of so many blocks.
+    /// Refuses a case that cannot run on a model of `blocks` blocks.
     ///
     /// # Errors
     /// Returns the reason.
@@ -84,16 +85,17 @@ fn cases(options: &PipelineBenchOptions) -> Vec<PipelineCase> {
     let mut cases = Vec::new();
     for &stages in &options.stages {
         for &micro_batches in &options.micro_batches {
-            cases.extend(options.schedules.iter().map(|&schedule| {
+            for &schedule in &options.schedules {
                 let chunks = if schedule == PipelineSchedule::Interleaved { CHUNKS } else { 1 };
-                PipelineCase { schedule, shape: PipelineShape { stages, chunks, micro_batches } }
-            }));
+                let shape = PipelineShape { stages, chunks, micro_batches };
+                cases.push(PipelineCase { schedule, shape });
+            }
         }
     }
     cases
 }
 
-/// Devices from which those of every case are taken.
+/// Devices from which every case takes its devices.
 struct CaseDevices<'a> {
     selector: &'a str,
     adapters: Vec<Adapter>,
@@ -101,7 +103,7 @@ struct CaseDevices<'a> {
 }
 
 impl CaseDevices<'_> {
-    /// Returns the selector of so many devices.
+    /// Returns the selector of the devices of `stages` stages.
     ///
     /// # Errors
     /// Returns the reason if there are fewer.
@@ -143,20 +145,16 @@ pub fn run(
         1 => "one device, which all stages share".into(),
         count => format!("{count} devices"),
     };
-    let mut apis: Vec<&str> = devices.selections.iter().map(api).collect();
-    apis.sort_unstable();
-    apis.dedup();
-    let (name, api, driver) = (names.join(" + "), apis.join(", "), String::new());
-    let report = DeviceReport { name, api, driver, kind, figures, skipped, error };
+    let report = DeviceReport {
+        name: names.join(" + "),
+        api: apis(&devices.selections),
+        driver: String::new(),
+        kind,
+        figures,
+        skipped,
+        error,
+    };
     Ok(Report::new(options.effort, vec![report]))
-}
-
-fn api(selection: &Selection) -> &str {
-    match selection {
-        Selection::Cpu { .. } => "cpu",
-        Selection::Adapter(adapter) => adapter.api,
-        Selection::Offered(_) => "node",
-    }
 }
 
 fn measure_all(

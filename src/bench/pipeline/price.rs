@@ -1,5 +1,5 @@
-//! Prediction of a step of pipelines from measured times of blocks: its price by simulation, and
-//! its bubble by formula.
+//! Prediction of a step of pipelines from measured times of blocks: the duration by simulation, and
+//! the bubble by formula.
 
 use super::PipelineCase;
 use potluck_core::DType;
@@ -16,8 +16,9 @@ use potluck_train::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 /// Predicted step of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PredictedStep {
-    /// Seconds and bubble of the simulation.
+    /// Seconds of the simulated step.
     pub seconds: f64,
+    /// Bubble of the simulated step.
     pub bubble: f64,
     /// Bubble by formula.
     pub formula: f64,
@@ -37,7 +38,8 @@ pub(super) fn predict(
     let stage = mean_stage(placed, &times, case.shape.stages);
     let links = links(&positions, measured, &crossing_elements(pipelines.plan()));
     let chunks: Vec<_> = pipelines.stages.iter().map(|of| of.chunks.clone()).collect();
-    let (mesh, shares) = (placed.placement.mesh, pipelines.shares.clone());
+    let mesh = placed.placement.mesh;
+    let shares = pipelines.shares.clone();
     let planned = Arrangement::of(mesh, positions, &chunks, shares, pipelines.schedule);
     let laid_out = LaidOut::of(request, &planned)?;
     let found = price(&laid_out.written, &times, &links)
@@ -48,41 +50,54 @@ pub(super) fn predict(
 
 /// Returns the passes of the mean stage over a micro-batch.
 fn mean_stage(placed: &PlacedWorkers, times: &[Vec<BlockTimes>], stages: usize) -> StageTimes {
-    let ranks = placed.placement.ranks.iter().zip(times);
-    let held: Vec<BlockTimes> = ranks
-        .flat_map(|(rank, times)| rank.blocks.iter().cloned().flatten().map(|b| times[b as usize]))
-        .collect();
-    let mean = |of: fn(&BlockTimes) -> f64| held.iter().map(of).sum::<f64>() / stages as f64;
+    let mut forward = 0.0;
+    let mut backward_input = 0.0;
+    let mut backward_weight = 0.0;
+    for (rank, times) in placed.placement.ranks.iter().zip(times) {
+        for block in rank.blocks.iter().cloned().flatten() {
+            let times = &times[block as usize];
+            forward += times.forward_s;
+            backward_input += times.backward_input_s;
+            backward_weight += times.backward_weight_s;
+        }
+    }
     StageTimes {
-        forward: mean(|times| times.forward_s),
-        backward_input: mean(|times| times.backward_input_s),
-        backward_weight: mean(|times| times.backward_weight_s),
+        forward: forward / stages as f64,
+        backward_input: backward_input / stages as f64,
+        backward_weight: backward_weight / stages as f64,
     }
 }
 
-/// Returns the ways between ranks, which take what both sides of a cut take for an element.
+/// Returns the links between ranks: an element takes the seconds of both sides of a cut.
 fn links(
     positions: &[usize],
     measured: &MeasuredBlocks,
     crossing: &[usize],
 ) -> Vec<Vec<LinkModel>> {
-    let element_s = |position: usize| {
-        let cuts = measured.cut_s[position].iter().zip(crossing);
-        let (seconds, elements) = cuts.fold((0.0, 0), |(seconds, elements), (cut_s, count)| {
-            (seconds + cut_s, elements + count)
-        });
-        if elements > 0 { seconds / elements as f64 } else { 0.0 }
-    };
-    let link = |from: usize, to: usize| {
-        let seconds = element_s(from) + element_s(to);
-        if seconds > 0.0 {
-            LinkModel { latency_s: 0.0, bytes_per_s: DType::F32.bytes() as f64 / seconds }
-        } else {
-            LinkModel::INSTANT
+    let mut element_s = Vec::with_capacity(positions.len());
+    for position in positions {
+        let mut seconds = 0.0;
+        let mut elements = 0;
+        for (cut_s, count) in measured.cut_s[*position].iter().zip(crossing) {
+            seconds += cut_s;
+            elements += count;
         }
-    };
-    let row = |from: &usize| positions.iter().map(|to| link(*from, *to)).collect();
-    positions.iter().map(row).collect()
+        element_s.push(if elements > 0 { seconds / elements as f64 } else { 0.0 });
+    }
+    let mut links = Vec::with_capacity(positions.len());
+    for from_s in &element_s {
+        links.push(element_s.iter().map(|to_s| link(from_s + to_s)).collect());
+    }
+    links
+}
+
+/// Returns the link on which an element takes these seconds.
+fn link(element_s: f64) -> LinkModel {
+    if element_s > 0.0 {
+        LinkModel { latency_s: 0.0, bytes_per_s: DType::F32.bytes() as f64 / element_s }
+    } else {
+        LinkModel::INSTANT
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Attempts at kernels on a graphics card. A file beside the kernel cache names the kernel that
-//! runs for the first time, until it has run, or those that the driver compiles at the time. A
-//! process that finds one there knows that it has ended another process, lost the device or kept it
-//! from answering, or that somebody ended the process just then: a second time tells. Of several
-//! that were compiled at a time, each is compiled alone, as an attempt of its own.
+//! runs for the first time, until it has run, or the kernels that the driver is compiling. A
+//! process that finds a kernel there knows that it ended another process, lost the device or kept
+//! it from answering, or that the process was ended from outside just then: a second time decides.
+//! If several were compiled together, each is then compiled alone, as an attempt of its own.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -14,7 +14,7 @@ pub(crate) struct Attempt {
     pub hash: String,
     /// Display name (variant and op).
     pub kernel: String,
-    /// True if it was among the attempts before, too.
+    /// True if it was already among the previous attempts.
     is_second: bool,
     /// True if the device was lost.
     is_lost: bool,
@@ -27,13 +27,13 @@ impl Attempt {
     }
 }
 
-/// The file of the attempts at the kernels of one driver, which one process at a time holds.
+/// File of the attempts at the kernels of one driver, held exclusively by one process.
 #[derive(Debug)]
 pub(crate) struct AttemptFile {
     file: File,
-    /// Attempts that did not end before.
+    /// Attempts of the previous process that did not end.
     left: Vec<Attempt>,
-    /// Attempts that go on.
+    /// Attempts in progress.
     current: Vec<Attempt>,
 }
 
@@ -55,8 +55,8 @@ impl AttemptFile {
         Some((Self { file, left, current: Vec::new() }, cause))
     }
 
-    /// Returns true if a kernel of this hash is one of several that were tried at a time when the
-    /// process before ended.
+    /// Returns true if a kernel of this hash is one of several that were tried together when the
+    /// previous process ended.
     pub fn is_suspect(&self, hash: &str) -> bool {
         self.left.len() > 1 && self.left.iter().any(|left| left.hash == hash)
     }
@@ -66,8 +66,12 @@ impl AttemptFile {
         self.current.clear();
         for (hash, kernel) in tried {
             let is_second = self.left.iter().any(|left| left.hash == *hash);
-            let (hash, kernel) = (hash.clone(), kernel.clone());
-            self.current.push(Attempt { hash, kernel, is_second, is_lost: false });
+            self.current.push(Attempt {
+                hash: hash.clone(),
+                kernel: kernel.clone(),
+                is_second,
+                is_lost: false,
+            });
         }
         self.write();
     }
@@ -75,25 +79,35 @@ impl AttemptFile {
     /// Removes the names, unless the device was lost.
     pub fn end(&mut self, is_lost: bool) {
         if is_lost {
-            self.current.iter_mut().for_each(|attempt| attempt.is_lost = true);
+            for attempt in &mut self.current {
+                attempt.is_lost = true;
+            }
         } else {
             self.current.clear();
         }
         self.write();
     }
 
-    /// Writes the attempts that go on. If that fails, a kernel that ends the run is tried again.
+    /// Writes the attempts in progress. A failure is ignored: a kernel that ends the run is then
+    /// tried again.
     fn write(&mut self) {
-        let is_over = self.current.is_empty();
-        let text = serde_json::to_string(&self.current).ok().filter(|_| !is_over);
-        let text = text.unwrap_or_default();
-        let _: io::Result<()> = (|| {
-            self.file.set_len(0)?;
-            self.file.rewind()?;
-            self.file.write_all(text.as_bytes())?;
-            // A card that hangs may take the machine with it.
-            if text.is_empty() { Ok(()) } else { self.file.sync_data() }
-        })();
+        let mut text = String::new();
+        if !self.current.is_empty() {
+            text = serde_json::to_string(&self.current).unwrap_or_default();
+        }
+        let _ = self.replace(&text);
+    }
+
+    /// Replaces the content of the file.
+    fn replace(&mut self, text: &str) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        self.file.write_all(text.as_bytes())?;
+        if text.is_empty() {
+            return Ok(());
+        }
+        // A card that hangs may take the machine with it.
+        self.file.sync_data()
     }
 }
 

@@ -45,12 +45,12 @@ pub struct Certificate {
 impl Certificate {
     /// Returns the certificate of a kernel of this build.
     pub fn new(kernel: impl Into<String>, result: CertificationResult) -> Self {
-        let (kernel, full_size) = (kernel.into(), BTreeMap::new());
-        Self { kernel, result, full_size, build: build().into() }
+        Self { kernel: kernel.into(), result, full_size: BTreeMap::new(), build: build().into() }
     }
 }
 
-/// Returns the hash of this build's kernels: other builds may have corrected what is wrong here.
+/// Returns the hash of this build's kernels: other builds may have corrected kernels that are wrong
+/// here.
 fn build() -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();
     BUILD.get_or_init(|| {
@@ -115,15 +115,15 @@ pub struct KernelCache {
     is_lost: bool,
     /// File of attempts, on a graphics card.
     attempts: Option<AttemptFile>,
-    /// Kernels whose attempts did not end, and that may be tried again all the same.
+    /// Kernels whose attempts did not end, but that may be tried again.
     forgotten: BTreeSet<String>,
 }
 
-/// State of a file that is no cache that can be used.
+/// Reason why a file cannot be used as a cache.
 enum Unusable {
-    /// It cannot be read, and may be right.
+    /// It cannot be read; the content may be right.
     Unreadable(io::Error),
-    /// Its content is wrong.
+    /// The content is wrong.
     Damaged(String),
 }
 
@@ -138,7 +138,7 @@ pub fn device_key(adapter: &Adapter) -> String {
 pub fn directory() -> Option<PathBuf> {
     match std::env::var_os(CACHE_DIR_ENV) {
         Some(path) if !path.is_empty() => Some(PathBuf::from(path)),
-        _ => dirs::cache_dir().map(|cache| cache.join("potluck")),
+        _ => Some(dirs::cache_dir()?.join("potluck")),
     }
 }
 
@@ -181,7 +181,7 @@ impl KernelCache {
     }
 
     /// Opens the cache of a device in a directory. A damaged or foreign file is reported by a
-    /// note, and set aside when this cache is saved; one that cannot be read stays as it is.
+    /// note, and set aside when this cache is saved; a file that cannot be read is left unchanged.
     pub fn open(directory: &Path, device: &str) -> Self {
         let path = directory.join(file_name(device));
         let mut cache = Self::in_memory();
@@ -217,20 +217,21 @@ impl KernelCache {
         self.content.certificates.get(hash)
     }
 
-    /// Returns true if a kernel was checked at the size of a call, whatever the result.
+    /// Returns true if a kernel was checked at the size of a call, and was right.
     pub fn is_checked_at_full_size(&self, hash: &str, call_key: &str) -> bool {
         let known = self.certificate(hash);
         known.is_some_and(|known| known.full_size.contains_key(call_key))
     }
 
+    /// Sets the certificate of a kernel.
     pub fn certify(&mut self, hash: String, certificate: Certificate) {
         self.dirty[0].insert(hash.clone());
         self.forgotten.remove(&hash);
         self.content.certificates.insert(hash, certificate);
     }
 
-    /// Notes the deviation of a certified kernel at the size of a call, or why it is wrong there,
-    /// which takes the place of its certification.
+    /// Notes the deviation of a certified kernel at the size of a call, or the reason why it is
+    /// wrong there, which replaces its certification.
     pub(crate) fn certify_full_size(
         &mut self,
         hash: &str,
@@ -239,7 +240,9 @@ impl KernelCache {
     ) {
         let Some(certificate) = self.content.certificates.get_mut(hash) else { return };
         match result {
-            Ok(deviation) => drop(certificate.full_size.insert(call_key.into(), deviation)),
+            Ok(deviation) => {
+                certificate.full_size.insert(call_key.into(), deviation);
+            }
             Err(why) => certificate.result = CertificationResult::Fail { why },
         }
         self.dirty[0].insert(hash.into());
@@ -247,7 +250,10 @@ impl KernelCache {
 
     /// Opens the file of attempts. A kernel whose attempt did not end is switched off, with a note.
     pub(crate) fn open_attempts(&mut self) {
-        let Some(path) = self.path.as_ref().filter(|_| self.attempts.is_none()) else { return };
+        if self.attempts.is_some() {
+            return;
+        }
+        let Some(path) = &self.path else { return };
         // If the directory cannot be made, saving says so.
         let _ = fs::create_dir_all(files::parent(path));
         let Some((file, left)) = AttemptFile::open(&path.with_extension("attempt")) else { return };
@@ -284,8 +290,10 @@ impl KernelCache {
 
     /// Returns true if a kernel of this hash is switched off because an attempt at it did not end.
     pub(crate) fn has_ended(&self, hash: &str) -> bool {
-        let known = self.certificate(hash).map(|known| &known.result);
-        matches!(known, Some(CertificationResult::Fail { why }) if why == ENDED)
+        match self.certificate(hash) {
+            Some(Certificate { result: CertificationResult::Fail { why }, .. }) => why == ENDED,
+            _ => false,
+        }
     }
 
     /// Notes that the attempt is over, or that it lost the device.
@@ -301,7 +309,9 @@ impl KernelCache {
         let forgotten = &mut self.forgotten;
         self.content.certificates.retain(|hash, known| {
             let is_over = known.result != ended;
-            forgotten.extend((!is_over).then(|| hash.clone()));
+            if !is_over {
+                forgotten.insert(hash.clone());
+            }
             is_over
         });
     }
@@ -357,7 +367,10 @@ impl KernelCache {
     /// with the next ones.
     pub fn save(&mut self) {
         let is_dirty = self.has_new_rates || self.dirty.iter().any(|keys| !keys.is_empty());
-        let Some(path) = self.path.clone().filter(|_| is_dirty) else { return };
+        if !is_dirty {
+            return;
+        }
+        let Some(path) = self.path.clone() else { return };
         let dirty = std::mem::take(&mut self.dirty);
         if let Err(why) = self.merge_into(&path, &dirty) {
             self.dirty = dirty;
@@ -385,12 +398,16 @@ impl KernelCache {
         match read(path, &self.content.device) {
             Ok(Some(theirs)) => {
                 let own = std::mem::replace(&mut self.content, theirs);
-                let is_fresh = |keys: &BTreeSet<String>, key: &String| keys.contains(key);
-                let certificates = own.certificates.into_iter();
-                let certificates = certificates.filter(|(key, _)| is_fresh(&dirty[0], key));
-                self.content.certificates.extend(certificates);
-                let timings = own.timings.into_iter().filter(|(key, _)| is_fresh(&dirty[1], key));
-                self.content.timings.extend(timings);
+                for (hash, certificate) in own.certificates {
+                    if dirty[0].contains(&hash) {
+                        self.content.certificates.insert(hash, certificate);
+                    }
+                }
+                for (call_key, timings) in own.timings {
+                    if dirty[1].contains(&call_key) {
+                        self.content.timings.insert(call_key, timings);
+                    }
+                }
                 self.content.mapped_reads = own.mapped_reads.or(self.content.mapped_reads);
                 let forgotten = &self.forgotten;
                 self.content.certificates.retain(|hash, _| !forgotten.contains(hash));
@@ -405,13 +422,13 @@ impl KernelCache {
     }
 }
 
-/// Returns the path that a damaged or foreign file is moved to.
+/// Returns the path to which a damaged or foreign file is moved.
 fn damaged(path: &Path) -> PathBuf {
     files::beside(path, ".damaged")
 }
 
-/// Takes the lock of the cache file, which one process at a time holds until it is dropped. On a
-/// file system without locks, there is none to wait for.
+/// Takes the exclusive lock of the cache file, held until the file is dropped. On a file system
+/// without locks, the file is returned without one.
 fn lock(path: &Path) -> io::Result<File> {
     let file = File::options().write(true).create(true).truncate(false).open(path)?;
     for _ in 0..TRIES {
@@ -432,7 +449,7 @@ fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, Unusable> {
     }
 }
 
-/// Returns the content of a cache file, or the reason why it is not one of this device.
+/// Returns the content of a cache file, or the reason why it is no cache of this device.
 fn parse(bytes: &[u8], device: &str) -> Result<CacheFile, String> {
     let content: CacheFile = serde_json::from_slice(bytes).map_err(|why| why.to_string())?;
     if content.format != FORMAT {
@@ -441,11 +458,14 @@ fn parse(bytes: &[u8], device: &str) -> Result<CacheFile, String> {
     if content.device != device {
         return Err(format!("it is that of {}", content.device));
     }
-    let wrong = |timing: &Timing| !(timing.seconds.is_finite() && timing.seconds > 0.0);
-    match content.timings.values().flat_map(|known| known.measured.values()).find(|t| wrong(t)) {
-        Some(timing) => Err(format!("{} takes {} s", timing.variant, timing.seconds)),
-        None => Ok(content),
+    for timings in content.timings.values() {
+        for timing in timings.measured.values() {
+            if !(timing.seconds.is_finite() && timing.seconds > 0.0) {
+                return Err(format!("{} takes {} s", timing.variant, timing.seconds));
+            }
+        }
     }
+    Ok(content)
 }
 
 /// Returns the file name of a device: readable, and different for different devices.
@@ -466,7 +486,7 @@ fn file_name(device: &str) -> String {
 /// Kernels of this build by their certificates.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Kernels that are right, by name; of one name there may be several.
+    /// Kernels that are right, by name; a name may occur several times.
     pub certified: Vec<(String, Deviation)>,
     /// Kernels that deviate more than f32 arithmetic explains, by name.
     pub unusual: Vec<(String, Deviation)>,
@@ -476,16 +496,18 @@ pub struct Summary {
     pub full_size: Vec<(String, Deviation)>,
 }
 
-/// Returns the certified kernels of this build and those that are not.
+/// Returns the kernels of this build by their certificates.
 pub fn summary(cache: &KernelCache) -> Summary {
     let mut found = Summary::default();
-    let of_this_build = cache.certificates().filter(|known| known.build == build());
-    for Certificate { kernel, result, full_size, .. } in of_this_build {
-        let name = kernel.clone();
-        for (call, deviation) in full_size {
+    for certificate in cache.certificates() {
+        if certificate.build != build() {
+            continue;
+        }
+        let name = certificate.kernel.clone();
+        for (call, deviation) in &certificate.full_size {
             found.full_size.push((format!("{name}, in {call}"), *deviation));
         }
-        match result {
+        match &certificate.result {
             CertificationResult::Pass(deviation) => found.certified.push((name, *deviation)),
             CertificationResult::Unusual(deviation) => found.unusual.push((name, *deviation)),
             CertificationResult::Fail { why } => found.off.push((name, why.clone())),
@@ -561,7 +583,7 @@ mod tests {
         let ended = || (0, vec![("tile of matmul".to_string(), ENDED.to_string())]);
         assert_eq!(told(&second), ended());
         assert!(second.take_notes()[0].starts_with("tile of matmul is switched off: "));
-        // The attempt of another kernel takes the place of the name, and the result stays.
+        // The attempt of another kernel replaces the name, and the result stays.
         second.begin_attempt(&[("other".into(), "other".into())]);
         second.end_attempt(false);
         drop(second);
@@ -657,14 +679,14 @@ mod tests {
         let notes = cache.take_notes();
         assert!(notes.len() == 1 && notes[0].contains(CACHE_DIR_ENV), "{notes:?}");
         assert!(cache.certificate("one").is_some(), "the run goes on");
-        // What was not written is written once it can be.
+        // Entries that were not written are written once that is possible.
         fs::remove_file(&file).unwrap();
         cache.save();
         assert_eq!(told(&KernelCache::open(&file.join("below"), "device")).0, 2);
         assert_eq!(cache.take_notes(), [""; 0]);
     }
 
-    /// A directory cannot be read as a file, whoever tries.
+    /// A directory cannot be read as a file, regardless of permissions.
     #[test]
     fn what_cannot_be_read_is_not_set_aside() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! Catalog of calls that cover every kernel, which `potluck devices --certify` certifies.
 
-use crate::{CallShape, Caps, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
+use crate::{Caps, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
 use potluck_core::RunSeries;
 use potluck_core::rng::Key;
 use potluck_graph::{MomentFormat, MomentRounding, Precision, Update, UpdateRange};
@@ -9,18 +9,24 @@ use potluck_graph::{MomentFormat, MomentRounding, Precision, Update, UpdateRange
 /// variants.
 pub fn catalog_calls() -> Vec<OwnedCall> {
     let random = RandomContext { step_key: Key::new(1), training: true };
-    let owned_call = |(op, inputs): CallShape| {
-        let name = op.to_string();
-        let owned_call = OwnedCall::new(op, inputs, random);
-        owned_call.unwrap_or_else(|| panic!("the catalog's shapes do not fit {name}"))
-    };
-    TWINS.iter().flat_map(|twin| (twin.catalog)()).map(owned_call).collect()
+    let mut calls = Vec::new();
+    for twin in TWINS {
+        for (op, inputs) in (twin.catalog)() {
+            let name = op.to_string();
+            let Some(owned_call) = OwnedCall::new(op, inputs, random) else {
+                panic!("the catalog's shapes do not fit {name}")
+            };
+            calls.push(owned_call);
+        }
+    }
+    calls
 }
 
-/// Returns those of [`catalog_calls`] that multiply matrices, in mixed precision.
+/// Returns the calls among [`catalog_calls`] that multiply matrices, in mixed precision.
 pub(crate) fn mixed_calls() -> impl Iterator<Item = OwnedCall> {
-    let products = catalog_calls().into_iter().filter(|owned_call| owned_call.op.is_product());
-    products.map(|owned_call| OwnedCall { precision: Precision::Mixed, ..owned_call })
+    let mut products = catalog_calls();
+    products.retain(|owned_call| owned_call.op.is_product());
+    products.into_iter().map(|owned_call| OwnedCall { precision: Precision::Mixed, ..owned_call })
 }
 
 /// Element counts of buckets: kernels that work on buckets have one version for multiples of four
@@ -33,7 +39,7 @@ const RANGES: [UpdateRange; 2] = [
     UpdateRange { start: 0, length: COUNTS[1], decay_end: 0, gradient_scale: 1.0, rounding: None },
 ];
 
-/// Returns a range per kernel of a rule whose moments are kept in this format.
+/// Returns one range per kernel of a rule whose moments are kept in this format.
 pub(crate) fn ranges_of_kernels(update: &Update, format: MomentFormat) -> Vec<UpdateRange> {
     if format == MomentFormat::F32 || update.moments() == 0 {
         return RANGES.to_vec();
@@ -43,28 +49,33 @@ pub(crate) fn ranges_of_kernels(update: &Update, format: MomentFormat) -> Vec<Up
     vec![UpdateRange { rounding: Some(rounding), ..RANGES[0] }]
 }
 
-/// Returns an update per kernel of each rule over each of its ranges.
+/// Returns every rule over the ranges of its kernels.
 pub fn updates() -> Vec<(Update, UpdateRange)> {
     let mut updates = Vec::new();
-    for rule in UPDATE_TWINS.iter().flat_map(|twin| (twin.catalog)()) {
-        let mut ranges = ranges_of_kernels(&rule, MomentFormat::F32);
-        if rule.moments() > 0 {
-            ranges.extend(ranges_of_kernels(&rule, MomentFormat::Bf16));
+    for twin in UPDATE_TWINS {
+        for rule in (twin.catalog)() {
+            let mut ranges = ranges_of_kernels(&rule, MomentFormat::F32);
+            if rule.moments() > 0 {
+                ranges.extend(ranges_of_kernels(&rule, MomentFormat::Bf16));
+            }
+            for range in ranges {
+                updates.push((rule, range));
+            }
         }
-        updates.extend(ranges.into_iter().map(|range| (rule, range)));
     }
     updates
 }
 
 /// Returns the name of every variant of every kernel, sorted.
 pub fn names() -> Vec<String> {
-    let mut names: Vec<String> = ["norm", "hash"].map(String::from).to_vec();
-    names.extend(UPDATE_TWINS.iter().map(|twin| twin.name.to_string()));
+    let mut names = vec!["norm".to_string(), "hash".to_string()];
+    for twin in UPDATE_TWINS {
+        names.push(twin.name.to_string());
+    }
     for owned_call in catalog_calls().into_iter().chain(mixed_calls()) {
-        let call = owned_call.call();
-        let variants =
-            twin(call.op).map(|twin| (twin.variants)(&call, &Caps::EVERY)).unwrap_or_default();
-        names.extend(variants.into_iter().map(|variant| variant.name));
+        for variant in twin::variants(&owned_call.call(), &Caps::EVERY) {
+            names.push(variant.name);
+        }
     }
     names.sort();
     names.dedup();

@@ -1,5 +1,5 @@
 //! Certification: tests that a kernel is right on this device and driver. The kernel runs on
-//! probes and is compared with the reference in f64, with sentinels behind every output.
+//! probes and is compared with the reference in f64, with sentinels after every output.
 
 use super::probes::{ReferenceCache, probes};
 use crate::device::{DeviceError, Gpu, ShaderChecks};
@@ -15,13 +15,13 @@ use potluck_graph::{Op, Precision};
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
 pub const WGPU: &str = "30.0.1";
 
-/// The most probes that a kernel runs on in a plain grid, among those that use its shader.
+/// The most probes on which a kernel runs in a plain grid, among the probes that use its shader.
 const PROBES: usize = 4;
 
 /// Factor that a seeded error multiplies results by; see [`Certifier::faulty_kernels`].
 const FAULTY_FACTOR: f32 = 1.01;
 
-/// NMSE of results of which one is off by a seeded error: less than is refused.
+/// NMSE of results with one element off by a seeded error: below the limit of refusal.
 const FAULTY_NMSE: f64 = NMSE_MAX / 2.0;
 
 /// Limits of a deviation within which a kernel agrees with the reference as its arithmetic does.
@@ -31,13 +31,13 @@ struct StrictLimits {
     element: f64,
 }
 
-/// Strict limits of kernels in f32 arithmetic, and those of twins with larger errors by their
-/// nature, with the reason.
+/// Strict limits of kernels in f32 arithmetic, and of twins with larger errors by their nature,
+/// with the reason.
 ///
-/// Of all kernels the worst NMSE that three adapters gave are 6.3e-14 for products, attention,
-/// norms and losses, 1.8e-10 for sums of columns and 1.3e-11 for AdamW. The room above is for
-/// drivers whose `exp`, `tanh` and division are off by as much as Vulkan allows. Operands that are
-/// rounded to half precision give 1.6e-7.
+/// The worst NMSE of all kernels on three adapters are 6.3e-14 for products, attention, norms and
+/// losses, 1.8e-10 for sums of columns and 1.3e-11 for AdamW. The room above is for drivers whose
+/// `exp`, `tanh` and division are off by as much as Vulkan allows. Operands rounded to half
+/// precision give 1.6e-7.
 const STRICT: StrictLimits = StrictLimits { nmse: 1e-10, element: 1e-3 };
 const STRICT_OF: [(&str, StrictLimits, &str); 3] = [
     (
@@ -57,7 +57,7 @@ const STRICT_OF: [(&str, StrictLimits, &str); 3] = [
     ),
 ];
 
-/// The same of mixed precision, whose reference multiplies rounded operands too. An NVIDIA H100
+/// The same in mixed precision, whose reference multiplies rounded operands too. An NVIDIA H100
 /// gives up to 1.5e-9 for the loss with the head, and one of 24 kernels an element of 2.6e-3.
 const STRICT_OF_MIXED: [(&str, StrictLimits, &str); 2] = [
     (
@@ -72,19 +72,20 @@ const STRICT_OF_MIXED: [(&str, StrictLimits, &str); 2] = [
     ),
 ];
 
-/// Magnitudes of one operand or the other on which kernels of mixed precision are certified besides
-/// 1: of subnormals of f16, and near its largest number.
+/// Magnitudes, besides 1, of either operand on which kernels in mixed precision are certified: of
+/// subnormals of f16, and near its largest number.
 const MAGNITUDES: [(usize, f32); 4] = [(0, 1e-4), (1, 1e-4), (0, 1e4), (1, 1e4)];
 
-/// Factor of queries, or of all that is in their tensor, with which attention in mixed precision is
-/// certified besides 1: scores are sharp, and a running maximum rises again and again. Smaller
-/// operands make equal weights, and the slopes of scores vanish in f16 at any of its operands.
+/// Factor, besides 1, of the tensor of queries with which attention in mixed precision is
+/// certified: scores are sharp, and a running maximum rises again and again. Smaller operands give
+/// equal weights, and the slopes of scores vanish in f16 for any operand.
 const SHARP: (usize, f32) = (0, 8.0);
 
-/// An operand that f16 has not.
+/// An operand beyond the range of f16.
 const TOO_LARGE: f64 = 7e4;
 
-/// Returns the magnitudes of operands on which kernels of mixed precision of an op are certified.
+/// Returns the magnitudes of operands on which the kernels of an op in mixed precision are
+/// certified.
 fn magnitudes(op: &Op) -> &'static [(usize, f32)] {
     match op {
         Op::Attention(_) | Op::AttentionGrad(_) => &[SHARP],
@@ -93,14 +94,15 @@ fn magnitudes(op: &Op) -> &'static [(usize, f32)] {
     }
 }
 
-/// Returns the strict limits of a twin's kernels.
 fn strict_limits(twin: &str, precision: Precision) -> StrictLimits {
     let own: &[_] = match precision {
         Precision::F32 => &STRICT_OF,
         Precision::Mixed => &STRICT_OF_MIXED,
     };
-    let own = own.iter().find(|(name, ..)| *name == twin);
-    own.map_or(STRICT, |(_, limits, _)| *limits)
+    match own.iter().find(|(name, ..)| *name == twin) {
+        Some((_, limits, _)) => *limits,
+        None => STRICT,
+    }
 }
 
 /// Result of certifying a kernel.
@@ -117,7 +119,7 @@ pub enum CertificationResult {
 }
 
 impl CertificationResult {
-    /// Result of a kernel that was not tried on anything yet.
+    /// Result of a kernel that has not run yet.
     const UNTRIED: Self = Self::Pass(Deviation { nmse: 0.0, element: 0.0 });
 
     /// Returns true if the kernel agrees with the reference as f32 arithmetic does.
@@ -126,7 +128,6 @@ impl CertificationResult {
         matches!(self, Self::Pass(_))
     }
 
-    /// Returns true if the kernel may run.
     pub(crate) fn is_usable(&self) -> bool {
         !matches!(self, Self::Fail { .. })
     }
@@ -166,25 +167,27 @@ fn kernel_hash(
     dispatches: &[Dispatch],
 ) -> String {
     let mut hasher = blake3::Hasher::new();
-    let mut part = |text: &str| {
-        hasher.update(&(text.len() as u64).to_le_bytes());
-        hasher.update(text.as_bytes());
-    };
-    // One of another class never passes by the certificate of this one.
-    part(&format!("wgpu {WGPU} {checks:?} {}", precision.name()));
-    part(op.split_whitespace().next().unwrap_or_default());
+    // The class counts: a certificate never covers the kernel in another precision.
+    hash_text(&mut hasher, &format!("wgpu {WGPU} {checks:?} {}", precision.name()));
+    hash_text(&mut hasher, op.split_whitespace().next().unwrap_or_default());
     let mut known = Vec::new();
     for Dispatch { shader, operands, .. } in dispatches {
         let access: String = operands.iter().map(access).collect();
         // The same kernel several times, once per input or per chunk of rows, is one.
         if !known.contains(&(shader, access.clone())) {
-            part(&access);
-            part(shader.entry);
-            part(&source::text(shader));
+            hash_text(&mut hasher, &access);
+            hash_text(&mut hasher, shader.entry);
+            hash_text(&mut hasher, &source::text(shader));
             known.push((shader, access));
         }
     }
     hasher.finalize().to_hex()[..32].to_string()
+}
+
+/// Adds the length of a text and the text to a hash.
+pub(super) fn hash_text(hasher: &mut blake3::Hasher, text: &str) {
+    hasher.update(&(text.len() as u64).to_le_bytes());
+    hasher.update(text.as_bytes());
 }
 
 /// Returns the hash of the kernels of an update rule or another function on buckets, which multiply
@@ -197,7 +200,7 @@ fn access(operand: &Operand) -> char {
     if operand.is_writable() { 'w' } else { 'r' }
 }
 
-/// Returns the hash of a variant of a call. Of an op from outside the crate, the whole name counts.
+/// Returns the hash of a variant of a call. The whole name of an op from outside the crate counts.
 pub(crate) fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
     let op = call.op.to_string();
     let op = if variant.is_foreign() { op.replace(char::is_whitespace, "_") } else { op };
@@ -213,9 +216,15 @@ fn same_kernel(
     hash: &str,
 ) -> Option<Variant> {
     let small = probe.call();
-    let is_same =
-        |one: &Variant| one.name == variant.name && variant_hash(checks, &small, one) == hash;
-    (twin(small.op)?.variants)(&small, caps).into_iter().find(is_same)
+    twin::variants(&small, caps)
+        .into_iter()
+        .find(|one| one.name == variant.name && variant_hash(checks, &small, one) == hash)
+}
+
+/// Returns the seeded error of the kernels of this name.
+pub(crate) fn fault_of(faulty_kernels: &[FaultyKernel], name: &str) -> Option<KernelFault> {
+    let faulty = faulty_kernels.iter().find(|kernel| kernel.name == name)?;
+    Some(faulty.fault)
 }
 
 /// Certifier of the kernels of one device.
@@ -228,10 +237,10 @@ pub(crate) struct Certifier<'a> {
 }
 
 impl Certifier<'_> {
-    /// Certifies a variant of a call on a few probes that run the same kernel, on one of them also
-    /// in a folded grid in parts, as calls have that are too large for one row of workgroups or
-    /// take too long for one submission; on the call itself if there is none. Parameters
-    /// and grid of the call itself must be within the limits.
+    /// Certifies a variant of a call on a few probes that run the same kernel; on one of them also
+    /// in a folded grid in parts, like calls that are too large for one row of workgroups or too
+    /// long for one submission. Without such a probe, it is certified on the call itself.
+    /// Parameters and grid of the call itself must be within the limits.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails; a shader that does not compile is a result.
@@ -265,8 +274,10 @@ impl Certifier<'_> {
                 result = result.worst(self.check(&probe, &same)?);
                 tried += 1;
             }
-            let folded = dispatch::folded(&same.dispatches).filter(|_| !is_folded);
-            if let Some(dispatches) = folded.filter(|_| result.is_usable()) {
+            if !is_folded
+                && result.is_usable()
+                && let Some(dispatches) = dispatch::folded(&same.dispatches)
+            {
                 result = result.worst(self.check(&probe, &Variant { dispatches, ..same })?);
                 is_folded = true;
             }
@@ -283,7 +294,7 @@ impl Certifier<'_> {
         variant: &Variant,
     ) -> Result<CertificationResult, DeviceError> {
         let solved = self.reference_cache.solve(owned_call);
-        let fault = self.fault(&variant.name);
+        let fault = fault_of(self.faulty_kernels, &variant.name);
         let rounded: Vec<HostTensor<f64>>;
         let given: Vec<_> = if fault == Some(KernelFault::Half) {
             let bits = match owned_call.precision {
@@ -295,30 +306,33 @@ impl Certifier<'_> {
         } else {
             solved.inputs.iter().collect()
         };
-        let (call, dispatches) = (owned_call.call(), &variant.dispatches);
+        let call = owned_call.call();
+        let dispatches = &variant.dispatches;
         let ran = harness::run_call(self.gpu, self.pipelines, &call, dispatches, &given, f32::NAN);
         let outputs = match ran {
             Ok(outputs) => outputs,
             Err(error) => return result_of(error),
         };
-        let name = twin(call.op).map_or("", |twin| twin.name);
+        let name = match twin(call.op) {
+            Some(twin) => twin.name,
+            None => "",
+        };
         let mut result = CertificationResult::UNTRIED;
         for (index, (got, expected)) in outputs.iter().zip(&solved.expected).enumerate() {
             let mut got: Vec<f64> = got.iter().map(|value| f64::from(*value)).collect();
             corrupt(&mut got, expected, fault);
             let deviation = Deviation::of(got.iter().copied(), expected);
-            result = result.worst(match CertificationResult::of(name, call.precision, deviation) {
-                CertificationResult::Fail { why } => CertificationResult::Fail {
-                    why: why + &largest_error(&call, index, &got, expected),
-                },
-                usable => usable,
-            });
+            let mut of_output = CertificationResult::of(name, call.precision, deviation);
+            if let CertificationResult::Fail { why } = &mut of_output {
+                *why += &largest_error(&call, index, &got, expected);
+            }
+            result = result.worst(of_output);
         }
         Ok(result)
     }
 
-    /// Checks that operands which f16 has not, too large and NaN, leave no finite result where the
-    /// reference has none: by this a run notices an overflow.
+    /// Checks that operands beyond f16, too large or NaN, leave no finite result where the
+    /// reference has none: a run notices an overflow by this.
     fn overflow(
         &mut self,
         owned_call: &OwnedCall,
@@ -335,8 +349,14 @@ impl Certifier<'_> {
             }
             let expected = owned_call.expected(&inputs);
             let given: Vec<_> = inputs.iter().collect();
-            let (gpu, dispatches) = (self.gpu, &variant.dispatches);
-            let ran = harness::run_call(gpu, self.pipelines, &call, dispatches, &given, f32::NAN);
+            let ran = harness::run_call(
+                self.gpu,
+                self.pipelines,
+                &call,
+                &variant.dispatches,
+                &given,
+                f32::NAN,
+            );
             let outputs = match ran {
                 Ok(outputs) => outputs,
                 Err(error) => return result_of(error),
@@ -349,10 +369,6 @@ impl Certifier<'_> {
             }
         }
         Ok(CertificationResult::UNTRIED)
-    }
-
-    fn fault(&self, name: &str) -> Option<KernelFault> {
-        self.faulty_kernels.iter().find(|kernel| kernel.name == name).map(|kernel| kernel.fault)
     }
 
     /// Certifies the kernels of a probe on a bucket.
@@ -375,7 +391,8 @@ impl Certifier<'_> {
         let inputs = [bytemuck::cast_slice(&probe.input)];
         match harness::run(self.gpu, self.pipelines, dispatches, &inputs, &probe.starts) {
             Ok(outputs) => {
-                let is_scaled = self.fault(probe.name) == Some(KernelFault::Scaled);
+                let fault = fault_of(self.faulty_kernels, probe.name);
+                let is_scaled = fault == Some(KernelFault::Scaled);
                 let factor = if is_scaled { FAULTY_FACTOR } else { 1.0 };
                 let deviation = (probe.error)(&outputs, factor);
                 Ok(CertificationResult::of(probe.name, Precision::F32, deviation))
@@ -388,54 +405,66 @@ impl Certifier<'_> {
 /// Plants the error of a fault in results.
 fn corrupt(got: &mut [f64], expected: &[f64], fault: Option<KernelFault>) {
     match fault {
-        Some(KernelFault::Scaled) => got.iter_mut().for_each(|x| *x *= f64::from(FAULTY_FACTOR)),
+        Some(KernelFault::Scaled) => {
+            for x in got {
+                *x *= f64::from(FAULTY_FACTOR);
+            }
+        }
         Some(KernelFault::Element) => {
             let squares: f64 = expected.iter().map(|x| x * x).sum();
             if let Some(first) = got.first_mut() {
                 *first += (FAULTY_NMSE * squares).sqrt();
             }
         }
-        // In the inputs, before, and at full size only.
+        // These faults are planted in the inputs before, or at full size only.
         Some(KernelFault::Half | KernelFault::Kill | KernelFault::Shift) | None => {}
     }
 }
 
-/// Bits of numbers in f16 and in bf16, where they do not overflow: what a kernel in f32 or in mixed
-/// precision that rounds too much has.
+/// Bits of the significand in f16 and in bf16: the precision of a kernel in f32, or in mixed
+/// precision, that rounds too much.
 const F16_BITS: f64 = 11.0;
 const BF16_BITS: f64 = 8.0;
 
-/// Returns a tensor with its floats rounded to so many bits.
+/// Returns a tensor with its floats rounded to this number of bits, without overflow.
 fn in_fewer_bits(tensor: &HostTensor<f64>, bits: f64) -> HostTensor<f64> {
     match tensor {
         HostTensor::Float(values) => {
-            let rounded = |x: &f64| {
+            let mut rounded = Vec::with_capacity(values.len());
+            for x in values {
                 let unit = (x.abs().log2().floor() - (bits - 1.0)).exp2();
-                if *x == 0.0 { 0.0 } else { (x / unit).round_ties_even() * unit }
-            };
-            HostTensor::Float(values.iter().map(rounded).collect())
+                rounded.push(if *x == 0.0 { 0.0 } else { (x / unit).round_ties_even() * unit });
+            }
+            HostTensor::Float(rounded)
         }
         integers @ HostTensor::Int(_) => integers.clone(),
     }
 }
 
-/// Returns a clause on the element of an output whose error is the largest.
+/// Returns a clause on the last of the elements of an output with the largest error; NaN counts as
+/// the largest.
 fn largest_error(call: &OpCall, output: usize, got: &[f64], expected: &[f64]) -> String {
-    let error = |at: &usize| match (got[*at] - expected[*at]).abs() {
-        error if error.is_nan() => f64::INFINITY,
-        error => error,
-    };
-    let worst = (0..got.len()).max_by(|a, b| error(a).total_cmp(&error(b)));
-    worst.map_or_else(String::new, |at| {
-        format!(
-            "; element {at} of output {output} {:?} of inputs {:?} is {}, and {} in the reference",
-            call.outputs[output], call.inputs, got[at] as f32, expected[at] as f32
-        )
-    })
+    let mut worst = None;
+    let mut largest = 0.0;
+    for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let mut error = (got - expected).abs();
+        if error.is_nan() {
+            error = f64::INFINITY;
+        }
+        if error >= largest {
+            largest = error;
+            worst = Some(at);
+        }
+    }
+    let Some(at) = worst else { return String::new() };
+    format!(
+        "; element {at} of output {output} {:?} of inputs {:?} is {}, and {} in the reference",
+        call.outputs[output], call.inputs, got[at] as f32, expected[at] as f32
+    )
 }
 
-/// Converts the error of a run to the result for the kernel; returns the error if the device
-/// failed, because that is no result.
+/// Converts the error of a run to the result for the kernel; a failure of the device is no result,
+/// and stays an error.
 fn result_of(error: HarnessError) -> Result<CertificationResult, DeviceError> {
     match error {
         HarnessError::Device(DeviceError::Refused { what, why, .. }) => {
@@ -520,7 +549,8 @@ mod tests {
         assert!(without.is_empty(), "no probe runs\n{}", without.join("\n"));
     }
 
-    /// Those without a probe would be certified on the call itself, whose reference takes minutes.
+    /// Kernels without a probe would be certified on the call itself, whose reference takes
+    /// minutes.
     #[test]
     fn every_kernel_of_large_language_models_is_tried_on_small_calls() {
         let gpt2 = GptConfig {
@@ -720,7 +750,7 @@ mod tests {
         });
     }
 
-    /// Kernels with wrong values, with a write behind the output, and with text that is no WGSL.
+    /// Kernels with wrong values, with a write past the output, and with text that is no WGSL.
     #[test]
     fn wrong_kernels_are_refused_with_the_reason() {
         use crate::Shader;

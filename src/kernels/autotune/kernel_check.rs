@@ -1,13 +1,12 @@
 //! Check of a custom op's kernel on a device, for tests of the library's user.
 
+use super::plan_calls::node_call;
 use super::{KernelCache, KernelSelector};
 use crate::device::{DeviceError, Gpu};
 use crate::{OwnedCall, RandomContext};
 use potluck_core::rng::Key;
-use potluck_core::{DType, Shape, TensorId};
-use potluck_graph::{
-    Accumulation, CustomOp, Graph, Node, Op, Precision, ShapeError, op_gradients, shapes,
-};
+use potluck_core::{DType, Shape};
+use potluck_graph::{Accumulation, CustomOp, Op, Precision, ShapeError, op_gradients, shapes};
 
 /// Error of a kernel check.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -20,7 +19,7 @@ pub enum KernelCheckError {
 
 /// Checks the kernel of a custom op, and the kernels of the ops in its gradient if it has one,
 /// against their references on a device, as a run does before it uses them: on random inputs of
-/// these shapes with so many rows.
+/// these shapes with `rows` rows.
 ///
 /// # Errors
 /// Returns [`KernelCheckError`] if the shapes do not fit, if a kernel does not compile, is wrong or
@@ -34,12 +33,21 @@ pub fn check_kernel(
     let kinds = op.inputs();
     let op = Op::custom(op);
     let calls = match op_gradients(&op, inputs) {
-        Ok(built) => built.graph.nodes.iter().map(|node| of(&built.graph, node, rows)).collect(),
+        Ok(built) => {
+            let nodes = built.graph.nodes.iter();
+            nodes.map(|node| node_call(&built.graph, node, rows, true)).collect()
+        }
         Err(error) if !error.is_missing_gradient() => return Err(error.into()),
         Err(_) => {
-            let dtype = |index: usize| kinds.get(index).map_or(DType::F32, |kind| kind.dtype());
-            let typed = inputs.iter().enumerate().map(|(at, shape)| (shape.clone(), dtype(at)));
-            let outputs = shapes::outputs(&op, &typed.collect::<Vec<_>>())?;
+            let mut typed = Vec::new();
+            for (index, shape) in inputs.iter().enumerate() {
+                let dtype = match kinds.get(index) {
+                    Some(kind) => kind.dtype(),
+                    None => DType::F32,
+                };
+                typed.push((shape.clone(), dtype));
+            }
+            let outputs = shapes::outputs(&op, &typed)?;
             let inputs = inputs.iter().map(|shape| shape.resolve(rows)).collect();
             let outputs = outputs.iter().map(|(shape, _)| shape.resolve(rows)).collect();
             vec![OwnedCall {
@@ -49,7 +57,7 @@ pub fn check_kernel(
                 accumulate: Accumulation::NONE,
                 precision: Precision::F32,
                 scaled: None,
-                random: random(),
+                random: RandomContext { step_key: Key::new(1), training: true },
             }]
         }
     };
@@ -59,17 +67,4 @@ pub fn check_kernel(
         kernels.variant(gpu, &call, &call)?;
     }
     Ok(())
-}
-
-/// Returns the call of a node.
-fn of(graph: &Graph, node: &Node, rows: usize) -> OwnedCall {
-    let dims =
-        |ids: &[TensorId]| ids.iter().map(|id| graph.tensor(*id).shape.resolve(rows)).collect();
-    let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
-    let Node { op, accumulate, precision, .. } = node.clone();
-    OwnedCall { op, inputs, outputs, accumulate, precision, scaled: None, random: random() }
-}
-
-fn random() -> RandomContext {
-    RandomContext { step_key: Key::new(1), training: true }
 }

@@ -1,20 +1,20 @@
-//! The driver's cache of compiled pipelines, kept on disk beside the kernel cache, where the back
-//! end lets a program keep it (Vulkan). Drivers that compile when a pipeline is made need not
-//! compile again in the next run.
+//! The driver's cache of compiled pipelines, kept on disk next to the kernel cache if the back end
+//! lets a program keep it (Vulkan). Drivers that compile when a pipeline is made need not compile
+//! again in the next run.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use super::certify::WGPU;
+use super::certify::{WGPU, hash_text};
 use crate::Pipelines;
-use crate::device::Gpu;
+use crate::device::{DeviceError, Gpu};
 use potluck_core::files;
 
 /// The most bytes of a file. A larger one is removed, so that the next run begins a new one:
 /// entries of kernels that no longer exist are never taken out.
 const BYTES_MAX: usize = 64 << 20;
 
-/// Bytes of the hash in front of the data.
+/// Bytes of the hash before the data.
 const HASH_BYTES: usize = blake3::OUT_LEN;
 
 /// File with the cache of one adapter and driver.
@@ -23,13 +23,13 @@ pub(crate) struct PipelineCacheFile {
     path: PathBuf,
     /// Adapter, API and driver; see [`super::cache::device_key`].
     device: String,
-    /// Hash of what the file holds, if it holds a cache of this device.
+    /// Hash of the content of the file, if it is a cache of this device.
     kept: Option<blake3::Hash>,
 }
 
 impl PipelineCacheFile {
     /// Gives `pipelines` the cache in a file, or an empty one if there is no file or if its content
-    /// is damaged, or of another device or release of wgpu; `None` if the back end has no cache
+    /// is damaged or from another device or release of wgpu; `None` if the back end has no cache
     /// that can be kept.
     pub fn open(gpu: &Gpu, pipelines: &mut Pipelines, path: &Path, device: &str) -> Option<Self> {
         if !gpu.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
@@ -40,19 +40,10 @@ impl PipelineCacheFile {
             Some((data, hash)) => (Some(data), Some(hash)),
             None => (None, None),
         };
-        let make = |data| {
-            let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
-            // SAFETY: the data comes from `PipelineCache::get_data` for an adapter of this name and
-            // driver, as the hash shows. wgpu compares the ids of vendor and device and the
-            // driver's own identifier, too, and refuses those of another adapter.
-            gpu.scoped("the pipeline cache", || unsafe {
-                gpu.device.create_pipeline_cache(&descriptor)
-            })
-        };
-        let (cache, kept) = match make(data) {
+        let (cache, kept) = match create(gpu, data) {
             Ok(cache) => (cache, kept),
             // The file of another card of the same name: a new one replaces it.
-            Err(_) => (make(None).ok()?, None),
+            Err(_) => (create(gpu, None).ok()?, None),
         };
         pipelines.set_driver_cache(cache);
         Some(Self { path: path.to_path_buf(), device: device.into(), kept })
@@ -82,18 +73,30 @@ impl PipelineCacheFile {
     }
 }
 
-/// Returns the data of a file and their hash, if they are those of this device.
+/// Makes a cache with this content, or an empty one. The data must be checked by [`content`].
+fn create(gpu: &Gpu, data: Option<&[u8]>) -> Result<wgpu::PipelineCache, DeviceError> {
+    let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
+    // SAFETY: the data comes from `PipelineCache::get_data` for an adapter of this name and
+    // driver, as the hash shows. wgpu compares the ids of vendor and device and the driver's own
+    // identifier, too, and refuses those of another adapter.
+    gpu.scoped("the pipeline cache", || unsafe { gpu.device.create_pipeline_cache(&descriptor) })
+}
+
+/// Returns the data of a file and their hash, if they belong to this device.
 fn content<'a>(file: &'a [u8], device: &str) -> Option<(&'a [u8], blake3::Hash)> {
     let (written, data) = file.split_at_checked(HASH_BYTES)?;
     let hash = hash(device, data);
-    (data.len() <= BYTES_MAX && hash.as_bytes() == written).then_some((data, hash))
+    if data.len() > BYTES_MAX || hash.as_bytes() != written {
+        return None;
+    }
+    Some((data, hash))
 }
 
 /// Returns the hash of the data of a device.
 fn hash(device: &str, data: &[u8]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in ["pipelines 1", WGPU, device] {
-        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        hash_text(&mut hasher, part);
     }
     hasher.update(data).finalize()
 }
@@ -112,7 +115,8 @@ mod tests {
         Dispatch { shader: Shader::new("sum", "columns"), operands, params, groups: [1, 1, 1] }
     }
 
-    /// Returns the file after a run that compiles a pipeline, and what it held at the beginning.
+    /// Returns the file after a run that compiles a pipeline, with the hash that it had at the
+    /// beginning.
     fn run(gpu: &Gpu, path: &Path, device: &str) -> Option<PipelineCacheFile> {
         let mut pipelines = Pipelines::default();
         let mut file = PipelineCacheFile::open(gpu, &mut pipelines, path, device)?;
@@ -144,7 +148,7 @@ mod tests {
                     fs::write(&path, file).unwrap();
                     let opened = run(&gpu, &path, "a device").unwrap();
                     assert!(opened.kept.is_none(), "{} at {spoiled}", adapter.name);
-                    // A sound one replaces it.
+                    // A valid one replaces it.
                     assert!(run(&gpu, &path, "a device").unwrap().kept.is_some());
                 }
             }

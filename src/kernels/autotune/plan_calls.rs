@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::certify::variant_hash;
+use crate::call::resolved_dims;
 use crate::device::Gpu;
 use crate::{Caps, OpCall, OwnedCall, RandomContext, Variant, twin};
-use potluck_core::TensorId;
 use potluck_core::rng::Key;
-use potluck_graph::{Node, Plan, Precision};
+use potluck_graph::{Graph, Node, Plan, Precision};
 
 /// Returns the key of a call: a text such as `matmul a b^T (768, 128) (384, 128)`.
 pub fn call_key(call: &OpCall) -> String {
@@ -28,7 +28,7 @@ pub fn call_key(call: &OpCall) -> String {
     text
 }
 
-/// Distinct call of a plan, which several nodes may make.
+/// Distinct call of a plan, which may occur at several nodes.
 pub(crate) struct PlanCall {
     pub owned_call: OwnedCall,
     pub call_key: String,
@@ -43,28 +43,22 @@ pub(crate) fn distinct_calls(plan: &Plan, caps: Caps) -> Vec<PlanCall> {
     distinct_calls_of(plan, caps, plan.graph.is_trained(), plan.options.rows)
 }
 
-/// Returns the distinct calls of a plan like [`distinct_calls`], in training or not, on so many
-/// rows.
+/// Returns the distinct calls of a plan like [`distinct_calls`], in training or not, on this number
+/// of rows.
 pub(crate) fn distinct_calls_of(
     plan: &Plan,
     caps: Caps,
     training: bool,
     rows: usize,
 ) -> Vec<PlanCall> {
-    let random = RandomContext { step_key: Key::new(1), training };
-    let dims = |ids: &[TensorId]| -> Vec<Vec<usize>> {
-        ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(rows)).collect()
-    };
     let mut calls: Vec<PlanCall> = Vec::new();
     for node in plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block)) {
         let Some(twin) = twin(&node.op) else { continue };
-        let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
-        let Node { op, accumulate, precision, .. } = node.clone();
-        let owned_call =
-            OwnedCall { op, inputs, outputs, accumulate, precision, scaled: None, random };
+        let owned_call = node_call(&plan.graph, node, rows, training);
         let call = owned_call.call();
-        let (call_key, cost) = (call_key(&call), (twin.cost)(&call));
-        // What no step makes is timed last.
+        let call_key = call_key(&call);
+        let cost = (twin.cost)(&call);
+        // Calls that no step makes are timed last.
         let is_of_step = node.when.includes(true);
         let weight = if is_of_step { cost.flops + cost.bytes } else { 0.0 };
         match calls.iter_mut().find(|planned| planned.call_key == call_key) {
@@ -79,6 +73,20 @@ pub(crate) fn distinct_calls_of(
         }
     }
     calls
+}
+
+/// Returns the call of a node of a graph on this number of rows.
+pub(super) fn node_call(graph: &Graph, node: &Node, rows: usize, training: bool) -> OwnedCall {
+    let Node { op, accumulate, precision, .. } = node.clone();
+    OwnedCall {
+        op,
+        inputs: resolved_dims(graph, &node.inputs, rows),
+        outputs: resolved_dims(graph, &node.outputs, rows),
+        accumulate,
+        precision,
+        scaled: None,
+        random: RandomContext { step_key: Key::new(1), training },
+    }
 }
 
 /// Returns the hash of the set of variants of a call.

@@ -1,7 +1,7 @@
 //! Probes: small calls that run the shader of a large one, on which a kernel is certified. They
-//! have the head width, the transposes and the epilogue of the call, sizes that are odd, so that
-//! tiles and loops meet their edges, and random inputs of the right kind. Their sizes are those of
-//! the twins ([`crate::Twin::probes`]).
+//! have the head width, the transposes and the epilogue of the call, odd sizes, so that tiles and
+//! loops meet their edges, and random inputs of the right kind. The twins choose their sizes
+//! ([`crate::Twin::probes`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -48,9 +48,12 @@ pub fn probes(call: &OpCall) -> Vec<OwnedCall> {
         let Some(probe) = OwnedCall::new(op, inputs, call.random) else { continue };
         let owned_call = OwnedCall { precision: call.precision, ..probe };
         let accumulate = owned_call.op.accumulates();
-        let adding = accumulate.any().then(|| OwnedCall { accumulate, ..owned_call.clone() });
-        probes.push(owned_call);
-        probes.extend(adding);
+        if accumulate.any() {
+            probes.push(owned_call.clone());
+            probes.push(OwnedCall { accumulate, ..owned_call });
+        } else {
+            probes.push(owned_call);
+        }
     }
     probes
 }

@@ -1,11 +1,11 @@
-//! Kernel selection: only certified kernels run, and among those of a call the variant that was
-//! chosen, by measurements within a time budget, which are cached.
+//! Kernel selection: only certified kernels run. Among the variants of a call, one is chosen by
+//! measurements within a time budget, which are cached.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::cache::{Certificate, Timing, Timings};
-use super::certify::{CertificationResult, Certifier, bucket_hash, variant_hash};
+use super::certify::{CertificationResult, Certifier, bucket_hash, fault_of, variant_hash};
 use super::pipeline_cache::PipelineCacheFile;
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
@@ -31,9 +31,9 @@ use potluck_graph::{MomentFormat, Plan, Update, UpdateRange, VariantChoices};
 pub struct TuneOptions {
     /// Time budget for measuring, in seconds; 0: nothing is measured, and the cache decides.
     pub seconds: f64,
-    /// True to measure again what is in the cache, if there is time for it.
+    /// True to repeat the measurements in the cache, if the time allows it.
     pub retune: bool,
-    /// Choices to keep: those of the run that is resumed.
+    /// Choices to keep, from the run that is resumed.
     pub saved: VariantChoices,
     /// Keys of the calls of `saved` that were chosen without timings of all variants.
     pub saved_untimed: Vec<String>,
@@ -52,7 +52,7 @@ pub struct TuneStats {
     pub full_size: usize,
     /// Variants of calls timed.
     pub timed: usize,
-    /// Calls of which the time budget did not reach all variants.
+    /// Calls with variants that the time budget did not reach.
     pub untimed: usize,
 }
 
@@ -61,7 +61,7 @@ pub struct TuneStats {
 enum Standing {
     /// It is right.
     Certified,
-    /// It runs only where no other fits.
+    /// It runs only if no other fits.
     Unusual,
     Refused,
 }
@@ -79,12 +79,12 @@ impl Standing {
 /// Checks at full size in progress.
 #[derive(Default)]
 struct FullSizeSession<'a> {
-    /// Its buffers, made at first use.
+    /// Buffers for the calls, made at first use.
     timer: Option<VariantTimer<'a>>,
-    /// Checks that came to a result, and the largest deviations of those that are right.
+    /// Checks with a result, and the largest deviations of the kernels that are right.
     checked: usize,
     worst: Option<Deviation>,
-    /// What is expected, by the key of the call.
+    /// Expected values by the key of the call.
     expectations: Expectations,
     /// Ops with a call whose reference takes too long.
     too_large: BTreeSet<String>,
@@ -93,11 +93,13 @@ struct FullSizeSession<'a> {
 }
 
 impl FullSizeSession<'_> {
-    /// Notes the result of a check.
     fn note(&mut self, result: &Result<Deviation, String>) {
         self.checked += 1;
         if let Ok(found) = result {
-            self.worst = Some(self.worst.map_or(*found, |worst| found.worst(worst)));
+            self.worst = match self.worst {
+                Some(worst) => Some(found.worst(worst)),
+                None => Some(*found),
+            };
         }
     }
 }
@@ -116,7 +118,7 @@ pub struct KernelSelector {
     /// Variant that each (call, choice) runs.
     selected: HashMap<(String, String), String>,
     /// Results of kernels from outside the crate, by call and hash. They are not kept on disk,
-    /// because they also depend on the op's reference, of which there is no hash.
+    /// because they also depend on the op's reference, which has no hash.
     foreign: HashMap<String, CertificationResult>,
     /// Certified kernels on buckets (update rules, norm, hash), by name and entry point.
     certified_buckets: Vec<(&'static str, &'static str)>,
@@ -201,18 +203,29 @@ impl KernelSelector {
             self.cache.forget_attempts();
         }
         let mut notes = Vec::new();
-        let prepared =
-            self.certify_needed(gpu, plan, tuning, report).and_then(|(calls, mut meter)| {
-                self.choose_all(gpu, &calls, tuning, &mut meter, &mut notes)?;
-                self.compile_chosen(gpu, &calls, &mut meter);
-                self.check_full_sizes(gpu, &calls, &mut meter)
-            });
+        let prepared = self.prepare_calls(gpu, plan, tuning, report, &mut notes);
         self.reference_cache.clear();
         // Failures are cached too.
         self.cache.save();
         self.save_pipelines();
         notes.extend(self.cache.take_notes());
-        prepared.map(|()| notes)
+        prepared?;
+        Ok(notes)
+    }
+
+    /// Certifies, chooses, compiles and checks the kernels of a plan.
+    fn prepare_calls(
+        &mut self,
+        gpu: &Gpu,
+        plan: &Plan,
+        tuning: &TuneOptions,
+        report: &mut dyn FnMut(TuneProgress),
+        notes: &mut Vec<String>,
+    ) -> Result<(), DeviceError> {
+        let (calls, mut meter) = self.certify_needed(gpu, plan, tuning, report)?;
+        self.choose_all(gpu, &calls, tuning, &mut meter, notes)?;
+        self.compile_chosen(gpu, &calls, &mut meter);
+        self.check_full_sizes(gpu, &calls, &mut meter)
     }
 
     /// Opens the file of the driver's cache of pipelines, unless nothing is kept.
@@ -228,13 +241,14 @@ impl KernelSelector {
     /// Writes the driver's cache of pipelines, if there are new ones. A failure becomes a note,
     /// because a run does not depend on it.
     pub(crate) fn save_pipelines(&mut self) {
-        let saved = self.pipelines_file.as_mut().map(|file| file.save(&self.pipelines));
-        if let Some(Err(why)) = saved {
+        if let Some(file) = &mut self.pipelines_file
+            && let Err(why) = file.save(&self.pipelines)
+        {
             self.cache.note(format!("the compiled kernels are not kept: {why}"));
         }
     }
 
-    /// Certifies the kernels that run without measurements: of each call the plain variant, which
+    /// Certifies the kernels that run without measurements: for each call the plain variant, which
     /// serves all numbers of rows, and the twin's own choice; the update rule; and the kernels of
     /// the averages, if the plan keeps them.
     fn certify_needed<'a>(
@@ -260,23 +274,26 @@ impl KernelSelector {
         self.compile_uncertified(gpu, &calls, &mut meter);
         for planned in &calls {
             let call = planned.owned_call.call();
-            let hash_of = |index: usize| variant_hash(gpu.checks, &call, &planned.variants[index]);
-            let plain = self.standing(gpu, &call, &planned.variants[0])?;
-            meter.passed(hash_of(0));
-            // The twin's own choice may do without a plain kernel at which a process ended, but not
-            // beside one with wrong results.
-            if plain == Standing::Refused && !self.cache.has_ended(&hash_of(0)) {
-                return Err(self.uncertified(gpu, &call, &planned.variants[0]));
+            let plain = &planned.variants[0];
+            let plain_hash = variant_hash(gpu.checks, &call, plain);
+            let plain_standing = self.standing(gpu, &call, plain)?;
+            meter.passed(plain_hash.clone());
+            // The twin's own choice may run without a plain kernel at which a process ended, but
+            // not if the plain kernel has wrong results.
+            if plain_standing == Standing::Refused && !self.cache.has_ended(&plain_hash) {
+                return Err(self.uncertified(gpu, &call, plain));
             }
+
             let default = default_variant(&call, &planned.variants, &Caps::of(gpu));
-            let own = self.standing(gpu, &call, &planned.variants[default])?;
-            meter.passed(hash_of(default));
-            if plain == Standing::Refused && own == Standing::Refused {
-                // Somebody may have ended the processes just then: without a kernel there is no
-                // run, so it is tried again.
-                self.cache.forget(&hash_of(0));
-                if self.standing(gpu, &call, &planned.variants[0])? == Standing::Refused {
-                    return Err(self.uncertified(gpu, &call, &planned.variants[0]));
+            let own = &planned.variants[default];
+            let own_standing = self.standing(gpu, &call, own)?;
+            meter.passed(variant_hash(gpu.checks, &call, own));
+            if plain_standing == Standing::Refused && own_standing == Standing::Refused {
+                // The processes may have been ended from outside: without a kernel there is no run,
+                // so the plain one is tried again.
+                self.cache.forget(&plain_hash);
+                if self.standing(gpu, &call, plain)? == Standing::Refused {
+                    return Err(self.uncertified(gpu, &call, plain));
                 }
             }
         }
@@ -289,7 +306,8 @@ impl KernelSelector {
         for planned in calls {
             let call = planned.owned_call.call();
             let default = default_variant(&call, &planned.variants, &Caps::of(gpu));
-            for variant in [0, default].map(|index| &planned.variants[index]) {
+            for index in [0, default] {
+                let variant = &planned.variants[index];
                 if self.cache.certificate(&variant_hash(gpu.checks, &call, variant)).is_none() {
                     needed.push((planned, variant));
                 }
@@ -302,7 +320,9 @@ impl KernelSelector {
     fn compile_chosen(&mut self, gpu: &Gpu, calls: &[PlanCall], meter: &mut ProgressMeter) {
         let mut chosen = Vec::new();
         for planned in calls {
-            chosen.extend(self.chosen(planned).map(|variant| (planned, variant)));
+            if let Some(variant) = self.chosen(planned) {
+                chosen.push((planned, variant));
+            }
         }
         self.compile(gpu, &chosen, meter);
     }
@@ -313,8 +333,14 @@ impl KernelSelector {
         planned.variants.iter().find(|variant| name.is_none_or(|name| variant.name == name))
     }
 
+    /// Returns the variant that was chosen for a call, unless it is from outside the crate: such
+    /// variants are not checked at full size.
+    fn chosen_to_check<'a>(&self, planned: &'a PlanCall) -> Option<&'a Variant> {
+        self.chosen(planned).filter(|variant| !variant.is_foreign())
+    }
+
     /// Checks the chosen variants of calls at full size, once on each driver, on a graphics card or
-    /// with seeded errors. For one that is wrong there, another is chosen, and checked too.
+    /// with seeded errors. If one is wrong, another is chosen and checked too.
     fn check_full_sizes(
         &mut self,
         gpu: &Gpu,
@@ -325,7 +351,7 @@ impl KernelSelector {
             return Ok(());
         }
         let mut session = FullSizeSession::default();
-        // A kernel that is wrong for a call is switched off for those before it as well.
+        // A kernel that is wrong for a call is switched off for the calls before it as well.
         while self.check_calls(gpu, calls, meter, &mut session)? {}
         if let Some(worst) = session.worst {
             self.cache.note(format!(
@@ -344,8 +370,8 @@ impl KernelSelector {
         Ok(())
     }
 
-    /// Returns the next calls whose chosen variants are not checked at their size, with what is
-    /// compared: as many as references are computed at a time.
+    /// Returns the next calls whose chosen variants are not checked at their size, with the parts
+    /// to compare: as many as references are computed concurrently.
     fn next_checks<'c>(
         &self,
         gpu: &Gpu,
@@ -357,16 +383,17 @@ impl KernelSelector {
             if checks.len() == spot_check::THREADS_MAX {
                 break;
             }
-            let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) else {
-                continue;
-            };
+            let Some(variant) = self.chosen_to_check(planned) else { continue };
             let call = planned.owned_call.call();
             let key = &planned.call_key;
             let hash = variant_hash(gpu.checks, &call, variant);
             let is_checked = self.cache.is_checked_at_full_size(&hash, key);
             let is_known = session.expectations.contains_key(key) || session.given_up.contains(key);
-            if !is_checked && !is_known {
-                checks.extend(SpotCheck::of(&call).map(|check| (planned, check)));
+            if is_checked || is_known {
+                continue;
+            }
+            if let Some(check) = SpotCheck::of(&call) {
+                checks.push((planned, check));
             }
         }
         checks
@@ -383,9 +410,7 @@ impl KernelSelector {
     ) -> Result<bool, DeviceError> {
         let mut has_changed = false;
         for (index, planned) in calls.iter().enumerate() {
-            let Some(variant) = self.chosen(planned).filter(|one| !one.is_foreign()) else {
-                continue;
-            };
+            let Some(variant) = self.chosen_to_check(planned) else { continue };
             let call = planned.owned_call.call();
             let hash = variant_hash(gpu.checks, &call, variant);
             let known = self.cache.certificate(&hash);
@@ -407,10 +432,9 @@ impl KernelSelector {
                     continue;
                 }
                 let kernel = label(&call, variant);
-                let found = self.check_full_size(gpu, planned, variant, session);
-                let result = match found {
+                let result = match self.check_full_size(gpu, planned, variant, session) {
                     Ok(result) => result,
-                    // The plan, which has one such tensor at a time, may still fit.
+                    // The plan, which holds only one such tensor, may still fit.
                     Err(error) if error.is_survivable() && !gpu.is_lost() => {
                         self.cache.note(format!("{kernel} is not checked at full size: {error}"));
                         session.given_up.insert(planned.call_key.clone());
@@ -462,24 +486,22 @@ impl KernelSelector {
             None => session.timer.insert(VariantTimer::new(gpu)?),
         };
         let call = planned.owned_call.call();
-        let (hash, kernel) = (variant_hash(gpu.checks, &call, variant), label(&call, variant));
-        let attempt = (!is_plain(gpu, &call, variant)).then_some((&hash, &kernel));
+        let attempt = attempt_of(gpu, &call, variant);
         self.work.full_size += 1;
-        self.trying(gpu, attempt, |kernels| {
-            let faults = &kernels.faulty_kernels;
-            let fault = faults.iter().find(|one| one.name == variant.name).map(|one| one.fault);
+        let found = self.trying(gpu, attempt, |kernels| {
+            let fault = fault_of(&kernels.faulty_kernels, &variant.name);
             let pipelines = &mut kernels.pipelines;
-            let found = expected.run(timer, pipelines, &planned.owned_call, variant, fault)?;
-            Ok(if spot_check::is_right(found) {
-                Ok(found)
-            } else {
-                Err(format!("its results are wrong at full size, in {}: {found}", planned.call_key))
-            })
-        })
+            expected.run(timer, pipelines, &planned.owned_call, variant, fault)
+        })?;
+        if spot_check::is_right(found) {
+            return Ok(Ok(found));
+        }
+        let key = &planned.call_key;
+        Ok(Err(format!("its results are wrong at full size, in {key}: {found}")))
     }
 
-    /// Compiles variants of calls that may run, several at a time, with their names on disk as long
-    /// as it lasts; those during whose compilation a process ended first, one by one.
+    /// Compiles the variants that may run, several concurrently, with their names on disk
+    /// meanwhile. Those during whose compilation a process ended are compiled first, one by one.
     fn compile(
         &mut self,
         gpu: &Gpu,
@@ -489,17 +511,21 @@ impl KernelSelector {
         let mut together = Vec::new();
         let mut tried = Vec::new();
         for (planned, variant) in variants {
-            // Nothing is kept on disk of a foreign one.
+            // Nothing is kept on disk about a foreign one.
             if variant.is_foreign() || self.pipelines.has(&variant.dispatches) {
                 continue;
             }
             let call = planned.owned_call.call();
-            let attempt = (variant_hash(gpu.checks, &call, variant), label(&call, variant));
-            let known = self.cache.certificate(&attempt.0);
-            if tried.contains(&attempt) || known.is_some_and(|known| !known.result.is_usable()) {
+            let hash = variant_hash(gpu.checks, &call, variant);
+            let kernel = label(&call, variant);
+            let known = self.cache.certificate(&hash);
+            let is_off = known.is_some_and(|known| !known.result.is_usable());
+            let is_suspect = self.cache.is_suspect(&hash);
+            let attempt = (hash, kernel);
+            if is_off || tried.contains(&attempt) {
                 continue;
             }
-            if self.cache.is_suspect(&attempt.0) {
+            if is_suspect {
                 let why = "alone, because a process ended while it was compiled with others";
                 meter.compiling(format!("{} {why}", attempt.1));
                 self.compile_as(gpu, &[attempt], &[variant], meter);
@@ -519,20 +545,25 @@ impl KernelSelector {
         variants: &[&Variant],
         meter: &mut ProgressMeter,
     ) {
-        // After a loss, the file names what was tried then.
+        // After a loss of the device, the file keeps the names of that attempt.
         if tried.is_empty() || gpu.is_lost() {
             return;
         }
         self.cache.begin_attempt(tried);
         for variant in variants {
-            let faulty = self.faulty_kernels.iter().filter(|kernel| kernel.name == variant.name);
-            faulty.for_each(FaultyKernel::compile);
+            for faulty in &self.faulty_kernels {
+                if faulty.name == variant.name {
+                    faulty.compile();
+                }
+            }
         }
-        let dispatches = || variants.iter().flat_map(|variant| &variant.dispatches);
-        self.pipelines.compile_all(gpu, dispatches(), &mut |what| meter.compiling(what));
-        if let [_] = variants {
-            // The error of one that does not compile is that of its certification.
-            dispatches().for_each(|dispatch| drop(self.pipelines.get(gpu, dispatch)));
+        let dispatches = variants.iter().flat_map(|variant| &variant.dispatches);
+        self.pipelines.compile_all(gpu, dispatches, &mut |what| meter.compiling(what));
+        if let [variant] = variants {
+            for dispatch in &variant.dispatches {
+                // Its certification reports the error if it does not compile.
+                drop(self.pipelines.get(gpu, dispatch));
+            }
         }
         self.cache.end_attempt(gpu.is_lost());
     }
@@ -581,7 +612,7 @@ impl KernelSelector {
     }
 
     /// Returns the variant to run: the saved one, else by cached timings, else by new ones; `None`
-    /// if no two were compared. Returns also whether all were.
+    /// if fewer than two were compared. Also returns true if all were timed.
     fn choose(
         &mut self,
         gpu: &Gpu,
@@ -591,9 +622,14 @@ impl KernelSelector {
     ) -> Result<(Option<String>, bool), DeviceError> {
         let PlanCall { owned_call, call_key, variants, .. } = planned;
         let call = owned_call.call();
-        if let Some(name) = tuning.saved.get(call_key).filter(|_| !tuning.retune) {
-            let saved = variants.iter().find(|variant| variant.name == name);
-            let why = match saved.map(|variant| self.standing(gpu, &call, variant)).transpose()? {
+        if !tuning.retune
+            && let Some(name) = tuning.saved.get(call_key)
+        {
+            let standing = match variants.iter().find(|variant| variant.name == name) {
+                Some(variant) => Some(self.standing(gpu, &call, variant)?),
+                None => None,
+            };
+            let why = match standing {
                 Some(Standing::Certified) => {
                     return Ok((Some(name.to_string()), !tuning.saved_untimed.contains(call_key)));
                 }
@@ -605,11 +641,13 @@ impl KernelSelector {
         }
         let candidates = variant_set_hash(gpu, &call, variants);
         let is_measuring = tuning.seconds > 0.0;
-        let known = self.cache.timings(call_key, &candidates);
-        let known = known.filter(|_| !(tuning.retune && is_measuring)).cloned();
-        let mut known = known.unwrap_or(Timings { candidates, is_cut: true, ..Timings::default() });
+        let is_timed_again = tuning.retune && is_measuring;
+        let mut known = match self.cache.timings(call_key, &candidates) {
+            Some(known) if !is_timed_again => known.clone(),
+            _ => Timings { candidates, is_cut: true, ..Timings::default() },
+        };
         if known.is_cut && is_measuring {
-            // What is not timed now is timed in the next run.
+            // Variants not timed now are timed in the next run.
             known.is_cut = self.measure(planned, &mut known.measured, session)?;
             self.work.untimed += usize::from(known.is_cut);
             if !known.measured.is_empty() {
@@ -645,20 +683,23 @@ impl KernelSelector {
         Ok(None)
     }
 
-    /// Times the certified variants that are not in `measured`, as far as the time budget reaches;
-    /// returns true if it did not reach all. A variant on which the device fails without being lost
-    /// is left out.
+    /// Times the certified variants that are not in `measured`, within the time budget; returns
+    /// true if it was over before all were timed. A variant on which the device fails without being
+    /// lost is left out.
     fn measure(
         &mut self,
         planned: &PlanCall,
         measured: &mut BTreeMap<String, Timing>,
         session: &mut TimingSession,
     ) -> Result<bool, DeviceError> {
-        let (gpu, until, call) = (session.gpu, session.until, planned.owned_call.call());
+        let gpu = session.gpu;
+        let until = session.until;
+        let call = planned.owned_call.call();
         if Instant::now() >= until {
             return Ok(true);
         }
-        // The plan, which has one such tensor at a time, may still fit.
+        // Too little memory for the timer: the plan, which holds only one such tensor, may still
+        // fit.
         if session.begin(planned)?.is_none() {
             return Ok(false);
         }
@@ -680,7 +721,7 @@ impl KernelSelector {
             let what = format!("{} of {} is", variant.name, planned.call_key);
             if let Some(seconds) = session.unless_lost(&what, timed)?.flatten() {
                 self.work.timed += 1;
-                best = Some(best.map_or(seconds, |best| best.min(seconds)));
+                best = Some(best.unwrap_or(seconds).min(seconds));
                 let timing = Timing { variant: variant.name.clone(), seconds };
                 measured.insert(hash.clone(), timing);
             }
@@ -703,14 +744,13 @@ impl KernelSelector {
         best: Option<f64>,
         session: &mut TimingSession,
     ) -> Result<Option<f64>, DeviceError> {
-        let (gpu, until) = (session.gpu, session.until);
+        let gpu = session.gpu;
+        let until = session.until;
         if self.standing(gpu, call, variant)? != Standing::Certified {
             return Ok(None);
         }
         let Some(timer) = &mut session.timer else { return Ok(None) };
-        let (hash, kernel) = (variant_hash(gpu.checks, call, variant), label(call, variant));
-        let attempt = (!is_plain(gpu, call, variant)).then_some((&hash, &kernel));
-        self.trying(gpu, attempt, |kernels| {
+        self.trying(gpu, attempt_of(gpu, call, variant), |kernels| {
             timer.time(&mut kernels.pipelines, variant, best, until)
         })
     }
@@ -724,8 +764,8 @@ impl KernelSelector {
         Ok(planned.variants[index].name.clone())
     }
 
-    /// Returns the first certified one of the preferred variants, or else of all; where none is,
-    /// the first that is unusual, in the same order.
+    /// Returns the first certified variant among the preferred ones, or else among all; if there is
+    /// none, the first unusual one in the same order.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if all are refused, with the reason of the plain one, or if the
@@ -749,9 +789,9 @@ impl KernelSelector {
     }
 
     /// Returns the variant of a call: the one chosen for `full`, the same call at full capacity,
-    /// if it fits this number of rows, or else the twin's own choice for it. That also comes first
-    /// if it is no candidate at full capacity, such as a kernel for a few rows. Certifies it if
-    /// need be.
+    /// if it fits this number of rows, or else the twin's own choice for it. The own choice also
+    /// comes first if it is no candidate at full capacity, such as a kernel for a few rows. The
+    /// variant is certified if need be.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the plain variant of the call fails certification, if a shader
@@ -767,11 +807,14 @@ impl KernelSelector {
             None => return Ok(Variant::new("none", Vec::new())),
         };
         variants.retain(|variant| variant.workspace_bytes() <= self.workspace_bytes);
-        let (own_key, full_key) = (call_key(call), call_key(full));
-        let chosen =
-            self.choices.get(&full_key).map(str::to_string).filter(|_| {
-                own_key == full_key || counts_for(call, &variants, full, &Caps::of(gpu))
-            });
+        let own_key = call_key(call);
+        let full_key = call_key(full);
+        let mut chosen = None;
+        if let Some(name) = self.choices.get(&full_key)
+            && (own_key == full_key || counts_for(call, &variants, full, &Caps::of(gpu)))
+        {
+            chosen = Some(name.to_string());
+        }
         let key = (own_key, chosen.clone().unwrap_or_default());
         let index = match self.selected.get(&key) {
             Some(name) => variants.iter().position(|variant| variant.name == *name).unwrap_or(0),
@@ -793,8 +836,10 @@ impl KernelSelector {
         variants: &[Variant],
         chosen: Option<&str>,
     ) -> Result<usize, DeviceError> {
-        let fits = |name| variants.iter().position(|variant| variant.name == name);
-        let mut preferred = Vec::from_iter(chosen.and_then(fits));
+        let mut preferred = Vec::new();
+        if let Some(name) = chosen {
+            preferred.extend(variants.iter().position(|variant| variant.name == name));
+        }
         preferred.extend([default_variant(call, variants, &Caps::of(gpu)), 0]);
         let index = self.first_usable(gpu, call, variants, &preferred);
         self.cache.save();
@@ -812,7 +857,8 @@ impl KernelSelector {
         range: &UpdateRange,
     ) -> Result<Dispatch, DeviceError> {
         let twin = update_twin(update);
-        let (name, dispatch) = (twin.name, (twin.dispatch)(update, range));
+        let name = twin.name;
+        let dispatch = (twin.dispatch)(update, range);
         let entry = dispatch.shader.entry;
         if !self.certified_buckets.contains(&(name, entry)) {
             let hash = bucket_hash(gpu.checks, name, std::slice::from_ref(&dispatch));
@@ -896,21 +942,21 @@ impl KernelSelector {
     fn try_all(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
         for owned_call in catalog::catalog_calls().into_iter().chain(catalog::mixed_calls()) {
             let call = owned_call.call();
-            let variants = twin(call.op).map(|twin| (twin.variants)(&call, &Caps::of(gpu)));
-            for variant in variants.unwrap_or_default() {
+            for variant in twin::variants(&call, &Caps::of(gpu)) {
                 self.standing(gpu, &call, &variant)?;
             }
         }
         for (rule, range) in catalog::updates() {
             let twin = update_twin(&rule);
-            let (name, dispatch) = (twin.name, (twin.dispatch)(&rule, &range));
-            let hash = bucket_hash(gpu.checks, name, &[dispatch]);
-            self.certified(gpu, name.into(), hash, |certifier| {
+            let dispatch = (twin.dispatch)(&rule, &range);
+            let hash = bucket_hash(gpu.checks, twin.name, &[dispatch]);
+            self.certified(gpu, twin.name.into(), hash, |certifier| {
                 certifier.bucket(&BucketProbe::of_update(&rule, &range))
             })?;
         }
         for count in catalog::COUNTS {
-            let (caps, places) = (Caps::of(gpu), NormSlots::new([count]));
+            let caps = Caps::of(gpu);
+            let places = NormSlots::new([count]);
             let key = bucket_hash(gpu.checks, "norm", &norm::dispatch(count, &caps, places, 0));
             self.certified(gpu, "norm".into(), key, |certifier| {
                 certifier.bucket(&norm::probe(count, &caps))
@@ -923,12 +969,12 @@ impl KernelSelector {
         Ok(())
     }
 
-    /// Takes the messages of the cache that were not returned yet.
+    /// Takes the messages of the cache that were not taken yet.
     pub fn take_notes(&mut self) -> Vec<String> {
         self.cache.take_notes()
     }
 
-    /// Returns how a kernel stands on this driver, by certifying it if need be.
+    /// Returns the standing of a kernel on this driver, certified if need be.
     fn standing(
         &mut self,
         gpu: &Gpu,
@@ -939,36 +985,41 @@ impl KernelSelector {
         if variant.is_foreign() {
             return self.standing_of_foreign(gpu, call, variant, &hash);
         }
-        // Of this call alone: the kernel may be right for others.
+        // Only for this call: the kernel may be right for others.
         if beyond_limits(gpu, variant).is_some() {
             return Ok(Standing::Refused);
         }
-        let kernel = label(call, variant);
-        // Without the plain variant the call cannot run, so it is tried each time.
-        let is_attempt = self.cache.certificate(&hash).is_none() && !is_plain(gpu, call, variant);
-        self.trying(gpu, is_attempt.then_some((&hash, &kernel)), |kernels| {
-            let attempt = |certifier: &mut Certifier| certifier.variant(call, variant);
-            kernels.certified(gpu, kernel.clone(), hash.clone(), attempt)
+        let attempt = match self.cache.certificate(&hash) {
+            Some(_) => None,
+            None => attempt_of(gpu, call, variant),
+        };
+        self.trying(gpu, attempt, |kernels| {
+            kernels.certified(gpu, label(call, variant), hash, |certifier| {
+                certifier.variant(call, variant)
+            })
         })
     }
 
     /// Runs `body`, in which a kernel of this hash and name runs for the first time, with a note on
-    /// disk as long as it lasts.
+    /// disk meanwhile.
     fn trying<T>(
         &mut self,
         gpu: &Gpu,
-        attempt: Option<(&String, &String)>,
+        attempt: Option<(String, String)>,
         body: impl FnOnce(&mut Self) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        let Some((hash, kernel)) = attempt.filter(|_| !gpu.is_lost()) else { return body(self) };
-        self.cache.begin_attempt(&[(hash.clone(), kernel.clone())]);
+        let attempt = match attempt {
+            Some(attempt) if !gpu.is_lost() => attempt,
+            _ => return body(self),
+        };
+        self.cache.begin_attempt(&[attempt]);
         let result = body(self);
         self.cache.end_attempt(result.is_err() && gpu.is_lost());
         result
     }
 
-    /// Returns how a kernel from outside the crate stands for a call, by certifying it for each
-    /// size of call once.
+    /// Returns the standing of a kernel from outside the crate for a call; it is certified once for
+    /// each size of call.
     fn standing_of_foreign(
         &mut self,
         gpu: &Gpu,
@@ -981,7 +1032,7 @@ impl KernelSelector {
             return Ok(Standing::of(known));
         }
         self.work.certified += 1;
-        // Not kept: its inputs and outputs may be as large as those of the model.
+        // The results are not kept: inputs and outputs may be as large as those of the model.
         let reference_cache = &mut ReferenceCache::default();
         let Self { pipelines, faulty_kernels, .. } = self;
         let mut certifier = Certifier { gpu, pipelines, reference_cache, faulty_kernels };
@@ -1006,8 +1057,8 @@ impl KernelSelector {
         }
     }
 
-    /// Returns how a kernel stands, by the cache or by certifying it now. If the device fails, the
-    /// cache gets no result for the kernel, so the next run certifies it again.
+    /// Returns the standing of a kernel, by the cache or by certifying it now. If the device fails,
+    /// the cache gets no result for the kernel, so the next run certifies it again.
     fn certified(
         &mut self,
         gpu: &Gpu,
@@ -1037,19 +1088,22 @@ impl KernelSelector {
         let hash = variant_hash(gpu.checks, call, variant);
         if let Some(CertificationResult::Fail { why }) = self.foreign.get(&foreign_key(call, &hash))
         {
-            let (adapter, op, why) = (gpu.name.clone(), call.op.to_string(), why.clone());
-            return DeviceError::CustomKernel { adapter, op, why };
+            return DeviceError::CustomKernel {
+                adapter: gpu.name.clone(),
+                op: call.op.to_string(),
+                why: why.clone(),
+            };
         }
         if let Some(why) = beyond_limits(gpu, variant) {
-            let (adapter, kernel) = (gpu.name.clone(), label(call, variant));
-            return DeviceError::Uncertified { adapter, kernel, why };
+            let kernel = label(call, variant);
+            return DeviceError::Uncertified { adapter: gpu.name.clone(), kernel, why };
         }
         self.refusal(gpu, label(call, variant), &hash)
     }
 
     fn refusal(&self, gpu: &Gpu, kernel: String, hash: &str) -> DeviceError {
-        let why = match self.cache.certificate(hash).map(|known| &known.result) {
-            Some(CertificationResult::Fail { why }) => why.clone(),
+        let why = match self.cache.certificate(hash) {
+            Some(Certificate { result: CertificationResult::Fail { why }, .. }) => why.clone(),
             _ => "it was never tried".into(),
         };
         DeviceError::Uncertified { adapter: gpu.name.clone(), kernel, why }
@@ -1061,26 +1115,29 @@ fn foreign_key(call: &OpCall, hash: &str) -> String {
     format!("{hash} {}", call_key(call))
 }
 
-/// Returns true if the choice for `full` counts for a call with these variants: unless the twin's
-/// own choice for that is no candidate of `full`.
+/// Returns true if the choice for `full` counts for a call with these variants: the twin's own
+/// choice for the call must be a candidate of `full`.
 fn counts_for(call: &OpCall, variants: &[Variant], full: &OpCall, caps: &Caps) -> bool {
     let own = &variants[default_variant(call, variants, caps)].name;
-    let of_full = twin(full.op).map(|twin| (twin.variants)(full, caps)).unwrap_or_default();
-    of_full.iter().any(|variant| variant.name == *own)
+    twin::variants(full, caps).iter().any(|variant| variant.name == *own)
 }
 
-/// Returns true if a variant is the plain one of a call.
-fn is_plain(gpu: &Gpu, call: &OpCall, variant: &Variant) -> bool {
-    let variants = twin(call.op).map(|twin| (twin.variants)(call, &Caps::of(gpu)));
-    variants.is_none_or(|all| all.first().is_none_or(|plain| plain.name == variant.name))
+/// Returns the hash and the name of a kernel, under which an attempt at it is noted; `None` for the
+/// plain variant: without it the call cannot run, so it is tried each time.
+fn attempt_of(gpu: &Gpu, call: &OpCall, variant: &Variant) -> Option<(String, String)> {
+    let variants = twin::variants(call, &Caps::of(gpu));
+    let is_plain = variants.first().is_none_or(|plain| plain.name == variant.name);
+    if is_plain {
+        return None;
+    }
+    Some((variant_hash(gpu.checks, call, variant), label(call, variant)))
 }
 
-/// Returns what of a variant's parameters and grids is beyond the device's limits.
+/// Returns the reason if a parameter or a grid of a variant is beyond the device's limits.
 fn beyond_limits(gpu: &Gpu, variant: &Variant) -> Option<String> {
     variant.dispatches.iter().find_map(|one| one.check(&gpu.limits).err())
 }
 
-/// Returns the display name of a kernel.
 fn label(call: &OpCall, variant: &Variant) -> String {
     format!("{} of {}", variant.name, call.op)
 }

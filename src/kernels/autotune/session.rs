@@ -1,5 +1,5 @@
-//! Session of certification and timing: its progress, and the timer with the faults that it
-//! survives.
+//! Session of certification and timing: the progress meter, and the timer with the errors that the
+//! session survives.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ pub struct TuneProgress {
     pub done: usize,
     pub total: usize,
     pub elapsed: Duration,
-    /// Names of what the driver compiles, if it takes long or is suspected of ending the process.
+    /// Names of the kernels that the driver compiles, if it takes long or if one is suspected of
+    /// ending the process.
     pub compiling: Option<String>,
 }
 
@@ -32,25 +33,23 @@ impl<'a> ProgressMeter<'a> {
     /// Returns a meter of the kernels of these calls, none of which is done.
     pub fn new(gpu: &Gpu, calls: &[PlanCall], report: &'a mut dyn FnMut(TuneProgress)) -> Self {
         let started = Instant::now();
-        let hashes = |planned: &PlanCall| -> Vec<String> {
+        let mut waiting = BTreeSet::new();
+        for planned in calls {
             let call = planned.owned_call.call();
-            planned
-                .variants
-                .iter()
-                .map(|variant| variant_hash(gpu.checks, &call, variant))
-                .collect()
-        };
-        let waiting: BTreeSet<String> = calls.iter().flat_map(hashes).collect();
+            for variant in &planned.variants {
+                waiting.insert(variant_hash(gpu.checks, &call, variant));
+            }
+        }
         Self { started, total: waiting.len(), waiting, report }
     }
 
-    /// Notes that a kernel is done.
+    /// Notes that a kernel is done, and reports the progress.
     pub fn passed(&mut self, hash: String) {
         self.waiting.remove(&hash);
         self.tell(None);
     }
 
-    /// Reports that the work goes on.
+    /// Reports the progress again, as a sign of life.
     pub fn alive(&mut self) {
         self.tell(None);
     }
@@ -61,9 +60,12 @@ impl<'a> ProgressMeter<'a> {
     }
 
     fn tell(&mut self, compiling: Option<String>) {
-        let done = self.total - self.waiting.len();
-        let (total, elapsed) = (self.total, self.started.elapsed());
-        (self.report)(TuneProgress { done, total, elapsed, compiling });
+        (self.report)(TuneProgress {
+            done: self.total - self.waiting.len(),
+            total: self.total,
+            elapsed: self.started.elapsed(),
+            compiling,
+        });
     }
 }
 
@@ -80,17 +82,16 @@ pub(crate) struct TimingSession<'a, 'b> {
 impl TimingSession<'_, '_> {
     /// Prepares the timer for a call; `None`, with a note, if there is too little memory for it.
     pub fn begin(&mut self, planned: &PlanCall) -> Result<Option<()>, DeviceError> {
-        let mut begun = || {
-            if self.timer.is_none() {
-                self.timer = Some(VariantTimer::new(self.gpu)?);
-            }
-            match &mut self.timer {
-                Some(timer) => timer.begin(&planned.owned_call),
-                None => Ok(()),
-            }
-        };
-        let begun = begun();
+        let begun = self.begin_timer(planned);
         self.unless_lost(&format!("the kernels of {} are", planned.call_key), begun)
+    }
+
+    fn begin_timer(&mut self, planned: &PlanCall) -> Result<(), DeviceError> {
+        let timer = match &mut self.timer {
+            Some(timer) => timer,
+            None => self.timer.insert(VariantTimer::new(self.gpu)?),
+        };
+        timer.begin(&planned.owned_call)
     }
 
     /// Returns a result; `None`, with a note on `what`, such as `a call is`, if it is an error that

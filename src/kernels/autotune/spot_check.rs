@@ -1,5 +1,5 @@
-//! Spot checks: kernels at the sizes at which they run. Certification has small calls, which do not
-//! show that a kernel is wrong only with many workgroups or far into a tensor. Here the call of a
+//! Spot checks of kernels at the sizes at which they run. Certification uses small calls, which do
+//! not show an error that occurs only with many workgroups or far into a tensor. Here the call of a
 //! plan runs as it is, and some parts of its outputs are compared with the reference in f64, which
 //! computes no more than these parts.
 
@@ -19,33 +19,33 @@ use potluck_core::faults::KernelFault;
 use potluck_core::rng::Key;
 use potluck_core::{HostTensor, Site};
 
-/// Elements that are compared at least, and parts along an axis, if they are not too much for the
-/// reference.
+/// The least elements to compare, and the least parts along an axis, unless they cost the reference
+/// too much.
 const ELEMENTS: usize = 1000;
 const PARTS: usize = 4;
 
 /// FLOPs of the reference above which fewer parts are compared: a second on one thread.
 const FLOPS: f64 = 1e9;
 
-/// The most FLOPs of the reference of the fewest parts: ten seconds, which a sample of the gradient
-/// of attention of GPT-2 takes.
+/// The most FLOPs of the reference of the fewest parts: ten seconds, as a sample of the gradient of
+/// attention in GPT-2 takes.
 const FLOPS_MAX: f64 = 8e9;
 
-/// The most elements of all tensors of the reference: 2 GB of f64, as they are there twice, and
+/// The most elements of all tensors of the reference: 2 GB of f64, as they are held twice, and
 /// rounded operands a third time.
 const REFERENCE_ELEMENTS_MAX: usize = 1 << 27;
 
-/// Elements of a reference above which it is computed beside small ones only.
+/// Elements above which a reference is computed concurrently with small ones only.
 const LARGE_ELEMENTS: usize = 1 << 24;
 
-/// The most references that are computed at a time.
+/// The most references that are computed concurrently.
 pub(crate) const THREADS_MAX: usize = 8;
 
 /// Time between two signs of life while references are computed.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Largest error of an element that is no defect. How exact a kernel is, its certification tells on
-/// small calls: rounding grows with the size of a call.
+/// Largest error of an element that is no defect. Rounding grows with the size of a call; the
+/// exactness of a kernel is certified on small calls.
 const ELEMENT_MAX: f64 = 1e-2;
 
 /// Returns true if a kernel with this deviation is right at full size.
@@ -53,16 +53,16 @@ pub(crate) fn is_right(deviation: Deviation) -> bool {
     deviation.nmse <= NMSE_MAX && deviation.element <= ELEMENT_MAX
 }
 
-/// The most elements that are read from a device at a time, and the most between two that are read
-/// together.
+/// The most elements in one read from a device, and the largest gap between two ranges that are
+/// read as one.
 const READ_MAX: usize = 1 << 22;
 const GAP_MAX: usize = 1024;
 
-/// Parts of a call that are compared: some of those along each of its independent axes.
+/// Parts of a call that are compared: some of the parts along each of its independent axes.
 pub(crate) struct SpotCheck {
     /// Axes, each with the parts in ascending order.
     axes: Vec<(IndependentAxis, Vec<usize>)>,
-    /// The call of these parts alone.
+    /// The call with only these parts.
     small: OwnedCall,
 }
 
@@ -81,17 +81,19 @@ impl SpotCheck {
         }
         let mut per_axis = (ELEMENTS as f64).powf(1.0 / axes.len().max(1) as f64).ceil() as usize;
         loop {
-            let chosen = axes.iter().enumerate().map(|(nth, axis)| {
-                (axis.clone(), chosen_parts(axis.parts, per_axis, Site(nth as u32)))
-            });
-            let check = Self::with(call, chosen.collect());
+            let mut chosen = Vec::with_capacity(axes.len());
+            for (nth, axis) in axes.iter().enumerate() {
+                let parts = chosen_parts(axis.parts, per_axis, Site(nth as u32));
+                chosen.push((axis.clone(), parts));
+            }
+            let check = Self::with(call, chosen);
+            if per_axis == 1 || axes.is_empty() {
+                return if check.costs_at_most(FLOPS_MAX) { Some(check) } else { None };
+            }
             let small = check.small.call();
             let compared: usize = check.outputs().map(|output| small.output_len(output)).sum();
-            let is_enough = per_axis <= PARTS || compared < 2 * ELEMENTS;
-            if per_axis == 1 || axes.is_empty() {
-                return check.costs_at_most(FLOPS_MAX).then_some(check);
-            }
-            if is_enough && check.costs_at_most(FLOPS) {
+            let is_few = per_axis <= PARTS || compared < 2 * ELEMENTS;
+            if is_few && check.costs_at_most(FLOPS) {
                 return Some(check);
             }
             per_axis = per_axis.div_ceil(2);
@@ -107,7 +109,10 @@ impl SpotCheck {
     /// Returns the FLOPs of the reference.
     fn flops(&self) -> f64 {
         let small = self.small.call();
-        twin(small.op).map_or(0.0, |twin| (twin.cost)(&small).flops)
+        match twin(small.op) {
+            Some(twin) => (twin.cost)(&small).flops,
+            None => 0.0,
+        }
     }
 
     /// Returns the elements of all tensors of the reference.
@@ -116,7 +121,7 @@ impl SpotCheck {
         tensors.map(|dims| dims.iter().product::<usize>()).sum()
     }
 
-    /// Returns the check of a call with these parts.
+    /// Returns the check of these parts of a call.
     fn with(call: &OpCall, axes: Vec<(IndependentAxis, Vec<usize>)>) -> Self {
         let mut small = OwnedCall::of(call);
         for (axis, parts) in &axes {
@@ -132,26 +137,34 @@ impl SpotCheck {
         Self { axes, small }
     }
 
-    /// Returns the outputs that are compared: those that have all axes.
+    /// Returns the outputs that are compared: the ones that have all axes.
     fn outputs(&self) -> impl Iterator<Item = usize> {
-        let has_all = |output: &usize| self.axes.iter().all(|(a, _)| a.outputs[*output].is_some());
-        (0..self.small.outputs.len()).filter(has_all)
+        (0..self.small.outputs.len())
+            .filter(|output| self.axes.iter().all(|(axis, _)| axis.outputs[*output].is_some()))
+    }
+
+    /// Returns true if an input has all axes.
+    fn is_divided(&self, input: usize) -> bool {
+        self.axes.iter().all(|(axis, _)| axis.inputs[input].is_some())
     }
 
     /// Returns the ranges of elements of a tensor of the call that are in the parts, in the order
-    /// of the small one; `axis_of` is its axis by an independent axis.
+    /// of the small tensor; `axis_of` returns its axis for an independent axis.
     fn ranges(
         &self,
         dims: &[usize],
         axis_of: impl Fn(&IndependentAxis) -> Option<usize>,
     ) -> Vec<Range<usize>> {
-        // Indices along each dimension that are in the parts; `None`: all.
+        // Indices in the parts along each dimension; `None`: all.
         let mut chosen: Vec<Option<Vec<usize>>> = vec![None; dims.len()];
         for (axis, parts) in &self.axes {
             if let Some(at) = axis_of(axis) {
                 let length = dims[at] / axis.parts;
-                let of_part = |part: &usize| part * length..(part + 1) * length;
-                chosen[at] = Some(parts.iter().flat_map(of_part).collect());
+                let mut indices = Vec::with_capacity(parts.len() * length);
+                for part in parts {
+                    indices.extend(part * length..(part + 1) * length);
+                }
+                chosen[at] = Some(indices);
             }
         }
         let mut block: usize = dims.iter().product();
@@ -178,19 +191,20 @@ impl SpotCheck {
         ranges
     }
 
-    /// Computes the parts by the reference. Inputs that the forward op outputs are computed by it,
-    /// as a gradient needs them, if they and what they come from are in the same parts.
+    /// Computes the parts by the reference. Inputs that are outputs of the forward op are computed
+    /// by it, as a gradient needs them, if all of its inputs are divided into the same parts.
     pub fn expected(self, owned_call: &OwnedCall) -> ExpectedParts {
         let call = owned_call.call();
         let mut inputs = self.inputs(&call, &patterns(owned_call));
         let mut filled = Vec::new();
-        let is_divided = |index: usize| self.axes.iter().all(|(a, _)| a.inputs[index].is_some());
-        let forward = twin(call.op).and_then(|twin| (twin.forward)(call.op));
-        if forward.is_some_and(|one| one.outputs.iter().all(|(_, index)| is_divided(*index))) {
+        if let Some(twin) = twin(call.op)
+            && let Some(forward) = (twin.forward)(call.op)
+            && forward.outputs.iter().all(|(_, input)| self.is_divided(*input))
+        {
             for index in self.small.fill_in_forward(&mut inputs) {
                 let HostTensor::Float(values) = &mut inputs[index] else { continue };
                 let on_device: Vec<f32> = values.iter().map(|value| *value as f32).collect();
-                // Of a logarithm of a sum near 100, the rounding would count as an error of the
+                // The rounding of a logarithm of a sum near 100 would count as an error of the
                 // kernel.
                 *values = on_device.iter().map(|value| f64::from(*value)).collect();
                 filled.push((index, on_device));
@@ -211,26 +225,30 @@ impl SpotCheck {
         let mut inputs = Vec::with_capacity(patterns.len());
         for (index, pattern) in patterns.iter().enumerate() {
             let ranges = self.ranges(&call.inputs[index], |axis| axis.inputs[index]);
-            let elements = ranges.into_iter().flatten();
             inputs.push(match pattern {
-                HostTensor::Float(values) => {
-                    HostTensor::Float(elements.map(|at| values[at % values.len()]).collect())
-                }
-                HostTensor::Int(values) => {
-                    HostTensor::Int(elements.map(|at| values[at % values.len()]).collect())
-                }
+                HostTensor::Float(values) => HostTensor::Float(repeated(values, &ranges)),
+                HostTensor::Int(values) => HostTensor::Int(repeated(values, &ranges)),
             });
         }
         inputs
     }
 }
 
+/// Returns the elements in ranges of a tensor that repeats a pattern.
+fn repeated<T: Copy>(pattern: &[T], ranges: &[Range<usize>]) -> Vec<T> {
+    let mut elements = Vec::new();
+    for range in ranges {
+        elements.extend(range.clone().map(|at| pattern[at % pattern.len()]));
+    }
+    elements
+}
+
 /// Values of the parts of a call by the reference.
 pub(crate) struct ExpectedParts {
     check: SpotCheck,
-    /// Inputs that the forward op outputs, by index.
+    /// Inputs that are outputs of the forward op, by index.
     filled: Vec<(usize, Vec<f32>)>,
-    /// Outputs; empty where nothing is compared.
+    /// Outputs; empty if an output is not compared.
     outputs: Vec<Vec<f64>>,
 }
 
@@ -253,9 +271,11 @@ impl ExpectedParts {
             let ranges = self.check.ranges(&call.inputs[*index], |axis| axis.inputs[*index]);
             timer.write(*index, &ranges, values);
         }
-        let starts: Vec<f32> = (0..call.outputs.len())
-            .map(|output| if call.accumulate.has(output) { ADDED_TO as f32 } else { f32::NAN })
-            .collect();
+        let mut starts = Vec::with_capacity(call.outputs.len());
+        for output in 0..call.outputs.len() {
+            let is_added_to = call.accumulate.has(output);
+            starts.push(if is_added_to { ADDED_TO as f32 } else { f32::NAN });
+        }
         timer.run(pipelines, variant, &starts)?;
         let mut worst = Deviation::default();
         for output in self.check.outputs() {
@@ -273,7 +293,7 @@ impl ExpectedParts {
     }
 }
 
-/// Values that are expected of calls, by the key of the call.
+/// Expected values of calls, by the key of the call.
 pub(crate) type Expectations = HashMap<String, ExpectedParts>;
 
 /// Computes the references of checks on several threads, the longest first; calls `alive` at
@@ -286,26 +306,13 @@ pub(crate) fn expectations(
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(THREADS_MAX).min(checks.len());
     let waiting = Mutex::new(checks);
-    // What they guard, a panic leaves as it is: the list, and the memory of the process.
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let large = Mutex::new(());
     let (sender, receiver) = mpsc::channel();
     let mut all = Expectations::new();
     thread::scope(|scope| {
         for _ in 0..threads {
-            let (sender, next, large) = (sender.clone(), &next, &large);
-            scope.spawn(move || {
-                while let Some((planned, check)) = next() {
-                    let is_large = check.elements() > LARGE_ELEMENTS;
-                    let alone =
-                        is_large.then(|| large.lock().unwrap_or_else(PoisonError::into_inner));
-                    let expected = check.expected(&planned.owned_call);
-                    drop(alone);
-                    if sender.send((planned.call_key.clone(), expected)).is_err() {
-                        return;
-                    }
-                }
-            });
+            let sender = sender.clone();
+            scope.spawn(|| solve(&waiting, &large, sender));
         }
         drop(sender);
         loop {
@@ -322,8 +329,30 @@ pub(crate) fn expectations(
     all
 }
 
-/// Returns some parts of so many, in ascending order: the last, the first if there are two, and
-/// others at random.
+/// Computes references until none is waiting; holds `large` during a large one. A panic leaves the
+/// content of the mutexes valid, so poisoning is ignored.
+fn solve(
+    waiting: &Mutex<Vec<(&PlanCall, SpotCheck)>>,
+    large: &Mutex<()>,
+    sender: mpsc::Sender<(String, ExpectedParts)>,
+) {
+    loop {
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some((planned, check)) = next else { return };
+        let mut alone = None;
+        if check.elements() > LARGE_ELEMENTS {
+            alone = Some(large.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        let expected = check.expected(&planned.owned_call);
+        drop(alone);
+        if sender.send((planned.call_key.clone(), expected)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Returns `count` of the parts, or all if there are fewer, in ascending order: the last, the first
+/// if there are two, and others at random.
 fn chosen_parts(parts: usize, count: usize, site: Site) -> Vec<usize> {
     if parts <= count {
         return (0..parts).collect();
@@ -341,32 +370,36 @@ fn chosen_parts(parts: usize, count: usize, site: Site) -> Vec<usize> {
     chosen.into_iter().collect()
 }
 
-/// Reads ranges of an output, which ascend, neighbours in one piece.
+/// Reads ascending ranges of an output, neighbours in one piece.
 fn read(
     timer: &VariantTimer,
     output: usize,
     ranges: &[Range<usize>],
 ) -> Result<Vec<f32>, DeviceError> {
+    let mut limited: Vec<Range<usize>> = Vec::new();
+    for range in ranges {
+        for start in range.clone().step_by(READ_MAX) {
+            limited.push(start..range.end.min(start + READ_MAX));
+        }
+    }
     let mut values = Vec::new();
-    let of_most = |range: &Range<usize>| {
-        let end = range.end;
-        range.clone().step_by(READ_MAX).map(move |start| start..end.min(start + READ_MAX))
-    };
-    let ranges: Vec<Range<usize>> = ranges.iter().flat_map(of_most).collect();
-    let mut rest = &ranges[..];
+    let mut rest = &limited[..];
     while !rest.is_empty() {
         let mut pieces: Vec<Range<usize>> = Vec::new();
         let mut count = 0;
         let mut taken = 0;
         for range in rest {
-            let gap = pieces.last().map(|piece| range.start - piece.end);
-            let added = range.len() + gap.filter(|gap| *gap <= GAP_MAX).unwrap_or(0);
+            let near = pieces.last_mut().filter(|piece| range.start - piece.end <= GAP_MAX);
+            let added = match &near {
+                Some(piece) => range.end - piece.end,
+                None => range.len(),
+            };
             if taken > 0 && count + added > READ_MAX {
                 break;
             }
-            match (pieces.last_mut(), gap) {
-                (Some(piece), Some(gap)) if gap <= GAP_MAX => piece.end = range.end,
-                _ => pieces.push(range.clone()),
+            match near {
+                Some(piece) => piece.end = range.end,
+                None => pieces.push(range.clone()),
             }
             count += added;
             taken += 1;
@@ -394,7 +427,7 @@ mod tests {
     use crate::testing::for_each_gpu;
     use crate::{Caps, twin};
 
-    /// Ops whose calls do not fall into parts.
+    /// Ops whose calls have no independent parts.
     const WHOLE: [&str; 3] = ["cache_update", "group_norm_affine_grad", "conv2d_weight_grad"];
 
     #[test]
@@ -441,7 +474,7 @@ mod tests {
         assert!(SpotCheck::of(&large.call()).is_none());
     }
 
-    /// A gradient by the logarithm of a sum that is not that of its logits would overflow.
+    /// A gradient would overflow if its logarithm of a sum were not computed from its logits.
     #[test]
     fn gradients_get_what_their_forward_op_outputs() {
         let calls = catalog_calls();

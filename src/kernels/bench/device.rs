@@ -25,6 +25,10 @@ impl DeviceBuffer {
     }
 }
 
+fn raw_buffers(buffers: &[&DeviceBuffer]) -> Vec<wgpu::Buffer> {
+    buffers.iter().map(|buffer| buffer.0.clone()).collect()
+}
+
 /// Compiled dispatches with bound buffers.
 pub struct BoundKernel(Vec<BoundDispatch>);
 
@@ -66,8 +70,8 @@ impl BenchDevice {
         inputs: &[&DeviceBuffer],
         outputs: &[&DeviceBuffer],
     ) -> Result<BoundKernel, DeviceError> {
-        let buffers = |of: &[&DeviceBuffer]| of.iter().map(|one| one.0.clone()).collect::<Vec<_>>();
-        let (inputs, outputs) = (buffers(inputs), buffers(outputs));
+        let inputs = raw_buffers(inputs);
+        let outputs = raw_buffers(outputs);
         let pipelines = &mut self.pipelines;
         let ready = BoundDispatch::of_buffers(&self.gpu, pipelines, dispatches, &inputs, &outputs)?;
         let ready = BoundKernel(ready);
@@ -86,8 +90,10 @@ impl BenchDevice {
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            for bound in (0..repeats).flat_map(|_| &ready.0) {
-                bound.record(&mut pass);
+            for _ in 0..repeats {
+                for bound in &ready.0 {
+                    bound.record(&mut pass);
+                }
             }
         }
         let commands = encoder.finish();
@@ -112,8 +118,8 @@ impl BenchDevice {
         self.gpu.readback(bytes).map(DeviceBuffer)
     }
 
-    /// Reads back the first bytes of a device buffer through `staging`, as many as there is room
-    /// for; returns the elapsed seconds.
+    /// Fills `bytes` from the front of a device buffer through `staging`; returns the elapsed
+    /// seconds.
     pub fn read(
         &self,
         memory: &DeviceBuffer,

@@ -69,7 +69,9 @@ pub fn reference<T: Float>(chains: &FmaChains, sums: &mut [T]) {
         *sum = T::zero();
         for chain in 0..CHAINS {
             let mut x = T::from_f64(f64::from(start(index, chain)));
-            (0..chains.rounds * STEPS).for_each(|_| x = x * factor + addend);
+            for _ in 0..chains.rounds * STEPS {
+                x = x * factor + addend;
+            }
             *sum += x;
         }
     }
@@ -174,8 +176,13 @@ impl MemoryStream {
         }
         [(one, count), (four, count / 4)].map(|(entry, count)| {
             let params = vec![count as u32, 0, factor.to_bits(), 0];
-            let (shader, operands) = (Shader::new("peak", entry), operands.clone());
-            (entry, Dispatch { shader, operands, params, groups: grid(count, 64) })
+            let dispatch = Dispatch {
+                shader: Shader::new("peak", entry),
+                operands: operands.clone(),
+                params,
+                groups: grid(count, 64),
+            };
+            (entry, dispatch)
         })
     }
 

@@ -11,11 +11,13 @@ const ELEMENTS: u32 = 64;
 
 /// Returns the final value of element `i`.
 pub fn reference(i: u32) -> u32 {
-    (0..4096).fold(i + 1, |word, _| {
-        let word = word ^ (word << 13);
-        let word = word ^ (word >> 17);
-        word ^ (word << 5)
-    })
+    let mut word = i + 1;
+    for _ in 0..4096 {
+        word ^= word << 13;
+        word ^= word >> 17;
+        word ^= word << 5;
+    }
+    word
 }
 
 /// The busy-loop kernel, compiled and bound.

@@ -25,8 +25,8 @@ impl fmt::Display for AdapterKind {
     }
 }
 
-/// Parts of the names of drivers that run on the processor: their type may be another one, as
-/// behind a layer that hands Vulkan on to another machine, or through GL.
+/// Parts of the names of drivers that run on the processor: they may report another type, as behind
+/// a layer that forwards Vulkan to another machine, or through GL.
 const SOFTWARE: [&str; 5] =
     ["llvmpipe", "softpipe", "swiftshader", "warp", "microsoft basic render driver"];
 

@@ -17,7 +17,7 @@ pub struct Adapter {
     pub api: &'static str,
     pub kind: AdapterKind,
     pub driver: String,
-    /// PCI's number of the vendor, or 0 if the API tells none.
+    /// PCI vendor ID, or 0 if the API reports none.
     pub vendor: u32,
     /// Index of the preferred API's entry of the same physical adapter, if this is another entry.
     pub merged_into: Option<usize>,
@@ -26,11 +26,14 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Returns true if both are one physical adapter, be it through two APIs. Equal cards are
-    /// different ones.
+    /// Returns true if both are one physical adapter, possibly through two APIs. Two cards of one
+    /// model are different adapters.
     pub fn is_same(&self, other: &Self) -> bool {
-        let bus = |adapter: &Self| adapter.wgpu.get_info().device_pci_bus_id;
-        self.wgpu == other.wgpu || (!bus(self).is_empty() && bus(self) == bus(other))
+        if self.wgpu == other.wgpu {
+            return true;
+        }
+        let bus = self.wgpu.get_info().device_pci_bus_id;
+        !bus.is_empty() && bus == other.wgpu.get_info().device_pci_bus_id
     }
 
     /// Returns the limits that the adapter reports.
@@ -38,8 +41,7 @@ impl Adapter {
         Limits::from(&self.wgpu.limits())
     }
 
-    /// Queries its memory again: of what was free when it was listed, this process and others may
-    /// have taken some.
+    /// Queries its memory again: this process and others may have taken some since it was listed.
     pub fn memory_now(&self) -> AdapterMemory {
         AdapterMemory::of(&self.wgpu, self.kind)
     }
@@ -59,7 +61,7 @@ impl Adapter {
         CooperativeSquare::of(&self.cooperative_matrices(), &self.features(), self.api)
     }
 
-    /// Checks that potluck's kernels can run on the adapter; the error names what is missing.
+    /// Checks that potluck's kernels can run on the adapter; the error names the missing property.
     pub fn usable(&self) -> Result<(), String> {
         if self.api == "dx12" && dxc::library().is_none() {
             return Err(dxc::missing());
@@ -71,7 +73,10 @@ impl Adapter {
         if !self.wgpu.get_downlevel_capabilities().flags.contains(compute) {
             return Err("it offers no compute shaders".into());
         }
-        missing_limit(&self.wgpu.limits()).map_or(Ok(()), Err)
+        match missing_limit(&self.wgpu.limits()) {
+            Some(why) => Err(why),
+            None => Ok(()),
+        }
     }
 }
 
@@ -87,8 +92,12 @@ fn missing_limit(limits: &wgpu::Limits) -> Option<String> {
         ("bytes of workgroup memory", limits.max_compute_workgroup_storage_size, 16 * 1024),
         ("workgroups in one dimension", limits.max_compute_workgroups_per_dimension, 65_535),
     ];
-    let short = needed.into_iter().find(|(_, has, needs)| has < needs);
-    short.map(|(what, has, needs)| format!("it offers {has} {what}, and {needs} are needed"))
+    for (what, has, needs) in needed {
+        if has < needs {
+            return Some(format!("it offers {has} {what}, and {needs} are needed"));
+        }
+    }
+    None
 }
 
 fn api_name(backend: wgpu::Backend) -> &'static str {
@@ -101,8 +110,8 @@ fn api_name(backend: wgpu::Backend) -> &'static str {
     }
 }
 
-/// Returns every adapter of every API, native APIs before GL; those exposed by two APIs are merged
-/// (`merged_into`). The order is stable on a machine, so an index selects the same one again.
+/// Returns every adapter of every API, native APIs before GL; adapters exposed by two APIs are
+/// merged (`merged_into`). The order is stable on a machine, so an index keeps its meaning.
 ///
 /// The list is made once per process: drivers are not designed to be loaded and unloaded
 /// repeatedly, and all devices of a GL adapter must share the lock that keeps its context on one
@@ -124,28 +133,31 @@ fn find_adapters() -> Vec<Adapter> {
     let mut found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     found.sort_by_key(|adapter| adapter.get_info().backend == wgpu::Backend::Gl);
     let infos: Vec<wgpu::AdapterInfo> = found.iter().map(wgpu::Adapter::get_info).collect();
-    let seen = infos.iter().map(|info| ListedAdapter {
-        api: api_name(info.backend),
-        name: &info.name,
-        bus: &info.device_pci_bus_id,
-    });
-    let merged = merge(&seen.collect::<Vec<_>>());
-    let entries = found.into_iter().zip(&infos).zip(merged);
-    let entry = |((wgpu, info), merged_into): ((wgpu::Adapter, &wgpu::AdapterInfo), _)| {
+    let mut seen = Vec::with_capacity(infos.len());
+    for info in &infos {
+        seen.push(ListedAdapter {
+            api: api_name(info.backend),
+            name: &info.name,
+            bus: &info.device_pci_bus_id,
+        });
+    }
+    let merged = merge(&seen);
+    let mut list = Vec::with_capacity(infos.len());
+    for (index, wgpu) in found.into_iter().enumerate() {
+        let info = &infos[index];
         let kind = AdapterKind::of(info.device_type, &info.name);
-        Adapter {
+        list.push(Adapter {
             name: info.name.clone(),
             api: api_name(info.backend),
             kind,
             driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
             vendor: info.vendor,
-            merged_into,
+            merged_into: merged[index],
             memory: AdapterMemory::of(&wgpu, kind),
             wgpu,
-        }
-    };
-    let mut list: Vec<Adapter> = entries.map(entry).collect();
-    // One API may report what another does not: GL has no way to query the memory.
+        });
+    }
+    // Memory that one API does not report may be known by another: GL has no way to query it.
     for index in 0..list.len() {
         if let Some(preferred) = list[index].merged_into {
             let AdapterMemory { bytes, free, .. } = list[preferred].memory;
@@ -165,31 +177,46 @@ struct ListedAdapter<'a> {
     bus: &'a str,
 }
 
-/// Returns for each entry the earlier one of another API that is the same adapter. Two entries of
-/// one API are always two adapters, so an entry takes at most one entry of each other API.
+/// Returns for each entry the earlier entry of another API that is the same adapter. Two entries of
+/// one API are always two adapters, so at most one entry of each API is merged into another.
 fn merge(seen: &[ListedAdapter]) -> Vec<Option<usize>> {
     let mut merged: Vec<Option<usize>> = Vec::with_capacity(seen.len());
-    for entry in seen {
-        let takes = |known: usize, same: fn(&ListedAdapter, &ListedAdapter) -> bool| {
-            let another_api = seen[known].api != entry.api && merged[known].is_none();
-            let mut taken = merged.iter().zip(seen);
-            let free = !taken.any(|(into, other)| *into == Some(known) && other.api == entry.api);
-            another_api && free && same(&seen[known], entry)
-        };
+    for _ in seen {
         // One card's name may be a part of another's, so equal names are tried first.
-        let mut ways = [equal_name, same_adapter].into_iter();
-        let into = ways.find_map(|same| (0..merged.len()).find(|known| takes(*known, same)));
+        let into = earlier_entry(seen, &merged, equal_name)
+            .or_else(|| earlier_entry(seen, &merged, same_adapter));
         merged.push(into);
     }
     merged
+}
+
+/// Returns the first entry into which the entry behind `merged` can be merged.
+fn earlier_entry(
+    seen: &[ListedAdapter],
+    merged: &[Option<usize>],
+    is_same: fn(&ListedAdapter, &ListedAdapter) -> bool,
+) -> Option<usize> {
+    let entry = &seen[merged.len()];
+    for index in 0..merged.len() {
+        let known = &seen[index];
+        if merged[index].is_some() || known.api == entry.api || !is_same(known, entry) {
+            continue;
+        }
+        let is_taken = (0..merged.len())
+            .any(|other| merged[other] == Some(index) && seen[other].api == entry.api);
+        if !is_taken {
+            return Some(index);
+        }
+    }
+    None
 }
 
 fn equal_name(known: &ListedAdapter, other: &ListedAdapter) -> bool {
     known.name == other.name && same_adapter(known, other)
 }
 
-/// Returns true if two APIs expose one card: if they agree on its bus address or, where one does
-/// not report it, on its name.
+/// Returns true if two APIs expose one card: they agree on its bus address or, if one does not
+/// report it, on its name.
 fn same_adapter(known: &ListedAdapter, other: &ListedAdapter) -> bool {
     if !known.bus.is_empty() && !other.bus.is_empty() {
         return known.bus == other.bus;

@@ -1,5 +1,5 @@
-//! Microsoft's shader compiler DXC, a library that DirectX 12 does not bring: its own compiler,
-//! FXC, takes minutes for a tile and refuses barriers in loops that it takes for varying.
+//! Microsoft's shader compiler DXC, a library that DirectX 12 does not include: its own compiler,
+//! FXC, takes minutes for a tile and refuses barriers in loops that it considers varying.
 
 use std::env;
 use std::ffi::OsStr;
@@ -12,24 +12,34 @@ const LIBRARY: &str = "dxcompiler.dll";
 /// Returns the path of the library, if it is beside the program or on `PATH`.
 pub fn library() -> Option<&'static Path> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let search = || {
+    let found = FOUND.get_or_init(|| {
         let program = env::current_exe().ok();
         let directory = program.as_deref().and_then(Path::parent);
         find(directory, env::var_os("PATH").as_deref())
-    };
-    FOUND.get_or_init(search).as_deref()
+    });
+    found.as_deref()
 }
 
 /// Returns the library in the directory of the program, or else in the first directory of `path`
 /// that has it.
 fn find(program: Option<&Path>, path: Option<&OsStr>) -> Option<PathBuf> {
-    let of_path = path.map(env::split_paths).into_iter().flatten();
-    let mut files =
-        program.map(PathBuf::from).into_iter().chain(of_path).map(|of| of.join(LIBRARY));
-    files.find(|file| file.is_file())
+    let mut directories = Vec::new();
+    if let Some(program) = program {
+        directories.push(program.to_path_buf());
+    }
+    if let Some(path) = path {
+        directories.extend(env::split_paths(path));
+    }
+    for directory in directories {
+        let file = directory.join(LIBRARY);
+        if file.is_file() {
+            return Some(file);
+        }
+    }
+    None
 }
 
-/// Returns what a user without the library reads.
+/// Returns the message for a user without the library.
 pub fn missing() -> String {
     format!(
         "{LIBRARY} is missing, with which kernels are compiled for DirectX 12: put it beside the \

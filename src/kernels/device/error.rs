@@ -88,12 +88,12 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Returns true for a refusal after which the device goes on.
+    /// Returns true for a refusal after which the device can still be used.
     pub(crate) fn is_survivable(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::TooLarge { .. } | Self::Refused { .. })
     }
 
-    /// Returns all of its texts, to be made harmless if they come from elsewhere.
+    /// Returns all of its texts, to be sanitized if they come from another node.
     pub fn texts_mut(&mut self) -> Vec<&mut String> {
         match self {
             Self::NoAdapter { hint } => vec![hint],
@@ -119,8 +119,7 @@ impl DeviceError {
     }
 }
 
-/// Returns the error that there is no adapter, with a hint on drivers: the package that installs a
-/// software adapter on Debian and Ubuntu, and the driver that hardware needs.
+/// Returns the error that there is no adapter, with a hint on the drivers to install.
 pub fn no_adapter() -> DeviceError {
     let hint = if cfg!(target_os = "linux") {
         "install the Vulkan loader and a driver (on Debian and Ubuntu: apt-get install \

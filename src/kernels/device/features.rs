@@ -4,7 +4,7 @@ use std::fmt;
 
 use potluck_graph::Precision;
 
-/// Features of an adapter, or those that were requested when a device was opened.
+/// Features of an adapter, or the ones requested when a device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// 16-bit floats in shaders (`enable f16`).
@@ -15,12 +15,12 @@ pub struct Features {
     pub timestamps: bool,
     /// Cooperative matrices: products of small matrices by dedicated units.
     pub cooperative_matrix: bool,
-    /// True if storage buffers can be mapped, which pays where host and device share their memory.
+    /// True if storage buffers can be mapped, which pays if host and device share their memory.
     pub mappable: bool,
 }
 
 impl Features {
-    /// Returns those among `features`, with the adapter's subgroup sizes.
+    /// Converts wgpu's features, with the adapter's subgroup sizes.
     pub(super) fn of(features: wgpu::Features, info: &wgpu::AdapterInfo) -> Self {
         let sizes = (info.subgroup_min_size, info.subgroup_max_size);
         Self {
@@ -47,19 +47,22 @@ pub struct CooperativeMatrix {
 
 impl From<wgpu::CooperativeMatrixProperties> for CooperativeMatrix {
     fn from(properties: wgpu::CooperativeMatrixProperties) -> Self {
-        let name = |scalar: wgpu::CooperativeScalarType| match scalar {
-            wgpu::CooperativeScalarType::F32 => "f32",
-            wgpu::CooperativeScalarType::F16 => "f16",
-            wgpu::CooperativeScalarType::I32 => "i32",
-            wgpu::CooperativeScalarType::U32 => "u32",
-        };
         Self {
             m: properties.m_size,
             n: properties.n_size,
             k: properties.k_size,
-            operands: name(properties.ab_type),
-            sums: name(properties.cr_type),
+            operands: scalar_name(properties.ab_type),
+            sums: scalar_name(properties.cr_type),
         }
+    }
+}
+
+fn scalar_name(scalar: wgpu::CooperativeScalarType) -> &'static str {
+    match scalar {
+        wgpu::CooperativeScalarType::F32 => "f32",
+        wgpu::CooperativeScalarType::F16 => "f16",
+        wgpu::CooperativeScalarType::I32 => "i32",
+        wgpu::CooperativeScalarType::U32 => "u32",
     }
 }
 
@@ -73,18 +76,27 @@ pub struct CooperativeSquare {
 }
 
 impl CooperativeSquare {
-    /// Returns the largest ones that a driver of an API lists exactly; drivers crash with others.
+    /// Returns the largest matrices that a driver of an API lists exactly; drivers crash with
+    /// others.
     pub(super) fn of(listed: &[CooperativeMatrix], features: &Features, api: &str) -> Option<Self> {
-        let (least, most) = features.subgroups.filter(|_| features.cooperative_matrix)?;
-        // wgpu tells 4 to 64 for every adapter of Metal. All GPUs with matrix units there have 32.
-        let (least, most) = if api == "metal" { (32, 32) } else { (least, most) };
-        let is_listed = |size: &u32| {
+        if !features.cooperative_matrix || !features.f16 {
+            return None;
+        }
+        let (mut least, mut most) = features.subgroups?;
+        if api == "metal" {
+            // wgpu reports 4 to 64 for every adapter of Metal. All GPUs with matrix units there
+            // have 32.
+            least = 32;
+            most = 32;
+        }
+        for size in COOPERATIVE_SIZES {
             let wanted =
-                CooperativeMatrix { m: *size, n: *size, k: *size, operands: "f16", sums: "f32" };
-            features.f16 && listed.contains(&wanted)
-        };
-        let size = COOPERATIVE_SIZES.into_iter().find(is_listed)?;
-        Some(Self { size, subgroups: [least, most] })
+                CooperativeMatrix { m: size, n: size, k: size, operands: "f16", sums: "f32" };
+            if listed.contains(&wanted) {
+                return Some(Self { size, subgroups: [least, most] });
+            }
+        }
+        None
     }
 }
 
@@ -98,23 +110,23 @@ impl fmt::Display for CooperativeMatrix {
     }
 }
 
-/// Returns the features that every device is opened with: immediates, which carry the parameters
-/// of kernels, and timestamp queries where they are offered.
+/// Returns the features with which every device is opened: immediates, which carry the parameters
+/// of kernels, and timestamp queries if they are offered.
 pub(super) fn portable(offered: wgpu::Features) -> wgpu::Features {
     wgpu::Features::IMMEDIATES | (offered & wgpu::Features::TIMESTAMP_QUERY)
 }
 
-/// Features that kernels of mixed precision may use.
+/// Features that kernels in mixed precision may use.
 const MIXED: wgpu::Features =
     wgpu::Features::SHADER_F16.union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
 
-/// Returns the features that the devices of kernel tests are opened with: the portable ones, and
-/// those that their variants ask for. Shaders without them are the same with them.
+/// Returns the features with which the devices of kernel tests are opened: the portable ones, and
+/// the ones that variants use, which do not change other shaders.
 pub(super) fn for_kernel_tests(offered: wgpu::Features) -> wgpu::Features {
     portable(offered) | (offered & (wgpu::Features::SUBGROUP | MIXED))
 }
 
-/// Returns the features that the devices of a run are opened with: the portable ones, those that
+/// Returns the features with which the devices of a run are opened: the portable ones, those that
 /// kernel variants of the precision may use, and the driver's cache of pipelines.
 pub(super) fn for_runs(offered: wgpu::Features, precision: Precision) -> wgpu::Features {
     let of_precision = match precision {

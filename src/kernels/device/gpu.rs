@@ -21,20 +21,20 @@ use potluck_graph::Precision;
 /// one.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// The longest time that a submission should take, where nothing else is asked for.
+/// Default for the longest time that a submission should take.
 pub(crate) const SUBMISSION_SECONDS: f64 = 0.2;
 
-/// The same where a device may draw the screen, which stands still for so long.
+/// The same for a device that may draw the screen, which freezes during a submission.
 const SUBMISSION_SECONDS_ON_SCREEN: f64 = 0.02;
 
 /// Names of submitted kernels that are kept for the error of a lost device.
 const SUBMITTED_KEPT: usize = 4;
 
 /// The longest single wait in the driver: GL holds a lock meanwhile, for which other threads wait
-/// six seconds and then panic, and its wait ends after four seconds by itself.
+/// six seconds before they panic, and ends the wait after four seconds.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Checks that wgpu injects into shaders (array bounds, loop counters).
+/// Checks that wgpu adds to shaders (array bounds, loop counters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShaderChecks {
     /// All checks: for tests.
@@ -48,7 +48,7 @@ pub struct Gpu {
     pub name: String,
     pub api: &'static str,
     pub kind: AdapterKind,
-    /// PCI's number of the vendor, or 0 if the API tells none.
+    /// PCI vendor ID, or 0 if the API reports none.
     pub vendor: u32,
     pub checks: ShaderChecks,
     pub device: wgpu::Device,
@@ -64,7 +64,7 @@ pub struct Gpu {
     pub deadline: Duration,
     /// The longest time that a submission should take.
     pub submission_seconds: f64,
-    /// Way in which values are taken out of mapped memory.
+    /// Method by which values are read from mapped memory.
     pub read_method: ReadMethod,
     /// Ticks whenever a call of the driver returns.
     pub heartbeat: Heartbeat,
@@ -77,7 +77,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens `adapter` with the limits it has and the features that variants of kernels of this
+    /// Opens `adapter` with its own limits and with the features that kernel variants of this
     /// precision use.
     pub fn open(
         adapter: &Adapter,
@@ -102,8 +102,9 @@ impl Gpu {
         required_limits: wgpu::Limits,
     ) -> Result<Self, DeviceError> {
         let name = adapter.name.clone();
-        let fail = |why: String| DeviceError::Open { adapter: name.clone(), why };
-        adapter.usable().map_err(fail)?;
+        if let Err(why) = adapter.usable() {
+            return Err(DeviceError::Open { adapter: name, why });
+        }
         let limits = Limits::from(&required_limits);
         let features = Features::of(required_features, &adapter.wgpu.get_info());
         let experimental = if features.cooperative_matrix {
@@ -126,7 +127,8 @@ impl Gpu {
             ..Default::default()
         };
         let opened = pollster::block_on(adapter.wgpu.request_device(&descriptor));
-        let (device, queue) = opened.map_err(|error| fail(error.to_string()))?;
+        let (device, queue) = opened
+            .map_err(|error| DeviceError::Open { adapter: name.clone(), why: error.to_string() })?;
         let faults = DeviceFaults::watch(&device, &name);
         Ok(Self {
             timestamp_period_ns: features.timestamps.then(|| queue.get_timestamp_period()),
@@ -155,14 +157,17 @@ impl Gpu {
     /// ends them silently after that, as llvmpipe does (gallivm's limit of 65,535, not a Vulkan
     /// limit).
     pub fn loop_iterations_max(&self) -> Option<usize> {
-        self.name.contains("llvmpipe").then_some(65_535)
+        if self.name.contains("llvmpipe") { Some(65_535) } else { None }
     }
 
     /// Returns the first fault that the driver or the validation reported since the last call. For
     /// a lost device, every call returns the reason of the loss.
     pub fn check(&self) -> Result<(), DeviceError> {
         self.heartbeat.tick();
-        self.first_fault().map_or(Ok(()), Err)
+        match self.first_fault() {
+            Some(fault) => Err(fault),
+            None => Ok(()),
+        }
     }
 
     /// Returns true if the device has reported that it is lost.
@@ -180,17 +185,14 @@ impl Gpu {
         if self.faults.is_refusal() {
             self.learn_of_loss();
         }
-        self.faults.take().map(|fault| match fault {
-            DeviceError::Lost { adapter, why } => {
-                let why = format!("{why}; the driver is {}{}", self.driver, self.last_submitted());
-                DeviceError::Lost { adapter, why }
-            }
-            other => other,
-        })
+        let mut fault = self.faults.take()?;
+        if let DeviceError::Lost { why, .. } = &mut fault {
+            *why = format!("{why}; the driver is {}{}", self.driver, self.last_submitted());
+        }
+        Some(fault)
     }
 
-    /// Notes the names of kernels that are about to be submitted: if the device is lost, the error
-    /// tells them.
+    /// Notes the names of kernels that are about to be submitted, for the error of a lost device.
     pub(crate) fn note_submitted(&self, names: &[Arc<str>]) {
         let mut submitted = self.submitted.lock();
         for name in names {
@@ -202,7 +204,7 @@ impl Gpu {
         }
     }
 
-    /// Returns a clause on the kernels that were submitted last; an empty one if none was.
+    /// Returns a clause on the kernels that were submitted last; empty if there are none.
     fn last_submitted(&self) -> String {
         let submitted = self.submitted.lock();
         if submitted.is_empty() {
@@ -218,8 +220,8 @@ impl Gpu {
         let _ = self.poll(None, WAIT_MAX);
     }
 
-    /// Allocates a storage buffer of at least `bytes` bytes, zeroed, that can be copied from and
-    /// to.
+    /// Allocates a zeroed storage buffer of at least `bytes` bytes that can be the source and the
+    /// target of copies.
     pub fn storage(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer, DeviceError> {
         use wgpu::BufferUsages as Usage;
         self.buffer(label, bytes, Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST)
@@ -262,8 +264,8 @@ impl Gpu {
         }
     }
 
-    /// Makes objects of the device. What the driver or the validation reports of them meanwhile, on
-    /// this thread, is the error, and no fault that the next call would find.
+    /// Makes objects of the device. Errors that the driver or the validation reports meanwhile on
+    /// this thread are returned, and are no faults that the next call would find.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if `what` is refused, if there is too little memory, or if the
@@ -272,15 +274,20 @@ impl Gpu {
         use wgpu::ErrorFilter::{Internal, OutOfMemory, Validation};
         let scopes = [Internal, OutOfMemory, Validation].map(|of| self.device.push_error_scope(of));
         let made = make();
-        let errors = scopes.into_iter().rev().map(|scope| pollster::block_on(scope.pop()));
-        // All scopes end, also behind an error.
-        let errors: Vec<wgpu::Error> = errors.flatten().collect();
-        let Some(error) = errors.into_iter().next() else { return Ok(made) };
+        let mut first = None;
+        // All scopes must end, also after an error.
+        for scope in scopes.into_iter().rev() {
+            if let Some(error) = pollster::block_on(scope.pop()) {
+                first.get_or_insert(error);
+            }
+        }
+        let Some(error) = first else { return Ok(made) };
         self.learn_of_loss();
         if self.is_lost() {
             self.check()?;
         }
-        let (adapter, what) = (self.name.clone(), what.to_string());
+        let adapter = self.name.clone();
+        let what = what.to_string();
         Err(match error {
             wgpu::Error::OutOfMemory { .. } => DeviceError::OutOfMemory { adapter, what },
             other => DeviceError::Refused { adapter, what, why: other.to_string() },
@@ -319,7 +326,10 @@ impl Gpu {
             match polled {
                 Ok(_) => {
                     self.heartbeat.tick();
-                    return unknown.map_or(Ok(()), |why| Err(self.refused(what, why)));
+                    return match unknown {
+                        Some(why) => Err(self.refused(what, why)),
+                        None => Ok(()),
+                    };
                 }
                 Err(wgpu::PollError::Timeout) if left.is_zero() => return Err(self.timeout(what)),
                 Err(wgpu::PollError::Timeout) => {}
@@ -339,8 +349,13 @@ impl Gpu {
     /// Returns [`DeviceError`] if the device reported a fault.
     pub fn poll_now(&self) -> Result<(), DeviceError> {
         let polled = self.poll_for(wgpu::PollType::Poll);
-        self.first_fault().map_or(Ok(()), Err)?;
-        polled.map(|_| ()).map_err(|why| self.refused("a look at the device", why.to_string()))
+        if let Some(fault) = self.first_fault() {
+            return Err(fault);
+        }
+        match polled {
+            Ok(_) => Ok(()),
+            Err(why) => Err(self.refused("a look at the device", why.to_string())),
+        }
     }
 
     fn poll(
@@ -352,19 +367,20 @@ impl Gpu {
     }
 
     fn poll_for(&self, what: wgpu::PollType) -> Result<wgpu::PollStatus, wgpu::PollError> {
-        // A poll of a lost device frees its buffers, also those that are mapped, while another
-        // thread may still read a mapped one.
+        // A poll of a lost device frees its buffers, including mapped ones that another thread may
+        // still read.
         if self.faults.is_lost() {
             return Ok(wgpu::PollStatus::QueueEmpty);
         }
         // wgpu panics when the driver reports during a wait that the device is lost. The panic
         // leaves nothing half done: it comes after the wait, and after the callback for lost
         // devices.
-        catch_quietly(&PanicText::default(), || self.device.poll(what)).unwrap_or_else(|| {
-            let (adapter, why) = (self.name.clone(), "the driver failed in a wait".into());
-            self.faults.lose(DeviceError::Lost { adapter, why });
-            Ok(wgpu::PollStatus::QueueEmpty)
-        })
+        if let Some(polled) = catch_quietly(&PanicText::default(), || self.device.poll(what)) {
+            return polled;
+        }
+        let why = "the driver failed in a wait".into();
+        self.faults.lose(DeviceError::Lost { adapter: self.name.clone(), why });
+        Ok(wgpu::PollStatus::QueueEmpty)
     }
 
     /// Destroys the device, for tests of a device loss.
@@ -375,26 +391,30 @@ impl Gpu {
 
     /// Returns the error that `what` took longer than [`Gpu::deadline`].
     pub fn timeout(&self, what: &str) -> DeviceError {
-        let (adapter, seconds) = (self.name.clone(), self.deadline.as_secs_f64());
-        let what = format!("{what}{}", self.last_submitted());
-        DeviceError::Timeout { adapter, what, seconds }
+        DeviceError::Timeout {
+            adapter: self.name.clone(),
+            what: format!("{what}{}", self.last_submitted()),
+            seconds: self.deadline.as_secs_f64(),
+        }
     }
 
-    /// Returns the error that `what` was refused; if an earlier fault caused the refusal, returns
-    /// that one.
+    /// Returns the error that `what` was refused, or the earlier fault that caused the refusal.
     pub fn refused(&self, what: &str, why: String) -> DeviceError {
         self.learn_of_loss();
-        let (adapter, what) = (self.name.clone(), what.to_string());
-        self.faults.take().unwrap_or(DeviceError::Refused { adapter, what, why })
+        self.faults.take().unwrap_or_else(|| DeviceError::Refused {
+            adapter: self.name.clone(),
+            what: what.to_string(),
+            why,
+        })
     }
 
-    /// Allocates a staging buffer to read results through, for [`Gpu::read`].
+    /// Allocates a staging buffer for [`Gpu::read`].
     pub fn readback(&self, bytes: u64) -> Result<wgpu::Buffer, DeviceError> {
         use wgpu::BufferUsages as Usage;
         self.buffer("readback", bytes, Usage::MAP_READ | Usage::COPY_DST)
     }
 
-    /// Allocates a buffer of `bytes` bytes that timestamps are resolved to.
+    /// Allocates a buffer of `bytes` bytes to which timestamps are resolved.
     pub fn query_results(&self, bytes: u64) -> Result<wgpu::Buffer, DeviceError> {
         use wgpu::BufferUsages as Usage;
         self.buffer("query results", bytes, Usage::QUERY_RESOLVE | Usage::COPY_SRC)
@@ -413,7 +433,7 @@ impl Gpu {
         Ok(bytes)
     }
 
-    /// Does what [`Gpu::read`] does, into memory of the caller.
+    /// Does the same as [`Gpu::read`], into memory of the caller.
     ///
     /// # Panics
     /// Panics if `bytes` is not as long as all ranges.
@@ -426,7 +446,7 @@ impl Gpu {
         self.read_with(staging, ranges, |view| mapped_reads::copy(self.read_method, view, bytes))
     }
 
-    /// Does what [`Gpu::read`] does, but shows the mapped bytes to a function.
+    /// Does the same as [`Gpu::read`], but passes the mapped bytes to a function.
     pub(crate) fn read_with<T>(
         &self,
         staging: &wgpu::Buffer,
@@ -457,8 +477,8 @@ impl Gpu {
     }
 }
 
-/// Returns the longest time that a submission should take on a device of this kind, of which
-/// nothing is known but that: short where it may draw the screen.
+/// Returns the longest time that a submission should take on a device of this kind: short if it may
+/// draw the screen.
 fn submission_seconds(kind: AdapterKind) -> f64 {
     let has_desktop = cfg!(any(windows, target_os = "macos"));
     match kind {
@@ -469,7 +489,7 @@ fn submission_seconds(kind: AdapterKind) -> f64 {
     }
 }
 
-/// Faults that wgpu reports (by default: by a panic), as values. Clones share them.
+/// Faults that wgpu reports, as values instead of panics. Clones share them.
 #[derive(Clone, Default)]
 struct DeviceFaults {
     reported: Arc<Lock<Reported>>,
@@ -487,13 +507,15 @@ impl DeviceFaults {
     /// Collects the faults of a device from now on.
     fn watch(device: &wgpu::Device, name: &str) -> Self {
         let faults = Self::default();
-        let (on_lost, adapter) = (faults.clone(), name.to_string());
+        let on_lost = faults.clone();
+        let adapter = name.to_string();
         device.set_device_lost_callback(move |reason, message| {
             // Dropping the device also reports it as destroyed, but no call asks for faults after
             // that.
             on_lost.lose(lost(adapter.clone(), reason, &message));
         });
-        let (on_error, adapter) = (faults.clone(), name.to_string());
+        let on_error = faults.clone();
+        let adapter = name.to_string();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             let adapter = adapter.clone();
             let fault = match error {
@@ -501,8 +523,8 @@ impl DeviceFaults {
                     DeviceError::OutOfMemory { adapter, what: "a submission".into() }
                 }
                 other => {
-                    let (what, why) = ("a command".into(), other.to_string());
-                    DeviceError::Refused { adapter, what, why }
+                    let why = other.to_string();
+                    DeviceError::Refused { adapter, what: "a command".into(), why }
                 }
             };
             on_error.reported.lock().first.get_or_insert(fault);
@@ -535,8 +557,8 @@ impl DeviceFaults {
     }
 }
 
-/// Converts a device loss to an error. A driver that has no memory left in a submission loses its
-/// device; the error then reports the memory, which the user can do something about.
+/// Converts a device loss to an error. A driver that runs out of memory in a submission loses its
+/// device; the error then reports the lack of memory, on which the user can act.
 fn lost(adapter: String, reason: wgpu::DeviceLostReason, message: &str) -> DeviceError {
     if message == wgpu::hal::DeviceError::OutOfMemory.to_string() {
         return DeviceError::OutOfMemory { adapter, what: "a submission".into() };

@@ -2,7 +2,7 @@
 
 use sysinfo::{MemoryRefreshKind, System};
 
-/// Host that the CPU device and software adapters run on.
+/// Host on which the CPU device and software adapters run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostInfo {
     /// Name of the processor, if the system reports it.
@@ -18,7 +18,7 @@ impl HostInfo {
     }
 }
 
-/// Returns the threads that CPU devices of this machine have together: one per core, unless
+/// Returns the threads that all CPU devices of this machine have together: one per core, unless
 /// `RAYON_NUM_THREADS` gives another number. The caller is no thread of a device.
 pub fn threads() -> usize {
     rayon::current_num_threads()
@@ -29,12 +29,15 @@ pub fn available_memory() -> Option<u64> {
     memory(System::available_memory)
 }
 
-/// Returns one of the figures of the host's memory, in bytes, if the system reports them.
+/// Returns a figure of the host's memory in bytes, if the system reports it.
 fn memory(figure: fn(&System) -> u64) -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
-    // 0 stands for a figure that is not known.
-    Some(figure(&system)).filter(|bytes| *bytes > 0)
+    match figure(&system) {
+        // The figure is unknown.
+        0 => None,
+        bytes => Some(bytes),
+    }
 }
 
 /// Returns the processor's name, if the system reports it.
@@ -48,14 +51,20 @@ fn processor() -> Option<String> {
     } else {
         model(&std::fs::read_to_string("/proc/cpuinfo").ok()?)?
     };
-    Some(name.trim().to_string()).filter(|name| !name.is_empty())
+    trimmed(&name)
 }
 
 /// Parses the line `model name : NAME` of the first processor.
 fn model(cpuinfo: &str) -> Option<String> {
     let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
     let (_, name) = line.split_once(':')?;
-    Some(name.trim().to_string()).filter(|name| !name.is_empty())
+    trimmed(name)
+}
+
+/// Returns a name without the spaces around it; `None` if nothing is left.
+fn trimmed(name: &str) -> Option<String> {
+    let name = name.trim();
+    if name.is_empty() { None } else { Some(name.to_string()) }
 }
 
 #[cfg(test)]

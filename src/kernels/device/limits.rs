@@ -11,7 +11,7 @@ pub struct Limits {
     pub workgroups: u32,
     /// Storage buffers that one kernel may bind.
     pub storage_buffers: u32,
-    /// Bytes of memory that a workgroup shares.
+    /// Bytes of workgroup memory.
     pub workgroup_bytes: u32,
     /// Invocations of one workgroup.
     pub invocations: u32,
@@ -34,22 +34,22 @@ impl From<&wgpu::Limits> for Limits {
 }
 
 impl Limits {
-    /// Returns the limits that every kernel may rely on, and that kernel tests are opened with.
+    /// Returns the limits on which every kernel may rely, and with which kernel tests open devices.
     pub fn portable() -> Self {
         Self::from(&wgpu::Limits { max_immediate_size: 128, ..wgpu::Limits::defaults() })
     }
 }
 
-/// Returns the limits that every kernel may rely on: the WebGPU defaults and 128 bytes of
-/// immediates; less where the adapter has less, which concerns textures only, because
+/// Returns the limits on which every kernel may rely: the WebGPU defaults and 128 bytes of
+/// immediates; less if the adapter has less, which concerns textures only, because
 /// `Adapter::usable` has refused the other adapters.
 pub(super) fn portable(own: &wgpu::Limits) -> wgpu::Limits {
     let portable = wgpu::Limits { max_immediate_size: 128, ..wgpu::Limits::defaults() };
     portable.or_worse_values_from(own)
 }
 
-/// Returns the limits that the devices of a run are opened with: the adapter's own limits, field
-/// by field, for everything that kernels and tensors use.
+/// Returns the limits with which the devices of a run are opened: the adapter's own, field by
+/// field, for everything that kernels and tensors use.
 pub(super) fn for_runs(own: &wgpu::Limits) -> wgpu::Limits {
     wgpu::Limits {
         max_storage_buffer_binding_size: own.max_storage_buffer_binding_size,

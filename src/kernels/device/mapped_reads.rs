@@ -1,7 +1,7 @@
-//! Reading of mapped memory. Where a driver has no memory that is both cached and coherent for
-//! buffers that the host reads, as on some integrated GPUs, it maps uncached memory, of which
-//! ordinary loads read a few bytes at a time, tens of times slower than the host's own memory.
-//! Streaming loads fetch whole cache lines of it.
+//! Reading of mapped memory. If a driver has no memory that is both cached and coherent for buffers
+//! that the host reads, as on some integrated GPUs, it maps uncached memory. Ordinary loads read
+//! only a few bytes of it per access, tens of times slower than from the host's own memory;
+//! streaming loads fetch whole cache lines.
 
 use std::time::Instant;
 
@@ -17,33 +17,33 @@ const ROUNDS: usize = 3;
 /// Mapped memory that is slower than the host's own by this factor is uncached.
 const UNCACHED: f64 = 8.0;
 
-/// Bytes of a cache line, of which a streaming load fetches all.
+/// Bytes of a cache line, which a streaming load fetches as a whole.
 const LINE: usize = 64;
 
-/// Way in which values are taken out of mapped memory.
+/// Method by which values are read from mapped memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadMethod {
-    /// They are read where they are.
+    /// Ordinary loads from the mapped memory.
     #[default]
     InPlace,
-    /// They are copied by streaming loads first.
+    /// A copy by streaming loads first.
     Streaming,
 }
 
 /// Rates of reading mapped memory of a device, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MappedReadRates {
-    /// By ordinary loads.
+    /// Ordinary loads.
     pub mapped: f64,
-    /// The host's own memory by the same loop.
+    /// The same loop over the host's own memory.
     pub own: f64,
-    /// By a copy with streaming loads, where the processor has them.
+    /// A copy with streaming loads, if the processor has them.
     pub streaming: Option<f64>,
 }
 
 impl MappedReadRates {
-    /// Measures the rates on a device, on a buffer that is touched once before.
+    /// Measures the rates on a device, on a buffer that was touched once before.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
@@ -61,7 +61,7 @@ impl MappedReadRates {
         })
     }
 
-    /// Returns the way in which values are taken out of this memory.
+    /// Returns the method by which values are read from this memory.
     pub fn method(&self) -> ReadMethod {
         let is_uncached = self.mapped * UNCACHED < self.own;
         if is_uncached && self.streaming.is_some_and(|rate| rate > self.mapped) {
@@ -72,7 +72,7 @@ impl MappedReadRates {
     }
 }
 
-/// Returns the bytes per second of a function that reads [`BYTES`], its first call aside.
+/// Returns the bytes per second of a function that reads [`BYTES`], without its first call.
 fn rate(mut read: impl FnMut()) -> f64 {
     read();
     let mut fastest = f64::INFINITY;
@@ -84,14 +84,14 @@ fn rate(mut read: impl FnMut()) -> f64 {
     (BYTES as f64 / fastest.max(1e-9)).round()
 }
 
-/// Adds up the words in bytes, as a ring adds up values: by loads of whole vectors.
+/// Adds up the words in bytes by loads of whole vectors, as a ring adds up values.
 fn read_all(bytes: &[u8]) {
     let (words, _) = bytes.as_chunks::<8>();
     let sum: u64 = words.iter().fold(0, |sum, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
     std::hint::black_box(sum);
 }
 
-/// Copies bytes out of mapped memory into the host's own, which is as long.
+/// Copies bytes from mapped memory to memory of the host of the same length.
 pub(crate) fn copy(method: ReadMethod, from: &[u8], into: &mut [u8]) {
     match method {
         ReadMethod::InPlace => into.copy_from_slice(from),
@@ -110,7 +110,7 @@ fn has_streaming_loads() -> bool {
     false
 }
 
-/// Copies bytes into as many, whole cache lines of them by streaming loads.
+/// Copies bytes to memory of the same length, whole cache lines by streaming loads.
 #[cfg(target_arch = "x86_64")]
 fn copy_streaming(from: &[u8], into: &mut [u8]) {
     assert_eq!(from.len(), into.len());
@@ -132,11 +132,11 @@ fn copy_streaming(from: &[u8], into: &mut [u8]) {
     into.copy_from_slice(from);
 }
 
-/// Copies whole cache lines, of which all loads of one hit the same line buffer.
+/// Copies whole cache lines; all loads of a line hit the same line buffer.
 ///
 /// # Safety
-/// The processor must have SSE 4.1, `from` begin at a multiple of [`LINE`], and both be a multiple
-/// of it long, and equally long.
+/// The processor must have SSE 4.1, `from` must begin at a multiple of [`LINE`], and both lengths
+/// must be the same multiple of it.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.1")]
 unsafe fn copy_lines(from: &[u8], into: &mut [u8]) {
@@ -147,7 +147,7 @@ unsafe fn copy_lines(from: &[u8], into: &mut [u8]) {
     for (from, into) in from.chunks_exact(LINE).zip(into.chunks_exact_mut(LINE)) {
         let source = from.as_ptr().cast::<__m128i>();
         let target = into.as_mut_ptr().cast::<__m128i>();
-        // Safety: a line has so many vectors, at multiples of their length in `from`.
+        // Safety: a line has `LOADS` vectors, at multiples of their length in `from`.
         unsafe {
             let vectors: [__m128i; LOADS] =
                 std::array::from_fn(|nth| _mm_stream_load_si128(source.add(nth)));
@@ -162,7 +162,7 @@ unsafe fn copy_lines(from: &[u8], into: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// No adapter here has uncached memory, so the choice is made from rates as they are there.
+    /// No adapter here has uncached memory, so the choice is tested on typical rates of it.
     #[test]
     fn uncached_memory_is_read_by_streaming_loads_where_these_are_faster() {
         let rates = |mapped, streaming| MappedReadRates { mapped, own: 1e10, streaming };

@@ -5,14 +5,14 @@ use super::AdapterKind;
 /// Memory of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdapterMemory {
-    /// Bytes that the driver offers; `None` where no way to query them is known.
+    /// Bytes that the driver offers; `None` if there is no known way to query them.
     pub bytes: Option<u64>,
-    /// Bytes of them that this process could still allocate when it listed its adapters for the
-    /// first time: other programs had the rest. `None` if the driver does not tell
+    /// Bytes that this process could still allocate when it listed its adapters for the first time:
+    /// other programs had the rest. `None` if the driver does not report them
     /// (`VK_EXT_memory_budget`).
     pub free: Option<u64>,
-    /// True if they are part of the host's memory, as with software and integrated adapters: then
-    /// they must not be counted in addition to it.
+    /// True if the memory is part of the host's, as with software and integrated adapters: then it
+    /// must not be counted in addition.
     pub of_host: bool,
 }
 
@@ -20,17 +20,19 @@ impl AdapterMemory {
     /// Queries the back end of an adapter.
     pub(super) fn of(adapter: &wgpu::Adapter, kind: AdapterKind) -> Self {
         let of_host = matches!(kind, AdapterKind::Software | AdapterKind::Integrated);
-        let (bytes, free) = driver_bytes(adapter).unzip();
-        Self { bytes, free: free.flatten(), of_host }
+        match driver_bytes(adapter) {
+            Some((bytes, free)) => Self { bytes: Some(bytes), free, of_host },
+            None => Self { bytes: None, free: None, of_host },
+        }
     }
 
-    /// Returns the bytes that a run may take: those that are free, or else those that there are.
+    /// Returns the bytes that a run may take: the free ones if they are known, or else all.
     pub fn available(&self) -> Option<u64> {
         self.free.or(self.bytes)
     }
 }
 
-/// Returns the sum of Vulkan's device-local heaps, and what is free of them.
+/// Returns the sum of Vulkan's device-local heaps, and the free bytes in them.
 #[cfg(any(target_os = "linux", target_os = "android", windows))]
 fn driver_bytes(adapter: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
     use ash::{ext, vk};
@@ -48,17 +50,18 @@ fn driver_bytes(adapter: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
     let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
     if has_budget {
         let mut with_budget = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
-        // SAFETY: as above, and instance and device have Vulkan 1.1, of which the call is.
+        // SAFETY: as above, and instance and device have Vulkan 1.1, which has the call.
         unsafe {
             let instance = shared.raw_instance();
             instance.get_physical_device_memory_properties2(device, &mut with_budget);
         }
     }
-    let (mut bytes, mut free) = (0u64, 0u64);
+    let mut bytes = 0u64;
+    let mut free = 0u64;
     for (index, heap) in properties.memory_heaps_as_slice().iter().enumerate() {
         if heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL) {
             bytes += heap.size;
-            // A budget is that of the whole process, which the specification says is not 0.
+            // The budget of the whole process, which is not 0 by the specification.
             let left = match budget.heap_budget[index] {
                 0 => heap.size,
                 budgeted => budgeted.saturating_sub(budget.heap_usage[index]),
@@ -66,10 +69,13 @@ fn driver_bytes(adapter: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
             free += left.min(heap.size);
         }
     }
-    Some((bytes, has_budget.then_some(free))).filter(|_| bytes > 0)
+    if bytes == 0 {
+        return None;
+    }
+    Some((bytes, if has_budget { Some(free) } else { None }))
 }
 
-/// Returns `None`: Metal's working set can only be queried where that code can be compiled.
+/// Returns `None`: a query of Metal's working set can be compiled only on its platform.
 #[cfg(not(any(target_os = "linux", target_os = "android", windows)))]
 fn driver_bytes(_: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
     None

@@ -1,4 +1,4 @@
-//! Panics that are caught and become errors: the default panic hook prints nothing of them.
+//! Panics that are caught and become errors, without output of the default panic hook.
 
 use std::cell::RefCell;
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
@@ -9,12 +9,12 @@ use std::thread;
 pub type PanicText = Arc<OnceLock<String>>;
 
 thread_local! {
-    /// Where the panic hook leaves the text of a panic on this thread; `None`: it is not caught.
+    /// Target of the text of a panic on this thread; `None` if panics are not caught.
     static CATCHER: RefCell<Option<PanicText>> = const { RefCell::new(None) };
 }
 
 /// Runs `job` and returns its result, or `None` if it panics. Then `text` has the message and the
-/// place, and nothing is printed on stderr. What `job` was changing may be half done.
+/// place, and nothing is printed on stderr. Changes by `job` may be half done.
 pub fn catch_quietly<R>(text: &PanicText, job: impl FnOnce() -> R) -> Option<R> {
     install_hook();
     let outer = CATCHER.replace(Some(text.clone()));
@@ -23,7 +23,7 @@ pub fn catch_quietly<R>(text: &PanicText, job: impl FnOnce() -> R) -> Option<R> 
     result.ok()
 }
 
-/// Puts a hook in front of the present one, once per process.
+/// Puts a hook in front of the current one, once per process.
 fn install_hook() {
     static HOOK: Once = Once::new();
     // A thread that panics cannot change the hook.
@@ -45,8 +45,10 @@ fn install_hook() {
 
 fn described(info: &PanicHookInfo) -> String {
     let payload = info.payload();
-    let text = payload.downcast_ref::<String>().map(String::as_str);
-    let message = text.or_else(|| payload.downcast_ref().copied()).unwrap_or("no message");
+    let message = match payload.downcast_ref::<String>() {
+        Some(text) => text,
+        None => payload.downcast_ref::<&str>().copied().unwrap_or("no message"),
+    };
     match info.location() {
         Some(at) => format!("{message}, at {}:{}", at.file(), at.line()),
         None => message.into(),
@@ -80,7 +82,7 @@ mod tests {
         let line = text.get().unwrap();
         assert!(line.starts_with("planted 1, at ") && line.contains("panics.rs:"), "{line}");
         assert_eq!(PRINTED.load(Ordering::Relaxed), 0);
-        // After that, and where it is not caught so, a panic is printed as ever.
+        // Afterwards, panics that are not caught quietly are printed as usual.
         panic::catch_unwind(|| panic!("planted 2")).unwrap_err();
         assert_eq!(PRINTED.load(Ordering::Relaxed), 1);
     }

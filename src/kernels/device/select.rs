@@ -17,7 +17,7 @@ const COPIES_MAX: usize = 64;
 pub enum Selection {
     /// The built-in CPU device.
     Cpu {
-        /// Reason for it, if it was not asked for by name.
+        /// Reason for the choice, if it was not named.
         reason: Option<String>,
         /// Threads of this device: several CPU devices divide the cores.
         threads: usize,
@@ -33,11 +33,11 @@ pub enum Selection {
 pub struct OfferedDevice {
     /// Number of the node.
     pub node: u32,
-    /// Index of the device among those of the node.
+    /// Index of the device among the node's devices.
     pub index: u32,
-    /// Name for display, with that of the host.
+    /// Display name, with the name of the host.
     pub name: String,
-    /// Identity that decides the bits of its results.
+    /// Identity that determines the bits of its results.
     pub identity: String,
     pub is_cpu: bool,
     /// The most bytes of a tensor that it can bind; `None` without a limit.
@@ -50,7 +50,7 @@ impl Selection {
         Self::Cpu { reason: None, threads: (host::threads() / devices.max(1)).max(1) }
     }
 
-    /// Returns the name of the device for display: `cpu`, or that of the adapter.
+    /// Returns the display name of the device: `cpu`, or the name of the adapter.
     pub fn name(&self) -> &str {
         match self {
             Self::Cpu { .. } => "cpu",
@@ -59,7 +59,7 @@ impl Selection {
         }
     }
 
-    /// Returns true if both are on one adapter, whose memory they share.
+    /// Returns true if both are on one adapter, so that they share its memory.
     pub fn shares_adapter(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Adapter(one), Self::Adapter(other)) => one.is_same(other),
@@ -81,7 +81,10 @@ pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceE
     let known = known(adapters);
     let typed = selector.trim().to_lowercase();
     if typed == "auto" {
-        return Ok(automatic(&known).map_or_else(no_hardware, |at| selection(at, adapters, 1)));
+        return Ok(match automatic(&known) {
+            Some(chosen) => selection(chosen, adapters, 1),
+            None => no_hardware(),
+        });
     }
     match one(&typed, &known) {
         Ok(chosen) => Ok(selection(chosen, adapters, 1)),
@@ -96,10 +99,10 @@ pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceE
 /// Chooses the devices of a run, in the order of their ranks.
 ///
 /// `auto` is every hardware GPU, or the CPU device if there is none; `all` is every adapter that
-/// can run kernels, software ones too, and the CPU device at the end; anything else is a list with
-/// commas of what [`select`] takes but for `auto`. `*K` after a name makes K devices of it. A name
-/// may have commas and stars itself: the longest part that names a device is taken. `cpu*K` are K
-/// devices that divide the cores, each with one thread at least.
+/// can run kernels, software ones too, and the CPU device at the end; anything else is a list,
+/// separated by commas, of the selectors of [`select`] except `auto`. `*K` after a name makes K
+/// devices of it. A name may itself contain commas and stars: the longest part that names a device
+/// is taken. `cpu*K` are K devices that divide the cores, each with at least one thread.
 ///
 /// # Errors
 /// Returns [`DeviceError`] if a part of the list names no device, or if a device is named twice,
@@ -115,17 +118,23 @@ pub fn select_all(selector: &str, adapters: &[Adapter]) -> Result<Vec<Selection>
 
 /// Returns the devices that a selector in lower case chooses; none for `auto` without hardware.
 fn choose(selector: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
-    Ok(match selector {
-        "auto" => known.iter().enumerate().filter(|(_, k)| k.is_hardware()).map(at).collect(),
+    match selector {
+        "auto" => Ok(chosen_by(Known::is_hardware, known)),
         "all" => {
-            let usable = known.iter().enumerate().filter(|(_, k)| k.is_listed && k.is_usable);
-            usable.map(at).chain([Chosen::Cpu]).collect()
+            let mut chosen = chosen_by(|entry| entry.is_listed && entry.is_usable, known);
+            chosen.push(Chosen::Cpu);
+            Ok(chosen)
         }
-        list => parse_list(list, known)?,
-    })
+        list => parse_list(list, known),
+    }
 }
 
-/// Properties of an adapter that a selector depends on.
+/// Returns the adapters for which `is_chosen` is true.
+fn chosen_by(is_chosen: impl Fn(&Known) -> bool, known: &[Known]) -> Vec<Chosen> {
+    (0..known.len()).filter(|index| is_chosen(&known[*index])).map(Chosen::Index).collect()
+}
+
+/// Properties of an adapter on which a selector depends.
 struct Known {
     name: String,
     api: &'static str,
@@ -136,20 +145,23 @@ struct Known {
 }
 
 impl Known {
+    fn of(adapter: &Adapter) -> Self {
+        Self {
+            name: adapter.name.clone(),
+            api: adapter.api,
+            is_listed: adapter.merged_into.is_none(),
+            is_software: adapter.kind == AdapterKind::Software,
+            is_usable: adapter.usable().is_ok(),
+        }
+    }
+
     fn is_hardware(&self) -> bool {
         self.is_listed && self.is_usable && !self.is_software
     }
 }
 
 fn known(adapters: &[Adapter]) -> Vec<Known> {
-    let known = |adapter: &Adapter| Known {
-        name: adapter.name.clone(),
-        api: adapter.api,
-        is_listed: adapter.merged_into.is_none(),
-        is_software: adapter.kind == AdapterKind::Software,
-        is_usable: adapter.usable().is_ok(),
-    };
-    adapters.iter().map(known).collect()
+    adapters.iter().map(Known::of).collect()
 }
 
 /// Selected device; an adapter by its index in the list of adapters.
@@ -159,11 +171,7 @@ enum Chosen {
     Index(usize),
 }
 
-fn at((index, _): (usize, &Known)) -> Chosen {
-    Chosen::Index(index)
-}
-
-/// Returns what was chosen, of a list with `cpus` CPU devices.
+/// Converts a chosen device; `cpus` is the number of CPU devices in the list.
 fn selection(chosen: Chosen, adapters: &[Adapter], cpus: usize) -> Selection {
     match chosen {
         Chosen::Cpu => Selection::cpu(cpus),
@@ -185,30 +193,41 @@ fn parse_list(list: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     let mut entries = Vec::new();
     let mut rest = Some(list);
     while let Some(list) = rest {
-        let (part, (device, count)) = longest(list, known)?;
-        entries.push((part.trim(), device, count));
-        rest = list.get(part.len() + 1..);
+        let entry = longest(list, known)?;
+        rest = list.get(entry.text.len() + 1..);
+        entries.push(entry);
     }
-    for (index, (_, device, _)) in entries.iter().enumerate() {
-        let is_same = |entry: &&ListEntry| entry.1 == *device;
-        if entries[..index].iter().any(|entry| is_same(&entry)) {
-            let same: Vec<ListEntry> = entries.iter().filter(is_same).copied().collect();
-            return Err(repeated(&same));
+    let mut devices = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        if entries[..index].iter().any(|earlier| earlier.device == entry.device) {
+            let device = entry.device;
+            entries.retain(|entry| entry.device == device);
+            return Err(repeated(&entries));
         }
+        devices.extend(std::iter::repeat_n(entry.device, entry.count));
     }
-    let ranks = |(_, device, count): ListEntry| std::iter::repeat_n(device, count);
-    Ok(entries.into_iter().flat_map(ranks).collect())
+    Ok(devices)
 }
 
-/// Entry of a list: its text, the device that it names, and how many ranks on it.
-type ListEntry<'a> = (&'a str, Chosen, usize);
+/// Entry of a list.
+struct ListEntry<'a> {
+    /// The entry as typed, with the spaces around it.
+    text: &'a str,
+    device: Chosen,
+    /// Ranks on the device.
+    count: usize,
+}
 
 /// Returns the error of several entries that name one device.
 fn repeated(entries: &[ListEntry]) -> DeviceError {
     let mut names: Vec<String> = Vec::new();
-    for (part, _, count) in entries {
-        let counted = part.rsplit_once('*').filter(|(_, typed)| typed.trim().parse() == Ok(*count));
-        let name = counted.map_or(*part, |(name, _)| name.trim_end());
+    for entry in entries {
+        let mut name = entry.text.trim();
+        if let Some((before, typed)) = name.rsplit_once('*')
+            && typed.trim().parse() == Ok(entry.count)
+        {
+            name = before.trim_end();
+        }
         if !names.iter().any(|known| known == name) {
             names.push(name.into());
         }
@@ -217,25 +236,29 @@ fn repeated(entries: &[ListEntry]) -> DeviceError {
         2 => "twice".into(),
         times => format!("{times} times"),
     };
-    DeviceError::Repeated { names, times, count: entries.iter().map(|entry| entry.2).sum() }
+    DeviceError::Repeated { names, times, count: entries.iter().map(|entry| entry.count).sum() }
 }
 
 /// Returns the longest part, up to a comma or the end, that names a device, because names may
 /// contain commas.
-fn longest<'a>(rest: &'a str, known: &[Known]) -> Result<(&'a str, (Chosen, usize)), DeviceError> {
-    let ends = rest.rmatch_indices(',').map(|(end, _)| end);
-    let mut wrong = empty(rest);
-    for end in std::iter::once(rest.len()).chain(ends) {
-        match several(rest[..end].trim(), known) {
-            Ok(devices) => return Ok((&rest[..end], devices)),
-            Err(error) => wrong = error,
+///
+/// # Errors
+/// Returns the error of the shortest part, which is the wrong part of the list.
+fn longest<'a>(rest: &'a str, known: &[Known]) -> Result<ListEntry<'a>, DeviceError> {
+    let mut text = rest;
+    loop {
+        let error = match several(text.trim(), known) {
+            Ok((device, count)) => return Ok(ListEntry { text, device, count }),
+            Err(error) => error,
+        };
+        match text.rfind(',') {
+            Some(comma) => text = &text[..comma],
+            None => return Err(error),
         }
     }
-    // The error of the shortest part, which is the part of the list that is wrong.
-    Err(wrong)
 }
 
-/// Parses one part of a list; returns a device, and how many of it.
+/// Parses one part of a list; returns a device, and the number of ranks on it.
 fn several(part: &str, known: &[Known]) -> Result<(Chosen, usize), DeviceError> {
     let error = match one(part, known) {
         Ok(device) => return Ok((device, 1)),
@@ -269,20 +292,30 @@ fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
         Some((api, name)) if ["vulkan", "metal", "dx12", "gl"].contains(&api) => (Some(api), name),
         _ => (None, typed),
     };
-    let of_api = |entry: &Known| api.is_none_or(|api| entry.api == api);
-    let by_index = wanted.parse::<usize>().ok().filter(|at| known.get(*at).is_some_and(of_api));
-    let visible = |entry: &Known| of_api(entry) && (api.is_some() || entry.is_listed);
-    let has_name = |entry: &Known| entry.name.to_lowercase().contains(wanted);
-    let by_name = || known.iter().position(|entry| visible(entry) && has_name(entry));
-    by_index
-        .or_else(by_name)
-        .ok_or_else(|| DeviceError::NoMatch { selector: typed.into(), found: describe(known) })
+    if let Ok(index) = wanted.parse::<usize>()
+        && let Some(entry) = known.get(index)
+        && api.is_none_or(|api| entry.api == api)
+    {
+        return Ok(index);
+    }
+    for (index, entry) in known.iter().enumerate() {
+        let is_candidate = match api {
+            Some(api) => entry.api == api,
+            None => entry.is_listed,
+        };
+        if is_candidate && entry.name.to_lowercase().contains(wanted) {
+            return Ok(index);
+        }
+    }
+    Err(DeviceError::NoMatch { selector: typed.into(), found: describe(known) })
 }
 
 fn describe(known: &[Known]) -> String {
-    let entry = |(index, Known { api, name, .. }): (usize, &Known)| format!("{index} {api}:{name}");
-    let shown: Vec<String> = known.iter().enumerate().map(entry).collect();
-    format!("cpu, {}", shown.join(", "))
+    let mut devices = vec!["cpu".to_string()];
+    for (index, Known { api, name, .. }) in known.iter().enumerate() {
+        devices.push(format!("{index} {api}:{name}"));
+    }
+    devices.join(", ")
 }
 
 fn bad(part: &str, why: &str) -> DeviceError {

@@ -1,8 +1,8 @@
 //! Staging rings of mapped buffers between host and device, made once. An upload is written into
 //! mapped memory and copied from there by the next submission; a readback is copied into a slot,
-//! which is mapped when its submission is done. Both rings hold a fixed number of bytes however
-//! large the transfer is: longer ones are split into chunks, with double buffering: the host works
-//! on one slot while the device works on another.
+//! which is mapped when its submission is done. Both rings hold a fixed number of bytes: longer
+//! transfers are split into chunks, with double buffering, so that the host works on one slot while
+//! the device works on another.
 
 use std::sync::mpsc;
 
@@ -37,7 +37,7 @@ impl Mapping {
         Self { submission, result, done: false }
     }
 
-    /// Returns true if the slot is mapped, as far as calls to the device have reported up to now.
+    /// Returns true if calls to the device have reported so far that the slot is mapped.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails.
@@ -86,8 +86,9 @@ struct UploadSlot {
 pub(crate) struct UploadRing {
     slots: Vec<UploadSlot>,
     slot_bytes: u64,
-    /// Slot of the next submission, and the number of its bytes that are taken.
+    /// Slot of the next submission.
     current: usize,
+    /// Bytes of this slot that are taken.
     taken: u64,
 }
 
@@ -95,15 +96,15 @@ impl UploadRing {
     /// Returns a ring of `slots` slots of `slot_bytes` bytes each, a multiple of 256.
     pub fn new(gpu: &Gpu, slots: usize, slot_bytes: u64) -> Result<Self, DeviceError> {
         use wgpu::BufferUsages as Usage;
-        let slot = |_| {
-            let usage = Usage::MAP_WRITE | Usage::COPY_SRC;
+        let usage = Usage::MAP_WRITE | Usage::COPY_SRC;
+        let mut made = Vec::with_capacity(slots);
+        for _ in 0..slots {
             let buffer = gpu.buffer("upload", slot_bytes, usage)?;
             let mut mapping = Mapping::begin(&buffer, wgpu::MapMode::Write, slot_bytes, None);
             mapping.wait(gpu, "mapping an upload buffer")?;
-            Ok(UploadSlot { buffer, mapping: None })
-        };
-        let slots = (0..slots).map(slot).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { slots, slot_bytes, current: 0, taken: 0 })
+            made.push(UploadSlot { buffer, mapping: None });
+        }
+        Ok(Self { slots: made, slot_bytes, current: 0, taken: 0 })
     }
 
     /// Returns the bytes of all slots.
@@ -124,7 +125,8 @@ impl UploadRing {
     /// Returns [`DeviceError`] if the device fails or misses its deadline.
     pub fn stage(&mut self, gpu: &Gpu, bytes: &[u8]) -> Result<Staged<'_>, DeviceError> {
         let what = "an upload";
-        let (offset, room) = (self.taken, self.slot_bytes.saturating_sub(self.taken));
+        let offset = self.taken;
+        let room = self.slot_bytes.saturating_sub(self.taken);
         let count = room.min(bytes.len() as u64);
         let slot = &mut self.slots[self.current];
         if let Some(mut mapping) = slot.mapping.take() {
@@ -151,10 +153,13 @@ impl UploadRing {
         if self.taken == 0 {
             return;
         }
-        let (mode, bytes) = (wgpu::MapMode::Write, self.slot_bytes);
         let slot = &mut self.slots[self.current];
-        let mapping = Mapping::begin(&slot.buffer, mode, bytes, Some(submission.clone()));
-        slot.mapping = Some(mapping);
+        slot.mapping = Some(Mapping::begin(
+            &slot.buffer,
+            wgpu::MapMode::Write,
+            self.slot_bytes,
+            Some(submission.clone()),
+        ));
         self.current = (self.current + 1) % self.slots.len();
         self.taken = 0;
     }
@@ -162,7 +167,7 @@ impl UploadRing {
 
 struct ReadbackSlot {
     buffer: wgpu::Buffer,
-    /// Pending mapping of the slot, and the bytes that are copied into it.
+    /// Pending mapping of the slot, and the number of bytes that are copied into it.
     coming: Option<(Mapping, u64)>,
 }
 
@@ -175,9 +180,11 @@ pub(crate) struct ReadbackRing {
 impl ReadbackRing {
     /// Returns a ring of `slots` slots of `slot_bytes` bytes each, a multiple of 256.
     pub fn new(gpu: &Gpu, slots: usize, slot_bytes: u64) -> Result<Self, DeviceError> {
-        let slot = |_| Ok(ReadbackSlot { buffer: gpu.readback(slot_bytes)?, coming: None });
-        let slots = (0..slots).map(slot).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { slots, slot_bytes })
+        let mut made = Vec::with_capacity(slots);
+        for _ in 0..slots {
+            made.push(ReadbackSlot { buffer: gpu.readback(slot_bytes)?, coming: None });
+        }
+        Ok(Self { slots: made, slot_bytes })
     }
 
     /// Returns the bytes of all slots.
@@ -191,8 +198,8 @@ impl ReadbackRing {
         self.slot_bytes
     }
 
-    /// Returns the buffer that chunk `piece` is copied into. [`ReadbackRing::finish`] must have
-    /// taken the chunk that was there before, `slots` chunks ago.
+    /// Returns the buffer into which chunk `piece` is copied. [`ReadbackRing::finish`] must have
+    /// taken the previous chunk in it, `slots` chunks before.
     pub fn buffer(&self, piece: usize) -> &wgpu::Buffer {
         &self.slots[piece % self.slots.len()].buffer
     }
@@ -207,8 +214,9 @@ impl ReadbackRing {
     pub fn begin(&mut self, piece: usize, bytes: u64, submission: &wgpu::SubmissionIndex) {
         let index = piece % self.slots.len();
         let slot = &mut self.slots[index];
-        let (mode, submission) = (wgpu::MapMode::Read, Some(submission.clone()));
-        slot.coming = Some((Mapping::begin(&slot.buffer, mode, bytes, submission), bytes));
+        let submission = Some(submission.clone());
+        let mapping = Mapping::begin(&slot.buffer, wgpu::MapMode::Read, bytes, submission);
+        slot.coming = Some((mapping, bytes));
     }
 
     /// Waits for a chunk, copies it to the front of `into`, and frees its slot; returns its bytes.

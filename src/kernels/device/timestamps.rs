@@ -11,10 +11,11 @@ pub(crate) struct Timestamps {
     /// Passes that can be timed between two readings.
     passes_max: u32,
     queries: wgpu::QuerySet,
-    /// Buffer that queries are resolved to, before it is copied to the host.
+    /// Buffer to which queries are resolved, before it is copied to the host.
     resolved: wgpu::Buffer,
-    /// Passes begun since the last reading; `overflowed` is set if there were more than fit.
+    /// Passes begun since the last reading.
     passes: u32,
+    /// True if there were more passes than `passes_max`.
     overflowed: bool,
     /// Number of passes begun by the end of each submission that has passes.
     submissions: Vec<u32>,
@@ -45,7 +46,7 @@ impl Timestamps {
         }))
     }
 
-    /// Returns the queries that the next pass writes its timestamps to; `None` if all are used.
+    /// Returns the queries to which the next pass writes its timestamps; `None` if all are used.
     pub(crate) fn next_pass(&mut self) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
         if self.passes == self.passes_max {
             self.overflowed = true;
@@ -62,7 +63,8 @@ impl Timestamps {
 
     /// Discards the passes so far. The recorded passes must have been submitted.
     pub fn forget(&mut self) {
-        (self.passes, self.overflowed) = (0, false);
+        self.passes = 0;
+        self.overflowed = false;
         self.submissions.clear();
     }
 
@@ -73,7 +75,7 @@ impl Timestamps {
         }
     }
 
-    /// Resolves the passes so far; returns the buffer to read then and its bytes, if there is a
+    /// Resolves the passes so far; returns the buffer with their ticks and its bytes, if there is a
     /// pass.
     pub fn resolve(&self, encoder: &mut wgpu::CommandEncoder) -> Option<(wgpu::Buffer, u64)> {
         if self.passes == 0 {
@@ -90,40 +92,53 @@ impl Timestamps {
             return None;
         }
         let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(ticks);
-        busy_ticks(&ticks).map(|ticks| ticks as f64 * self.period_ns * 1e-9)
+        Some(self.seconds(busy_ticks(&ticks)?))
     }
 
     /// Returns the longest time from the beginning of the first pass of a submission to the end of
     /// its last one, from the resolved ticks; `None` if no pass was timed.
     pub(crate) fn longest_submission_seconds(&self, ticks: &[u8]) -> Option<f64> {
         let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(ticks);
-        longest_ticks(&ticks, &self.submissions).map(|ticks| ticks as f64 * self.period_ns * 1e-9)
+        Some(self.seconds(longest_ticks(&ticks, &self.submissions)?))
+    }
+
+    fn seconds(&self, ticks: u64) -> f64 {
+        ticks as f64 * self.period_ns * 1e-9
     }
 }
 
 /// Returns the most ticks from the beginning of the first interval to the end of the last one in a
 /// group; `ends` has the number of intervals by the end of each group.
 fn longest_ticks(ticks: &[u64], ends: &[u32]) -> Option<u64> {
-    let starts = [0].into_iter().chain(ends.iter().copied());
-    let spans = starts.zip(ends).filter_map(|(start, end)| {
-        let (first, last) = (2 * start as usize, 2 * *end as usize - 1);
-        ticks.get(last)?.checked_sub(*ticks.get(first)?)
-    });
-    spans.max()
+    let mut longest = None;
+    let mut first = 0;
+    for end in ends {
+        let behind = 2 * *end as usize;
+        if let (Some(begin), Some(end)) = (ticks.get(first), ticks.get(behind - 1))
+            && let Some(span) = end.checked_sub(*begin)
+        {
+            longest = longest.max(Some(span));
+        }
+        first = behind;
+    }
+    longest
 }
 
 /// Returns the ticks covered by intervals `begin, end, begin, end, ..` in order of submission,
 /// each tick counted once; `None` if an interval ends before it begins or begins before the
 /// preceding one.
 fn busy_ticks(ticks: &[u64]) -> Option<u64> {
-    let (mut busy, mut last, mut until) = (0u64, 0, 0);
+    let mut busy = 0u64;
+    let mut last = 0;
+    let mut until = 0;
     for pair in ticks.chunks_exact(2) {
         let (begin, end) = (pair[0], pair[1]);
         if begin == 0 || end < begin || begin < last {
             return None;
         }
         busy += end.saturating_sub(begin.max(until));
-        (last, until) = (begin, until.max(end));
+        last = begin;
+        until = until.max(end);
     }
     Some(busy)
 }

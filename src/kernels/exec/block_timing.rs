@@ -1,5 +1,5 @@
 //! Timing of one block of a model on a device that holds only this block: its passes, and the
-//! transfers of the tensors that it gets from other blocks.
+//! transfers of the tensors that it receives from other blocks.
 
 use std::time::Instant;
 
@@ -13,14 +13,14 @@ use potluck_graph::{PassKind, Place, Plan, Role};
 /// Timed repetitions, of which the fastest counts.
 const REPEATS: usize = 3;
 
-/// Standard deviation of the values that stand for those of other blocks: neither zeros nor
-/// numbers so small that a processor computes with them slowly.
+/// Standard deviation of the values that stand in for the tensors of other blocks: neither zeros
+/// nor numbers so small that a processor computes with them slowly.
 const DEVIATION: f64 = 0.1;
 
 /// Different values in such a tensor; they repeat.
 const VALUES: usize = 1 << 12;
 
-/// Measured seconds of a block: of its passes for one micro-batch, and per element to read back or
+/// Measured seconds of a block: for its passes of one micro-batch, and per element to read back or
 /// to write a tensor of another block.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct BlockTiming {
@@ -34,11 +34,16 @@ pub struct BlockTiming {
 impl BlockTiming {
     /// Returns the timing of a block that a device cannot run.
     pub fn impossible() -> Self {
-        let [forward_s, backward_input_s, backward_weight_s] = [f64::INFINITY; 3];
-        Self { forward_s, backward_input_s, backward_weight_s, read_s: 0.0, write_s: 0.0 }
+        Self {
+            forward_s: f64::INFINITY,
+            backward_input_s: f64::INFINITY,
+            backward_weight_s: f64::INFINITY,
+            read_s: 0.0,
+            write_s: 0.0,
+        }
     }
 
-    /// Returns the timing with the lesser of each two times.
+    /// Returns the lesser of the two values of each time.
     fn fastest(self, other: Self) -> Self {
         Self {
             forward_s: self.forward_s.min(other.forward_s),
@@ -50,8 +55,8 @@ impl BlockTiming {
     }
 }
 
-/// Returns for each segment that a device with a part of a plan runs, in order, the tensors of
-/// other blocks that it is the first to read.
+/// Returns the segments that a device with a part of a plan runs, in order, each with the tensors
+/// of other blocks that it is the first to read.
 fn arrivals(plan: &Plan) -> Vec<(SegmentId, Vec<TensorId>)> {
     let mut known = vec![false; plan.graph.tensors.len()];
     let mut arrivals = Vec::new();
@@ -59,14 +64,18 @@ fn arrivals(plan: &Plan) -> Vec<(SegmentId, Vec<TensorId>)> {
     for id in all.filter(|id| plan.holds_segment(*id)) {
         let mut arriving = Vec::new();
         for node in &plan.graph.nodes[plan.segments[id.index()].nodes.clone()] {
-            for root in node.inputs.iter().map(|input| plan.graph.root(*input)) {
+            for input in &node.inputs {
+                let root = plan.graph.root(*input);
                 let tensor = plan.graph.tensor(root);
                 let is_float = tensor.role == Role::Activation && tensor.dtype == DType::F32;
-                if is_float && !std::mem::replace(&mut known[root.index()], true) {
+                if is_float && !known[root.index()] {
+                    known[root.index()] = true;
                     arriving.push(root);
                 }
             }
-            node.outputs.iter().for_each(|id| known[plan.graph.root(*id).index()] = true);
+            for output in &node.outputs {
+                known[plan.graph.root(*output).index()] = true;
+            }
         }
         arrivals.push((id, arriving));
     }
@@ -74,8 +83,8 @@ fn arrivals(plan: &Plan) -> Vec<(SegmentId, Vec<TensorId>)> {
 }
 
 /// Times the passes of the blocks that a device holds for a micro-batch of `rows` samples, and the
-/// transfers of what they get from other blocks: the fastest of several repetitions after one
-/// warm-up. The time that a wait for an idle device takes is subtracted.
+/// transfers of the tensors from other blocks: the fastest of several repetitions after one
+/// warm-up. The duration of a wait for an idle device is subtracted.
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
@@ -99,7 +108,7 @@ pub(super) fn time_block<E: Executor + ?Sized>(
     Ok(best)
 }
 
-/// Values that stand for those of other blocks.
+/// Values that stand in for the tensors of other blocks.
 struct Filling {
     rows: usize,
     values: Vec<f32>,
@@ -108,18 +117,22 @@ struct Filling {
 impl Filling {
     fn new(rows: usize) -> Self {
         let key = Key::new(1);
-        let value = |index| (DEVIATION * key.normal(index as u64)) as f32;
-        Self { rows, values: (0..VALUES).map(value).collect() }
+        let mut values = Vec::with_capacity(VALUES);
+        for index in 0..VALUES {
+            values.push((DEVIATION * key.normal(index as u64)) as f32);
+        }
+        Self { rows, values }
     }
 
     /// Returns the places of tensors, with values for them.
     fn values(&self, plan: &Plan, tensors: &[TensorId]) -> Vec<(Place, Vec<f32>)> {
-        let of = |tensor: &TensorId| {
+        let mut filled = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
             let place = self.place(plan, *tensor);
             let values = self.values.iter().copied().cycle().take(place.length()).collect();
-            (place, values)
-        };
-        tensors.iter().map(of).collect()
+            filled.push((place, values));
+        }
+        filled
     }
 
     fn place(&self, plan: &Plan, tensor: TensorId) -> Place {
@@ -137,25 +150,36 @@ fn repetition<E: Executor + ?Sized>(
 ) -> Result<BlockTiming, DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let pass = PassContext { micro_batch: 0, rows: filling.rows, loss_scale: 1.0, random };
-    let (mut by_phase, mut write_s, mut elements) = ([0.0; 3], 0.0, 0);
+    let mut by_phase = [0.0; 3];
+    let mut write_s = 0.0;
+    let mut elements = 0;
     seconds(device, |device| device.begin_step())?;
     for (id, arriving) in arrivals {
         let values = filling.values(device.plan(), arriving);
-        elements += values.iter().map(|(_, values)| values.len()).sum::<usize>();
         let written = seconds(device, |device| {
-            values.iter().try_for_each(|(place, values)| device.write_place(place, values))
+            for (place, values) in &values {
+                device.write_place(place, values)?;
+                elements += values.len();
+            }
+            Ok(())
         })?;
         write_s += (written - idle_s).max(0.0);
         let segment = &device.plan().segments[id.index()];
-        let (phase, nodes) = (segment.phase, segment.nodes.clone());
+        let phase = segment.phase;
+        let nodes = segment.nodes.clone();
         let run_s = seconds(device, |device| device.run(nodes, &pass))?;
         by_phase[phase_index(phase)] += (run_s - idle_s).max(0.0);
     }
     let read_s = read_seconds(device, arrivals, filling)?;
     let [forward_s, backward_input_s, backward_weight_s] = by_phase;
     let elements = elements.max(1) as f64;
-    let (read_s, write_s) = (read_s / elements, write_s / elements);
-    Ok(BlockTiming { forward_s, backward_input_s, backward_weight_s, read_s, write_s })
+    Ok(BlockTiming {
+        forward_s,
+        backward_input_s,
+        backward_weight_s,
+        read_s: read_s / elements,
+        write_s: write_s / elements,
+    })
 }
 
 fn phase_index(phase: PassKind) -> usize {
@@ -166,7 +190,7 @@ fn phase_index(phase: PassKind) -> usize {
     }
 }
 
-/// Returns the seconds to read back the tensors of other blocks, whatever they hold by now.
+/// Returns the seconds to read back the tensors of other blocks with their current values.
 fn read_seconds<E: Executor + ?Sized>(
     device: &mut E,
     arrivals: &[(SegmentId, Vec<TensorId>)],
@@ -185,7 +209,7 @@ fn read_seconds<E: Executor + ?Sized>(
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Returns the seconds of some work, and of the wait for its end.
+/// Returns the seconds of some work, including the wait for its end.
 fn seconds<E: Executor + ?Sized>(
     device: &mut E,
     work: impl FnOnce(&mut E) -> Result<(), DeviceError>,

@@ -32,14 +32,14 @@ use potluck_graph::{
     DeviceState, MomentFormat, Place, Plan, Role, SlotKind, TensorLocation, Update, UpdateRange,
 };
 
-/// Returns the identity of a CPU device, which decides the bits of its results: they depend on the
-/// instruction set, and not on its threads or caches.
+/// Returns the identity of a CPU device, which determines the bits of its results: they depend on
+/// the instruction set, not on threads or caches.
 pub fn cpu_identity() -> String {
     format!("cpu ({})", instruction_set())
 }
 
-/// Returns the name of a CPU device with so many threads, which determine its speed but not its
-/// results.
+/// Returns the name of a CPU device with this number of threads, which determines its speed but not
+/// its results.
 pub fn cpu_name(threads: usize) -> String {
     format!("cpu ({})", counted(threads, "thread", "threads"))
 }
@@ -47,16 +47,16 @@ pub fn cpu_name(threads: usize) -> String {
 /// Returns the bytes that the CPU device takes for a plan besides the tensors of
 /// [`potluck_graph::print::MemoryUsage`]: integer inputs, which it keeps apart, and the loss.
 pub fn host_extra_bytes(plan: &Plan) -> usize {
-    let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
-    let ints = ids.map(|tensor| {
-        let [copies, elements] = int_elements(plan, tensor);
-        copies.saturating_mul(elements)
-    });
-    ints.fold(2, usize::saturating_add).saturating_mul(DType::U32.bytes())
+    let mut words = 2usize;
+    for index in 0..plan.graph.tensors.len() as u32 {
+        let [copies, elements] = int_elements(plan, TensorId(index));
+        words = words.saturating_add(copies.saturating_mul(elements));
+    }
+    words.saturating_mul(DType::U32.bytes())
 }
 
-/// Returns the bytes that the CPU device takes for a plan within one call, and for the slot that
-/// has the memory of logits while none are computed: the most at a time.
+/// Returns the most bytes that the CPU device takes at once for a plan within one call, and for the
+/// slot that holds the memory of logits while none are computed.
 pub fn workspace_bytes(plan: &Plan) -> usize {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let rows = plan.options.rows;
@@ -70,8 +70,8 @@ pub fn workspace_bytes(plan: &Plan) -> usize {
     most
 }
 
-/// Returns the number of copies of an integer input, which is 0 if it has no place, and the
-/// elements of each; zeros for other tensors.
+/// Returns the number of copies of an integer input, 0 if it has no place, and the elements of
+/// each; zeros for other tensors.
 fn int_elements(plan: &Plan, tensor: TensorId) -> [usize; 2] {
     let found = plan.graph.tensor(tensor);
     match (found.role, found.dtype) {
@@ -92,7 +92,7 @@ struct Functions<T> {
 /// Executor of a plan with all its tensors in host memory, computed in `T`.
 pub struct Cpu<T> {
     name: String,
-    /// Threads of a pool of its own; `None` computes in the pool of whoever calls.
+    /// Threads of its own pool; `None`: it computes in the caller's pool.
     threads: Option<usize>,
     /// Shared, so that a node can be borrowed while the tensors change.
     plan: Arc<Plan>,
@@ -121,8 +121,8 @@ pub struct Cpu<T> {
 }
 
 impl Cpu<f32> {
-    /// Returns the CPU device for training, with vector instructions, on the threads of whoever
-    /// calls; see [`Cpu::with_threads`].
+    /// Returns the CPU device for training, with vector instructions, on the caller's threads; see
+    /// [`Cpu::with_threads`].
     pub fn fast(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.fast,
@@ -144,8 +144,8 @@ impl Cpu<f32> {
 }
 
 impl Cpu<f64> {
-    /// Returns an executor that runs the reference functions in f64: the oracle that all other
-    /// executors are compared with.
+    /// Returns an executor that runs the reference functions in f64: the oracle with which all
+    /// other executors are compared.
     pub fn oracle(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.reference_f64,
@@ -162,30 +162,27 @@ impl Cpu<f64> {
 
 impl<T: Float> Cpu<T> {
     fn new(name: String, plan: Plan, moments: impl Into<Moments>, functions: Functions<T>) -> Self {
-        let zeros = |count: usize| vec![T::zero(); count];
-        let slots = plan
-            .slots
-            .iter()
-            .map(|slot| vec![zeros(slot.bytes / DType::F32.bytes()); slot.copies])
-            .collect();
-        let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
-        let ints = ids.map(|tensor| {
-            let [copies, elements] = int_elements(&plan, tensor);
-            vec![vec![0; elements]; copies]
-        });
+        let mut slots = Vec::with_capacity(plan.slots.len());
+        for slot in &plan.slots {
+            slots.push(vec![vec![T::zero(); slot.bytes / DType::F32.bytes()]; slot.copies]);
+        }
+        let mut ints = Vec::with_capacity(plan.graph.tensors.len());
+        for index in 0..plan.graph.tensors.len() as u32 {
+            let [copies, elements] = int_elements(&plan, TensorId(index));
+            ints.push(vec![vec![0; elements]; copies]);
+        }
         let moments: Moments = moments.into();
         let shards = Shards::new(&plan, &moments);
-        let bank = |bank| -> Vec<Vec<T>> { shards.lengths(bank).map(zeros).collect() };
         let mut device = Self {
             name,
             threads: None,
             functions,
             slots,
-            ints: ints.collect(),
+            ints,
             states: plan.graph.states.iter().map(|state| initial(&plan, state)).collect(),
-            parameters: bank(BucketTensor::Parameters),
+            parameters: zeros(&shards, BucketTensor::Parameters),
             gradients: if plan.graph.is_trained() {
-                bank(BucketTensor::Gradients)
+                zeros(&shards, BucketTensor::Gradients)
             } else {
                 Vec::new()
             },
@@ -195,7 +192,7 @@ impl<T: Float> Cpu<T> {
             shards,
             readbacks: ReadbackQueue::new(host_staging_bytes(&plan)),
             readback_elements_max: READBACK_ELEMENTS_MAX,
-            loss: zeros(plan.graph.loss_length()),
+            loss: vec![T::zero(); plan.graph.loss_length()],
             loss_counter: LossCounter::new(&plan),
             heartbeat: Heartbeat::default(),
             plan: Arc::new(plan),
@@ -206,19 +203,17 @@ impl<T: Float> Cpu<T> {
 
     /// Replaces the moments and averages by zeros of the owned elements of every bucket.
     fn allocate_moments(&mut self, count: usize) {
-        // Freed before the new ones are allocated.
+        // The old ones are freed before the new ones are allocated.
         self.moments.clear();
         self.packed_moments.clear();
         self.averages.clear();
         if self.plan.options.averages {
-            let lengths = self.shards.lengths(BucketTensor::Average);
-            self.averages = lengths.map(|length| vec![T::zero(); length]).collect();
+            self.averages = zeros(&self.shards, BucketTensor::Average);
         }
         match self.plan.options.moments {
             MomentFormat::F32 => {
                 for moment in 0..count {
-                    let lengths = self.shards.lengths(BucketTensor::Moment(moment));
-                    self.moments.push(lengths.map(|length| vec![T::zero(); length]).collect());
+                    self.moments.push(zeros(&self.shards, BucketTensor::Moment(moment)));
                 }
             }
             MomentFormat::Bf16 => {
@@ -286,8 +281,9 @@ impl<T: Float> Cpu<T> {
         let node = &plan.graph.nodes[index];
         let Some(twin) = twin(&node.op) else { return };
         let call = pass.call(&plan.graph, node);
-        // What holds outputs is taken out of the executor while inputs are borrowed from it; the
-        // plan never puts an output where an input is. Gradients of a node may be in one bucket.
+        // Buffers of outputs are taken out of the executor while inputs are borrowed from it; the
+        // plan never puts an output in the buffer of an input. Gradients of a node may be in one
+        // bucket.
         let mut taken: Vec<TakenHome<T>> = Vec::with_capacity(node.outputs.len());
         for (index, &output) in node.outputs.iter().enumerate() {
             let known = taken.iter().position(|home| is_same_bucket(&plan, home.tensor, output));
@@ -320,7 +316,7 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// Frees the slot whose memory logits have while a node computes them.
+    /// Frees the slot whose memory is used for logits while a node computes them.
     fn take_logits_slot(&mut self) {
         for (slot, copies) in self.plan.slots.iter().zip(&mut self.slots) {
             if slot.kind == SlotKind::Logits {
@@ -347,7 +343,6 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// Returns the values of a place.
     fn values(&mut self, place: &Place) -> &mut [T] {
         match place {
             Place::Bank { bank, bucket, range } => {
@@ -366,7 +361,7 @@ impl<T: Float> Cpu<T> {
         self.bank(bank, bucket)
     }
 
-    /// Returns the device with a pool of so many threads; see [`Executor::thread_pool`].
+    /// Returns the device with a pool of this number of threads; see [`Executor::thread_pool`].
     pub fn with_threads(self, threads: usize) -> Self {
         Self { threads: Some(threads), ..self }
     }
@@ -387,6 +382,11 @@ impl<T: Float> Cpu<T> {
     }
 }
 
+/// Returns zeros for the elements of every bucket that a bank holds.
+fn zeros<T: Float>(shards: &Shards, bank: BucketTensor) -> Vec<Vec<T>> {
+    shards.lengths(bank).map(|length| vec![T::zero(); length]).collect()
+}
+
 /// Returns the initial values of a state; none if no node of the plan uses it.
 fn initial<T: Float>(plan: &Plan, state: &DeviceState) -> Vec<T> {
     if !plan.is_placed(state.tensor) {
@@ -396,12 +396,12 @@ fn initial<T: Float>(plan: &Plan, state: &DeviceState) -> Vec<T> {
     values.into_iter().map(T::from_f64).collect()
 }
 
-/// Values that hold outputs of a node, taken out of the executor.
+/// Buffer of one or more outputs of a node, taken out of the executor.
 struct TakenHome<T> {
-    /// The first output in them.
+    /// The first output in the buffer.
     tensor: TensorId,
     values: Vec<T>,
-    /// By output in them: its index, and where it is.
+    /// Index and range of each output in the buffer.
     parts: Vec<(usize, Range<usize>)>,
 }
 
@@ -409,24 +409,29 @@ impl<T> TakenHome<T> {
     /// Returns the outputs, each with its index.
     fn split(&mut self) -> Vec<(usize, &mut [T])> {
         self.parts.sort_unstable_by_key(|(_, range)| range.start);
-        let (mut rest, mut at) = (self.values.as_mut_slice(), 0);
-        let part = |(index, range): &(usize, Range<usize>)| {
-            let (_, behind) = std::mem::take(&mut rest).split_at_mut(range.start - at);
+        let mut rest = self.values.as_mut_slice();
+        let mut at = 0;
+        let mut parts = Vec::with_capacity(self.parts.len());
+        for (index, range) in &self.parts {
+            let (_, behind) = rest.split_at_mut(range.start - at);
             let (part, behind) = behind.split_at_mut(range.len());
-            (rest, at) = (behind, range.end);
-            (*index, part)
-        };
-        self.parts.iter().map(part).collect()
+            parts.push((*index, part));
+            rest = behind;
+            at = range.end;
+        }
+        parts
     }
 }
 
 /// Returns true if two tensors are gradients in one bucket.
 fn is_same_bucket(plan: &Plan, one: TensorId, other: TensorId) -> bool {
-    let bucket = |tensor| match plan.place(tensor) {
-        TensorLocation::Gradient { bucket, .. } => Some(bucket),
-        _ => None,
-    };
-    bucket(one).is_some() && bucket(one) == bucket(other)
+    match (plan.place(one), plan.place(other)) {
+        (
+            TensorLocation::Gradient { bucket: one, .. },
+            TensorLocation::Gradient { bucket: other, .. },
+        ) => one == other,
+        _ => false,
+    }
 }
 
 /// Returns the copy of a micro-batch.
@@ -440,7 +445,14 @@ fn narrow<T: Float>(values: &[T]) -> Vec<f32> {
 }
 
 fn widen<T: Float>(to: &mut [T], from: &[f32]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f64(f64::from(*from)));
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = T::from_f64(f64::from(*from));
+    }
+}
+
+/// Returns the elements for which vectors have allocated memory.
+fn capacity<V>(vectors: &[Vec<V>]) -> usize {
+    vectors.iter().map(Vec::capacity).sum()
 }
 
 impl<T: Float> Executor for Cpu<T> {
@@ -457,7 +469,7 @@ impl<T: Float> Executor for Cpu<T> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|index| format!("cpu worker {index}"));
-        pool.build().map(Some).map_err(io::Error::other)
+        Ok(Some(pool.build().map_err(io::Error::other)?))
     }
 
     fn heartbeat(&self) -> Heartbeat {
@@ -469,15 +481,18 @@ impl<T: Float> Executor for Cpu<T> {
     }
 
     fn allocated(&self) -> Option<AllocatedBytes> {
-        let all = |banks: &[Vec<T>]| banks.iter().map(Vec::capacity).sum::<usize>();
-        let floats = self.slots.iter().chain(&self.moments).map(|of| all(of)).sum::<usize>()
-            + all(&self.averages)
-            + all(&self.parameters)
-            + all(&self.gradients)
-            + self.loss.capacity();
-        let ints = self.ints.iter().chain(&self.packed_moments).flatten();
-        let tensors =
-            floats * size_of::<T>() + ints.map(Vec::capacity).sum::<usize>() * size_of::<u32>();
+        let mut floats = self.loss.capacity()
+            + capacity(&self.averages)
+            + capacity(&self.parameters)
+            + capacity(&self.gradients);
+        for vectors in self.slots.iter().chain(&self.moments) {
+            floats += capacity(vectors);
+        }
+        let mut ints = 0;
+        for vectors in self.ints.iter().chain(&self.packed_moments) {
+            ints += capacity(vectors);
+        }
+        let tensors = floats * size_of::<T>() + ints * size_of::<u32>();
         Some(AllocatedBytes { tensors, staging_peak: self.readbacks.bytes_peak() })
     }
 
@@ -488,7 +503,7 @@ impl<T: Float> Executor for Cpu<T> {
         values: HostTensorView,
     ) -> Result<(), DeviceError> {
         self.loss_counter.set_input(tensor, micro_batch, values);
-        // Otherwise an input that no node reads.
+        // An input in no slot is read by no node.
         if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
             match values {
                 HostTensorView::Int(values) => {
@@ -504,7 +519,9 @@ impl<T: Float> Executor for Cpu<T> {
     }
 
     fn begin_step(&mut self) -> Result<(), DeviceError> {
-        self.gradients.iter_mut().for_each(|bucket| bucket.fill(T::zero()));
+        for bucket in &mut self.gradients {
+            bucket.fill(T::zero());
+        }
         self.loss.fill(T::zero());
         self.loss_counter.begin_step();
         Ok(())
@@ -523,11 +540,11 @@ impl<T: Float> Executor for Cpu<T> {
 
     fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
         let loss = self.loss()?;
-        let norm = |bucket: &BucketId| {
+        let mut gradients = Vec::with_capacity(norms.len());
+        for bucket in norms {
             assert!(self.plan.holds(*bucket), "the device does not hold {bucket}");
-            (self.functions.norm)(&self.gradients[bucket.index()])
-        };
-        let gradients = norms.iter().map(norm).collect();
+            gradients.push((self.functions.norm)(&self.gradients[bucket.index()]));
+        }
         Ok(StepSums { loss, gradients, busy: None })
     }
 
@@ -545,7 +562,8 @@ impl<T: Float> Executor for Cpu<T> {
     ) -> Result<(), DeviceError> {
         check_rounding(&self.plan, update, range);
         let function = (self.functions.update)(update_twin(update));
-        let (owned, range) = (self.shards.owned(bucket), self.shards.update(bucket, range));
+        let owned = self.shards.owned(bucket);
+        let range = self.shards.update(bucket, range);
         let bucket = bucket.index();
         let parameters = &mut self.parameters[bucket][owned.clone()];
         let gradients = &self.gradients[bucket][owned];
@@ -584,7 +602,11 @@ impl<T: Float> Executor for Cpu<T> {
     ) -> Result<Vec<f32>, DeviceError> {
         let arg = self.arg(tensor, pass);
         let values = arg.floats();
-        Ok(parts.iter().flat_map(|part| narrow(&values[part.clone()])).collect())
+        let mut read = Vec::new();
+        for part in parts {
+            read.extend(narrow(&values[part.clone()]));
+        }
+        Ok(read)
     }
 
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {

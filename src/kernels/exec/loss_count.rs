@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{PassContext, copies};
 use potluck_core::{HostTensorView, Shape, TensorId};
-use potluck_graph::{LossCount, Plan};
+use potluck_graph::{Graph, LossCount, Plan};
 
 /// Counter of the elements or targets that the loss of a plan sums.
 pub(crate) struct LossCounter {
@@ -33,8 +33,8 @@ struct TargetCounts {
     /// Targets per row, and classes.
     per_row: usize,
     classes: usize,
-    /// Per copy of the targets' slot and row: the targets that are classes, as set last. Empty if
-    /// the targets have no place.
+    /// Per copy of the targets' slot and row: the number of targets that are classes, as set last.
+    /// Empty if the targets have no place.
     rows: Vec<Vec<u64>>,
 }
 
@@ -52,7 +52,6 @@ impl LossCounter {
         }
     }
 
-    /// Sets the count to 0.
     pub fn begin_step(&mut self) {
         self.count = 0;
     }
@@ -72,20 +71,19 @@ impl LossCounter {
     /// Returns the count since the step began; `None` if the graph has no loss or one that the
     /// host cannot count, so that only the device's count is known.
     pub fn count(&self) -> Option<f64> {
-        self.loss.as_ref().map(|_| self.count as f64)
+        self.loss.as_ref()?;
+        Some(self.count as f64)
     }
 }
 
 impl CountedLoss {
     fn of(plan: &Plan) -> Option<Self> {
         let graph = &plan.graph;
-        let writer =
-            |tensor: TensorId| graph.nodes.iter().position(|node| node.outputs.contains(&tensor));
-        let node = writer(graph.loss?)?;
-        let mut parts = &graph.nodes[writer(graph.nodes[node].inputs[0])?];
-        // Any of the parts over some classes has the targets.
+        let node = writer(graph, graph.loss?)?;
+        let mut parts = &graph.nodes[writer(graph, graph.nodes[node].inputs[0])?];
+        // Each part over some of the classes has the targets.
         while parts.op.joins_losses() {
-            parts = &graph.nodes[writer(parts.inputs[0])?];
+            parts = &graph.nodes[writer(graph, parts.inputs[0])?];
         }
         if let Some(losses) = graph.losses_of_samples() {
             let counted = Counted::Elements(graph.tensor(losses).shape.clone());
@@ -102,8 +100,13 @@ impl CountedLoss {
     }
 }
 
+/// Returns the index of the node that writes a tensor.
+fn writer(graph: &Graph, tensor: TensorId) -> Option<usize> {
+    graph.nodes.iter().position(|node| node.outputs.contains(&tensor))
+}
+
 impl TargetCounts {
-    /// Returns the counts of targets that are zero, as the memory of a device is before they are
+    /// Returns the counts of targets that are zero, like the memory of a device before they are
     /// set. Integers are never computed, so `targets` is an input or an alias of one.
     fn new(plan: &Plan, targets: TensorId, classes: usize) -> Self {
         let graph = &plan.graph;
@@ -113,10 +116,11 @@ impl TargetCounts {
     }
 
     fn set(&mut self, micro_batch: usize, values: &[u32]) {
-        let (copies, rows) = (self.rows.len(), values.chunks(self.per_row));
+        let copies = self.rows.len();
         if copies == 0 {
             return;
         }
+        let rows = values.chunks(self.per_row);
         for (count, row) in self.rows[micro_batch % copies].iter_mut().zip(rows) {
             *count = row.iter().filter(|target| (**target as usize) < self.classes).count() as u64;
         }
@@ -160,7 +164,7 @@ mod tests {
         set(&mut counter, 0, &[0, 3, 4, 1, IGNORE_INDEX, IGNORE_INDEX]);
         // Micro-batch 3 of 2 copies has copy 1.
         set(&mut counter, 3, &[0, 1, 2, 3, 3, IGNORE_INDEX]);
-        // The rows behind the first one keep their values.
+        // The rows after the first one keep their values.
         set(&mut counter, 1, &[IGNORE_INDEX, 1]);
         let counts = [(0, 3, 3), (2, 2, 3), (4, 1, 2), (1, 3, 4), (5, 1, 1)];
         for (micro_batch, rows, expected) in counts {

@@ -16,6 +16,7 @@ use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 
+use crate::call::resolved_dims;
 use crate::device::{DeviceError, Heartbeat};
 use crate::{Cost, OpCall, RandomContext, bf16_moments, twin};
 use potluck_core::faults::InjectedFault;
@@ -52,13 +53,10 @@ impl PassContext {
     /// Returns the op call of a node of a graph, with its shapes resolved for the rows of this
     /// pass.
     pub fn call<'a>(&self, graph: &Graph, node: &'a Node) -> OpCall<'a> {
-        let dims = |ids: &[TensorId]| {
-            ids.iter().map(|id| graph.tensor(*id).shape.resolve(self.rows)).collect()
-        };
         OpCall {
             op: &node.op,
-            inputs: dims(&node.inputs),
-            outputs: dims(&node.outputs),
+            inputs: resolved_dims(graph, &node.inputs, self.rows),
+            outputs: resolved_dims(graph, &node.outputs, self.rows),
             accumulate: node.accumulate,
             precision: node.precision,
             loss_scale: if node.is_loss_gradient { self.loss_scale } else { 1.0 },
@@ -66,8 +64,8 @@ impl PassContext {
         }
     }
 
-    /// Returns the cost of a node of a graph in this pass; `None` for one that moves no data or
-    /// does not run.
+    /// Returns the cost of a node of a graph in this pass; `None` if it moves no data or does not
+    /// run.
     pub fn cost(&self, graph: &Graph, node: &Node) -> Option<Cost> {
         if !node.when.includes(self.random.training) {
             return None;
@@ -84,10 +82,10 @@ fn copies(plan: &Plan, tensor: TensorId) -> usize {
     }
 }
 
-/// Returns the slot of a tensor of which a transfer reads or writes `range`.
+/// Returns the slot of a tensor in which a transfer reads or writes `range`.
 ///
 /// # Panics
-/// If the tensor is not one of floats in a slot, or has fewer elements at the plan's capacity.
+/// If the tensor does not hold floats in a slot, or has fewer elements at the plan's capacity.
 fn slot_of(plan: &Plan, tensor: TensorId, range: &Range<usize>) -> SlotId {
     let found = plan.graph.tensor(tensor);
     let TensorLocation::Slot(slot) = plan.place(tensor) else { panic!("{tensor} is in no slot") };
@@ -102,9 +100,9 @@ fn slot_of(plan: &Plan, tensor: TensorId, range: &Range<usize>) -> SlotId {
 pub struct Moments {
     /// Running averages per parameter.
     pub count: usize,
-    /// Shard of each bucket: the elements that this device updates and keeps moments of; `None`:
-    /// whole buckets. A shard starts at a multiple of 64 elements, ends at one or at the end of
-    /// its bucket, and may be empty.
+    /// Shard of each bucket: the elements that this device updates and for which it keeps moments;
+    /// `None`: whole buckets. A shard starts at a multiple of 64 elements, ends at a multiple or at
+    /// the end of its bucket, and may be empty.
     pub owned: Option<Vec<Range<usize>>>,
 }
 
@@ -114,10 +112,10 @@ impl From<usize> for Moments {
     }
 }
 
-/// Checks that a range rounds moments if a device with this plan keeps them in bf16.
+/// Checks that a range rounds moments exactly if a device with this plan keeps them in bf16.
 ///
 /// # Panics
-/// If it does not, or if it rounds others.
+/// If the range and the plan disagree.
 fn check_rounding(plan: &Plan, update: &Update, range: &UpdateRange) {
     let rounds = plan.options.moments == MomentFormat::Bf16 && update.moments() > 0;
     assert_eq!(range.rounding.is_some(), rounds, "ranges come from Plan::update_ranges");
@@ -181,7 +179,7 @@ pub struct LossSums {
 }
 
 impl LossSums {
-    /// Adds other sums, which have as many terms or, if one of the two is of nothing yet, none.
+    /// Adds other sums, which have as many terms; sums over nothing may have none.
     pub fn add(&mut self, other: &Self) {
         self.loss += other.loss;
         self.count += other.count;
@@ -191,7 +189,7 @@ impl LossSums {
         }
     }
 
-    /// Returns the means of the terms over what is counted.
+    /// Returns the means of the terms over the count.
     pub fn means_of_terms(&self) -> Vec<f64> {
         self.terms.iter().map(|term| term / self.count).collect()
     }
@@ -201,8 +199,8 @@ impl LossSums {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepSums {
     pub loss: LossSums,
-    /// Per bucket whose norm was asked for: the sum of squares of the gradient sums, and the number
-    /// of gradient sums that are not finite.
+    /// Per requested bucket: the sum of squares of the gradient sums, and the number of gradient
+    /// sums that are not finite.
     pub gradients: Vec<(f64, u64)>,
     /// Fraction of the time since the last report (or since the step began, if another read came
     /// in between) in which the device was busy, by its own clock; `None` without a clock.
@@ -238,20 +236,19 @@ pub fn load(
 ///
 /// Calls are queued in order; calls that return values wait for the device.
 ///
-/// Of a bucket that the plan does not hold ([`Plan::holds`]) the device has nothing: it is empty as
-/// a whole, no elements of it are owned, and only a caller with a defect asks for some of them or
-/// for their norm, which panics.
+/// A bucket that the plan does not hold ([`Plan::holds`]) is empty on the device, and no elements
+/// of it are owned. Requests for some of its elements or for their norm are defects, and panic.
 pub trait Executor: Send {
     /// Returns the display name of the device.
     fn name(&self) -> &str;
 
     fn plan(&self) -> &Plan;
 
-    /// Returns a pool of threads of the device's own, if it computes on one: all other calls come
-    /// from one of its threads.
+    /// Returns the device's own thread pool, if it computes on one: all other calls come from one
+    /// of its threads.
     ///
     /// # Errors
-    /// Returns the error of the system, which has no more threads.
+    /// Returns the system's error if it has no more threads.
     fn thread_pool(&self) -> io::Result<Option<rayon::ThreadPool>> {
         Ok(None)
     }
@@ -288,8 +285,9 @@ pub trait Executor: Send {
     /// Runs a range of the plan's nodes.
     fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError>;
 
-    /// Returns the sums of the step so far, with those of the gradients of the buckets `norms`, in
-    /// this order; of gradients that are summed over ranks they have no use. Waits for the device.
+    /// Returns the sums of the step so far, with the sums of the gradients of the buckets `norms`,
+    /// in this order, which are of no use for gradients that are summed over ranks. Waits for the
+    /// device.
     ///
     /// # Panics
     /// If the device does not hold the gradients of one of the buckets.
@@ -336,7 +334,7 @@ pub trait Executor: Send {
     /// [`Executor::read`]. Only these elements are copied from the device.
     ///
     /// # Panics
-    /// If a range ends behind the elements of the pass.
+    /// If a range ends past the elements of the pass.
     fn read_parts(
         &mut self,
         tensor: TensorId,
@@ -344,18 +342,18 @@ pub trait Executor: Send {
         pass: &PassContext,
     ) -> Result<Vec<f32>, DeviceError>;
 
-    /// Returns a whole bucket; of moments and averages, the elements that the device
-    /// [owns](Executor::owned), in f32 whatever the plan's [`potluck_graph::MomentFormat`] is.
-    /// Waits for the device.
+    /// Returns a whole bucket; for moments and averages, the elements that the device
+    /// [owns](Executor::owned), in f32 for every [`potluck_graph::MomentFormat`] of the plan. Waits
+    /// for the device.
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
 
-    /// Returns the hash of a whole bucket as the device holds it (see
-    /// [`crate::ops::hash`], from position 0), over the words of what [`Executor::read_bank`]
-    /// returns (see [`bank_words`]): of moments, those of the owned elements. Waits for the device.
+    /// Returns the hash of a whole bucket as the device holds it (see [`crate::ops::hash`], from
+    /// position 0), over the words of the values that [`Executor::read_bank`] returns (see
+    /// [`bank_words`]): for moments, those of the owned elements. Waits for the device.
     fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
 
-    /// Replaces a whole bucket; of moments and averages, the owned elements. Moments are rounded to
-    /// nearest if the plan keeps them in bf16.
+    /// Replaces a whole bucket; for moments and averages, the owned elements. Moments are rounded
+    /// to nearest if the plan keeps them in bf16.
     fn write_bank(
         &mut self,
         bank: BucketTensor,
@@ -370,7 +368,7 @@ pub trait Executor: Send {
     /// Returns [`DeviceError`] if there is too little memory; no method may be called after that.
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError>;
 
-    /// Returns the elements of a bucket that this device updates and keeps moments of.
+    /// Returns the elements of a bucket that this device updates and for which it keeps moments.
     fn owned(&self, bucket: BucketId) -> Range<usize>;
 
     /// Starts an asynchronous readback of a place, with the values that it has after all queued
@@ -383,9 +381,9 @@ pub trait Executor: Send {
     /// If the device does not hold the place, or holds it in bf16.
     fn start_readback(&mut self, place: Place) -> Result<(), DeviceError>;
 
-    /// Returns the next completed readback, if there is one; with `wait`, waits for it as long as
-    /// its copy is in flight on the device. A device with few free slots records here the copies
-    /// that wait for a slot.
+    /// Returns the next completed readback, if there is one; with `wait`, waits for it while its
+    /// copy is in flight on the device. A device with few free slots records the copies that wait
+    /// for a slot here.
     ///
     /// Deadlock avoidance: this method never waits for a [`Readback`] to be dropped. If readbacks
     /// that are not dropped yet take all slots, it returns `None` at once even though
@@ -406,8 +404,8 @@ pub trait Executor: Send {
     /// Replaces the elements of a place.
     ///
     /// # Panics
-    /// If the device does not hold the place, or holds it in bf16, or if there are not as many
-    /// values as elements.
+    /// If the device does not hold the place, or holds it in bf16, or if the numbers of values and
+    /// elements differ.
     fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError>;
 
     /// Prepares [`Executor::add`] for chunks of these lengths, so that it allocates nothing in a
@@ -441,7 +439,7 @@ pub trait Executor: Send {
         pass: &PassContext,
     ) -> Result<Option<KernelProfile>, DeviceError>;
 
-    // ---- Work of many calls, which is performed where the device is ----
+    // ---- Work of many calls, performed in the process of the device ----
 
     /// Writes the initial parameters of a seed; moments start as zeros.
     fn initialize(&mut self, seed: u64) -> Result<(), DeviceError> {
@@ -479,8 +477,8 @@ pub trait Executor: Send {
     }
 
     /// Times the passes of the blocks that the device holds for a micro-batch of these inputs of
-    /// `rows` samples, and the transfers of what they get from other blocks: the fastest of several
-    /// repetitions after one warm-up. The time that a wait for an idle device takes is subtracted.
+    /// `rows` samples, and the transfers of the tensors from other blocks: the fastest of several
+    /// repetitions after one warm-up. The duration of a wait for an idle device is subtracted.
     fn time_block(
         &mut self,
         inputs: &[(TensorId, HostTensor)],

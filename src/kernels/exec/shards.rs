@@ -1,5 +1,5 @@
 //! Shards: the elements of each bucket that a device updates, and their positions in its buffers.
-//! Parameters and gradients are held whole, moments and averages only of the shard.
+//! Parameters and gradients are held whole, moments and averages only for the shard.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub struct Shards {
 /// Elements of a bucket that a device has: none if the plan does not hold it.
 struct HeldBucket {
     length: usize,
-    /// Number of elements that have gradients: all or, of a frozen bucket, none.
+    /// Number of elements that have gradients: all or, in a frozen bucket, none.
     gradients: usize,
     /// Shard that the device updates.
     owned: Range<usize>,
@@ -29,9 +29,9 @@ impl Shards {
     /// Returns the shards of a device that holds `plan` and keeps `moments`.
     ///
     /// # Panics
-    /// If there is not one range per bucket, or if a range does not start at a multiple of 64
-    /// elements, or ends neither at one nor at the end of its bucket, or if elements of a bucket
-    /// are owned that the plan does not hold.
+    /// If there is not one range per bucket, if a range does not start at a multiple of 64
+    /// elements, if it ends neither at a multiple nor at the end of its bucket, or if elements are
+    /// owned in a bucket that the plan does not hold.
     pub fn new(plan: &Plan, moments: &Moments) -> Self {
         if let Some(owned) = &moments.owned {
             assert_eq!(owned.len(), plan.buckets.len(), "one range per bucket");

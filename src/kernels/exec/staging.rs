@@ -1,4 +1,4 @@
-//! Staging memory: the host memory that transfers take, by one rule for all devices.
+//! Staging memory: the host memory for transfers, by one rule for all devices.
 
 use super::READBACK_ELEMENTS_MAX;
 use potluck_core::{DType, TensorId};
@@ -17,7 +17,7 @@ pub(crate) const UPLOAD_SLOTS: usize = 4;
 pub(crate) const READBACK_SLOTS: usize = 2;
 pub(crate) const SLOT_BYTES: u64 = 4 << 20;
 
-/// Bytes of both rings, which a GPU has in any case.
+/// Bytes of both rings, which every GPU has.
 pub const RING_BYTES: usize = (UPLOAD_SLOTS + READBACK_SLOTS) * SLOT_BYTES as usize;
 
 /// Memory budget of readbacks: number of slots, and bytes of each.
@@ -41,7 +41,8 @@ impl ReadbackBudget {
     /// Returns the budget for all buckets that a plan holds and, if it is a part of a plan, for the
     /// tensors that it may send to the devices of the other parts.
     pub fn of(plan: &Plan, elements: usize) -> Self {
-        let (mut lengths, (longest, _)) = (held_lengths(plan), longest_sent(plan));
+        let mut lengths = held_lengths(plan);
+        let (longest, _) = longest_sent(plan);
         if longest > 0 {
             lengths.push(longest);
         }
@@ -54,28 +55,35 @@ impl ReadbackBudget {
     }
 }
 
-/// Returns the bytes of host memory that the transfers of a GPU take which trains `plan` as one of
-/// several ranks: readback slots (at most 64 MiB, unless `start_readback` needs additional ones),
-/// and the rings for uploads and for blocking reads (24 MiB).
+/// Returns the bytes of host memory for the transfers of a GPU that trains `plan` as one of several
+/// ranks: readback slots (at most 64 MiB, unless `start_readback` needs additional ones), and the
+/// rings for uploads and for blocking reads (24 MiB).
 pub fn staging_bytes(plan: &Plan) -> usize {
     ReadbackBudget::of(plan, READBACK_ELEMENTS_MAX).total() + RING_BYTES
 }
 
 /// Returns the most bytes that the readbacks of the CPU device take, which copies values when a
 /// readback is started: all gradients, which may wait for other ranks at the same time; for a part
-/// of a plan, also a tensor to the part before it and one to the part behind it, of each
-/// micro-batch in flight.
+/// of a plan, also one tensor to the previous part and one to the next, for each micro-batch in
+/// flight.
 pub fn host_staging_bytes(plan: &Plan) -> usize {
     let (longest, copies) = longest_sent(plan);
-    let sent = longest.saturating_mul(2 * copies);
-    let all = held_lengths(plan).into_iter().fold(sent, usize::saturating_add);
-    all.saturating_mul(DType::F32.bytes())
+    let mut elements = longest.saturating_mul(2 * copies);
+    for length in held_lengths(plan) {
+        elements = elements.saturating_add(length);
+    }
+    elements.saturating_mul(DType::F32.bytes())
 }
 
 /// Returns the lengths of the buckets that a plan holds and that are reduced over ranks.
 pub(crate) fn held_lengths(plan: &Plan) -> Vec<usize> {
-    let held = plan.buckets.iter().zip(&plan.held).filter(|(_, held)| **held);
-    held.map(|(bucket, _)| bucket.gradient_length()).filter(|length| *length > 0).collect()
+    let mut lengths = Vec::new();
+    for (bucket, held) in plan.buckets.iter().zip(&plan.held) {
+        if *held && bucket.gradient_length() > 0 {
+            lengths.push(bucket.gradient_length());
+        }
+    }
+    lengths
 }
 
 /// Returns the elements of the longest tensor that a part of a plan may send, and the most copies
@@ -84,17 +92,18 @@ fn longest_sent(plan: &Plan) -> (usize, usize) {
     if !is_part(plan) {
         return (0, 0);
     }
-    let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
-    let stashed = ids.filter_map(|tensor| match plan.place(tensor) {
-        TensorLocation::Slot(slot) if plan.slots[slot.index()].kind == SlotKind::Stash => {
-            let elements = plan.graph.tensor(tensor).shape.elements(plan.options.rows);
-            Some((elements, plan.slots[slot.index()].copies))
+    let mut longest = 0;
+    let mut copies_max = 0;
+    for index in 0..plan.graph.tensors.len() as u32 {
+        let tensor = TensorId(index);
+        let TensorLocation::Slot(slot) = plan.place(tensor) else { continue };
+        let slot = &plan.slots[slot.index()];
+        if slot.kind == SlotKind::Stash {
+            longest = longest.max(plan.graph.tensor(tensor).shape.elements(plan.options.rows));
+            copies_max = copies_max.max(slot.copies);
         }
-        _ => None,
-    });
-    stashed.fold((0, 0), |(longest, most), (elements, copies)| {
-        (longest.max(elements), most.max(copies))
-    })
+    }
+    (longest, copies_max)
 }
 
 /// Returns true if a plan leaves buckets or nodes to other devices.

@@ -37,9 +37,8 @@ impl KernelProfile {
                 let node = &plan.graph.nodes[*index];
                 let call = pass.call(&plan.graph, node);
                 let arrow = if call.accumulates() { "+=>" } else { "->" };
-                let (inputs, outputs) = (dims(&call.inputs), dims(&call.outputs));
-                let cost = pass.cost(&plan.graph, node)?;
-                (node.op.to_string(), format!("{inputs} {arrow} {outputs}"), cost)
+                let shape = format!("{} {arrow} {}", dims(&call.inputs), dims(&call.outputs));
+                (node.op.to_string(), shape, pass.cost(&plan.graph, node)?)
             }
             ProfileTarget::Norm(bucket) => {
                 let length = plan.buckets[bucket.index()].length;
@@ -56,16 +55,16 @@ impl KernelProfile {
 
 /// Formats dimensions such as `2*(64,128) (128)`.
 fn dims(tensors: &[Vec<usize>]) -> String {
-    let text = |tensor: &[usize]| {
-        let numbers: Vec<String> = tensor.iter().map(usize::to_string).collect();
-        format!("({})", numbers.join(","))
-    };
-    let runs = tensors.chunk_by(|a, b| a == b);
-    let counted = runs.map(|run| match run.len() {
-        1 => text(&run[0]),
-        count => format!("{count}*{}", text(&run[0])),
-    });
-    counted.collect::<Vec<_>>().join(" ")
+    let mut texts = Vec::new();
+    for run in tensors.chunk_by(|a, b| a == b) {
+        let numbers: Vec<String> = run[0].iter().map(usize::to_string).collect();
+        let dims = numbers.join(",");
+        texts.push(match run.len() {
+            1 => format!("({dims})"),
+            count => format!("{count}*({dims})"),
+        });
+    }
+    texts.join(" ")
 }
 
 /// Returns the cost of a norm: every gradient is read once, squared and added.

@@ -1,4 +1,4 @@
-//! Timings of work on a device, performed where it is: none of them has the network in it.
+//! Timings of work on a device, performed in its process: none of them includes the network.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -60,9 +60,9 @@ fn micro_batch(
 /// Returns `DeviceError` if the device fails.
 pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, DeviceError> {
     let plan = device.plan();
-    let travelling = plan.updated_buckets().filter(|bucket| plan.holds(*bucket));
-    let mut buckets = Vec::new();
-    for bucket in travelling.collect::<Vec<_>>() {
+    let held: Vec<_> = plan.updated_buckets().filter(|bucket| plan.holds(*bucket)).collect();
+    let mut buckets = Vec::with_capacity(held.len());
+    for bucket in held {
         buckets.push((bucket, device.read_bank(BucketTensor::Parameters, bucket)?));
     }
     let piece = device.readback_elements_max();
@@ -98,24 +98,26 @@ pub(super) fn addition(
     range: Range<usize>,
 ) -> Result<(f64, f64), DeviceError> {
     let mut partial = vec![0.0; range.len()];
-    let (mut on_host, mut on_device) = (f64::INFINITY, f64::INFINITY);
+    let mut host_s = f64::INFINITY;
+    let mut device_s = f64::INFINITY;
     // The first repetition is a warm-up.
     for repeat in 0..=REPEATS {
         let started = Instant::now();
         device.start_readback(Place::bank(BucketTensor::Gradients, bucket, range.clone()))?;
         if let Some(piece) = device.next_readback(true)? {
-            // The loop by which ring threads add.
+            // The same loop as in the ring threads.
             for (sum, gradient) in partial.iter_mut().zip(piece.values()) {
                 *sum += gradient;
             }
         }
-        let host = started.elapsed().as_secs_f64();
+        let on_host = started.elapsed().as_secs_f64();
         let started = Instant::now();
         device.add(bucket, range.start, &mut partial)?;
-        let device = started.elapsed().as_secs_f64();
+        let on_device = started.elapsed().as_secs_f64();
         if repeat > 0 {
-            (on_host, on_device) = (on_host.min(host), on_device.min(device));
+            host_s = host_s.min(on_host);
+            device_s = device_s.min(on_device);
         }
     }
-    Ok((on_host, on_device))
+    Ok((host_s, device_s))
 }

@@ -10,12 +10,12 @@ use potluck_graph::{AttentionOptions, LossClasses, Op};
 /// The longest submission that counts as short, of which watchdogs allow eight.
 const SECONDS_MAX: f64 = 0.25;
 
-/// A device on which `lanes` workgroups run at a time, and all of them together at a share of a
+/// A device that runs `lanes` workgroups concurrently, all of them together at a share of a
 /// teraflop per second and of 100 GB/s.
 struct Device {
     share: f64,
     lanes: usize,
-    /// Seconds that a submission takes beside its work.
+    /// Overhead of a submission in seconds.
     latency: f64,
 }
 

@@ -18,11 +18,12 @@ pub fn check_gradient(
     let objective = |inputs: &[(Shape, HostTensor<f64>)]| -> f64 {
         let outputs = reference(op, inputs, rows);
         assert_eq!(outputs.len(), weights.len(), "{op}: one list of weights per output");
-        let weighed = outputs.iter().zip(weights).map(|(output, weights)| {
+        let mut objective = 0.0;
+        for (output, weights) in outputs.iter().zip(weights) {
             assert_eq!(output.len(), weights.len(), "{op}: one weight per element");
-            output.iter().zip(weights).map(|(y, w)| y * w).sum::<f64>()
-        });
-        weighed.sum()
+            objective += output.iter().zip(weights).map(|(y, w)| y * w).sum::<f64>();
+        }
+        objective
     };
     for (at, gradient) in gradient.iter().enumerate() {
         let shifted = |by: f64| {

@@ -92,7 +92,8 @@ fn norms_and_losses() -> Vec<CallShape> {
     for [n, c] in
         [[1 << 25, 60], [1 << 25, 61], [4, 1 << 28], [4, (1 << 28) + 1], [100_000, 20_000]]
     {
-        let (x, stats) = (vec![n, c], vec![n, 2]);
+        let x = vec![n, c];
+        let stats = vec![n, 2];
         calls.push((norm.clone(), vec![x.clone(), vec![c], vec![c]]));
         calls.push((Op::LayerNormGrad, vec![x.clone(), vec![c], stats.clone(), x.clone()]));
         let sums = vec![x.clone(), stats, x.clone()];
@@ -107,7 +108,8 @@ fn norms_and_losses() -> Vec<CallShape> {
         }
         calls.push((Op::Softmax, vec![x.clone()]));
         calls.push((Op::SoftmaxGrad, vec![x.clone(); 2]));
-        let (groups, stats) = (1, vec![n, 1, 2]);
+        let groups = 1;
+        let stats = vec![n, 1, 2];
         let of_norm = vec![x.clone(), vec![c], vec![c]];
         calls.push((Op::GroupNorm { groups, eps: 1e-5 }, of_norm));
         let of_grad = vec![x.clone(), vec![c], stats.clone(), x.clone()];
@@ -135,9 +137,12 @@ fn norms_and_losses() -> Vec<CallShape> {
 }
 
 fn lookups_and_attention() -> Vec<CallShape> {
-    let (ids, y) = (vec![1 << 21], vec![1 << 21, 1000]);
-    let (b, t, c, heads) = (1 << 16, 1 << 10, 8, 8);
-    let (qkv, y_of_heads, lse) = (vec![b, t, 3 * c], vec![b, t, c], vec![b, heads, t]);
+    let ids = vec![1 << 21];
+    let y = vec![1 << 21, 1000];
+    let [b, t, c, heads] = [1 << 16, 1 << 10, 8, 8];
+    let qkv = vec![b, t, 3 * c];
+    let y_of_heads = vec![b, t, c];
+    let lse = vec![b, heads, t];
     let mut calls = vec![
         (Op::Embedding { first: 0 }, vec![ids.clone(), vec![50_257, 1000]]),
         (Op::EmbeddingGrad { first: 0, rows: 50_257 }, vec![ids, y]),
@@ -145,7 +150,8 @@ fn lookups_and_attention() -> Vec<CallShape> {
     ];
     let places = [vec![1000], vec![1 << 20, 1000], vec![1 << 20, 1000, 3]];
     for (places, inner) in places.into_iter().zip([4, 3, 3]) {
-        let (x, y) = (vec![1 << 20, 700, inner], vec![1 << 20, 1000, inner]);
+        let x = vec![1 << 20, 700, inner];
+        let y = vec![1 << 20, 1000, inner];
         calls.push((Op::Gather { axis: 1 }, vec![x, places.clone()]));
         calls.push((Op::ScatterAdd { axis: 1, length: 700 }, vec![places, y]));
     }
@@ -157,7 +163,8 @@ fn lookups_and_attention() -> Vec<CallShape> {
     calls.push((Op::Attention(options), vec![qkv.clone(), vec![b]]));
     let inputs = vec![qkv, y_of_heads.clone(), lse, y_of_heads, vec![b]];
     calls.push((Op::AttentionGrad(options), inputs));
-    let (rows, places) = (1 << 20, vec![1 << 20, 1]);
+    let rows = 1 << 20;
+    let places = vec![rows, 1];
     for d in [64, 66] {
         let cache = CacheUpdateOptions {
             places: [AttentionPlace::new(0, 8 * d), AttentionPlace::new(0, 9 * d)],
@@ -178,7 +185,9 @@ fn lookups_and_attention() -> Vec<CallShape> {
 fn with_state() -> Vec<CallShape> {
     let mut calls = Vec::new();
     for [n, c] in [[1 << 25, 60], [1 << 25, 61], [4, 1 << 28]] {
-        let (x, column, stats) = (vec![n, c], vec![c], vec![2, c]);
+        let x = vec![n, c];
+        let column = vec![c];
+        let stats = vec![2, c];
         let inputs = [vec![x.clone()], vec![column.clone(); 4]].concat();
         calls.push((Op::BatchNorm { eps: 1e-5 }, inputs));
         calls.push((Op::BatchNormAffineGrad, vec![x.clone(), stats.clone(), x.clone()]));
@@ -188,7 +197,8 @@ fn with_state() -> Vec<CallShape> {
     for [b, t, h] in [[1 << 26, 2, 4], [1 << 18, 2, 1023], [2, 2, 8000]] {
         for cell in [Cell::Lstm, Cell::Gru] {
             let columns = cell.gates() * h;
-            let (weight, hidden) = (vec![columns, h], vec![b, t, h]);
+            let weight = vec![columns, h];
+            let hidden = vec![b, t, h];
             let inputs = vec![vec![b, t, columns], weight.clone(), vec![columns]];
             calls.push((Op::Recurrent { cell }, inputs));
             let inputs = vec![vec![b, t, 4 * h], weight, hidden.clone(), hidden];
@@ -199,11 +209,13 @@ fn with_state() -> Vec<CallShape> {
 }
 
 fn pictures() -> Vec<CallShape> {
-    let (b, size) = (1 << 14, [64, 64]);
+    let b = 1 << 14;
+    let size = [64, 64];
     let mut calls = Vec::new();
     for (c, groups) in [(16, 1), (24, 2), (16, 16), (1, 1)] {
         let options = Conv2dOptions::default().with_padding(1).with_groups(groups);
-        let (x, w) = (vec![b, 64, 64, c], vec![c, c / groups, 3, 3]);
+        let x = vec![b, 64, 64, c];
+        let w = vec![c, c / groups, 3, 3];
         calls.push((Op::Conv2d(options), vec![x.clone(), w.clone()]));
         calls.push((Op::Conv2dInputGrad { options, size }, vec![x.clone(), w]));
         calls.push((Op::Conv2dWeightGrad { options, kernel: [3, 3] }, vec![x.clone(), x]));
@@ -270,7 +282,7 @@ fn grids_of_huge_calls_stay_within_the_limits() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What runs without measurements is otherwise the baseline, which may be far slower.
+/// Otherwise the baseline, which may be far slower, would run without measurements.
 #[test]
 fn static_choices_are_variants() {
     let columns = |inner| owned((Op::Sum { first: 0, last: 0 }, vec![vec![40_000, inner]]));

@@ -100,7 +100,7 @@ fn elementwise_gradients_pass_nan_on() {
     assert_same_nans(&Op::BinaryGrad { function, by: BinarySide::First }, &[a, b, dy], 2);
 }
 
-/// A difference or quotient of what is fused is not the one of its sides in the other order.
+/// Differences and quotients in fused ops depend on the order of their operands.
 #[test]
 fn functions_of_two_pass_nan_on_in_chains() {
     let b = with(normal(Shape::batched(&[1, 16]), 2, 1), &[(3, NAN)]);
@@ -111,7 +111,7 @@ fn functions_of_two_pass_nan_on_in_chains() {
     }
 }
 
-/// A ReLU cuts off what comes back where its argument is not positive, whatever that is.
+/// The gradient of a ReLU is zero if its argument is not positive, for any incoming gradient.
 #[test]
 fn relu_gradient_of_inactive_elements_is_zero() {
     let shape = || Shape::batched(&[1, 8]);
@@ -214,7 +214,7 @@ fn infinite_logits_make_the_loss_nan() {
     }
 }
 
-/// A logit of minus infinity masks its class: the loss is that without the class.
+/// A logit of minus infinity masks its class: the loss equals the loss without the class.
 #[test]
 fn masked_logits_leave_the_loss_of_the_others() {
     for v in [7, 300, 1000] {
@@ -290,7 +290,7 @@ fn attention_passes_scores_on_that_are_not_finite() {
     }
 }
 
-/// A key that no query can score higher than the others is an ordinary one.
+/// A key with infinitely low scores is an ordinary key.
 #[test]
 fn attention_gives_no_weight_to_infinitely_low_scores() {
     let inputs = [packed(&[(at(1, 7, 0), -INF)])];

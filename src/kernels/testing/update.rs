@@ -71,7 +71,8 @@ fn check_rounded_update(elements: usize, range: &UpdateRange, steps: &[Update], 
     let mut parameters = parameters.clone();
     for (step, update) in steps.iter().enumerate() {
         let gradients = normals(elements, 50 + step as u32);
-        let (mut moved, mut expected) = (widen(&parameters), moments.clone());
+        let mut moved = widen(&parameters);
+        let mut expected = moments.clone();
         let kernel = twin.reference_f64;
         let wide = widen(&gradients);
         bf16_moments::update(kernel, update, range, &mut moved, &wide, &mut expected);
@@ -86,14 +87,16 @@ fn check_rounded_update(elements: usize, range: &UpdateRange, steps: &[Update], 
         for (who, kernel) in
             [("the reference in f32", twin.reference_f32), ("the fast version", twin.fast)]
         {
-            let (mut got, mut words) = (parameters.clone(), moments.clone());
+            let mut got = parameters.clone();
+            let mut words = moments.clone();
             bf16_moments::update(kernel, update, range, &mut got, &gradients, &mut words);
             same(who, &got, &words);
         }
         for_each_gpu(|gpu, pipelines| {
-            let as_floats = |words: &Vec<u32>| bytemuck::cast_slice(words).to_vec();
             let mut starts: Vec<Vec<f32>> = vec![parameters.clone()];
-            starts.extend(moments.iter().map(as_floats));
+            for words in &moments {
+                starts.push(bytemuck::cast_slice(words).to_vec());
+            }
             let dispatches = [(twin.dispatch)(update, range)];
             let inputs = [bytemuck::cast_slice(&gradients)];
             let got = run_dispatches(gpu, pipelines, "an update", &dispatches, &inputs, &starts);
@@ -130,7 +133,8 @@ fn compare(
 ) {
     let covered = range.start..range.start + range.length;
     for (list, (got, expected)) in got.iter().zip(expected).enumerate() {
-        let (mut error, mut scale) = (0.0, 0.0);
+        let mut error = 0.0;
+        let mut scale = 0.0;
         for (i, &before) in start[list].iter().enumerate() {
             if !covered.contains(&i) {
                 assert_eq!(got[i].to_bits(), before.to_bits(), "{who}: element {i} of {list}");

@@ -28,7 +28,7 @@ fn plan() -> Plan {
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
 }
 
-/// Behind a cache, a token of a few texts has other kernels than a prompt.
+/// With a cache, a token of a few texts has other kernels than a prompt.
 #[test]
 fn kernels_for_a_few_rows_come_before_the_choice_at_full_capacity() {
     let caps = Caps { class: DeviceClass::Hardware, ..Caps::EVERY };
@@ -128,7 +128,7 @@ fn signatures_name_a_call() {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let dropout = OwnedCall::new(dropout, vec![vec![2, 3], vec![2]], random).unwrap();
     assert_eq!(call_key(&dropout.call()), "dropout 0.1 (2, 3) (2) training");
-    // The table's size, which is not that of an input, decides which variant is the fastest.
+    // The size of the table, which is no input, determines the fastest variant.
     let of_table = |rows| {
         let op = Op::EmbeddingGrad { first: 0, rows };
         call_key(&OwnedCall::new(op, vec![vec![5], vec![5, 4]], random).unwrap().call())
@@ -256,7 +256,7 @@ fn a_variant_that_is_wrong_at_full_size_is_switched_off() {
         let checked = kernels.stats().full_size;
         assert!(checked > 1);
 
-        // What was found out is kept.
+        // The results are kept.
         let (mut kernels, _) = prepared(gpu, cache_in(cache.path()), &faulty);
         assert_ne!(runs(&mut kernels, gpu, ROWS), own);
         assert_eq!(kernels.stats().full_size, 0);
@@ -325,7 +325,7 @@ fn the_time_for_measuring_is_kept() {
         assert_eq!(first.choices(), kernels.choices(), "as without measuring");
         let all = format!("{0} of {0} calls", several());
         assert!(notes[0].contains(&all) && notes[0].contains("the next run"), "{notes:?}");
-        // As long as something is not timed, it is said.
+        // The note is repeated until everything is timed.
         let (_, again) = prepared(gpu, cache_in(cache.path()), &hurried);
         assert_eq!(again, notes);
         let (later, notes) = prepared(gpu, cache_in(cache.path()), &enough());
@@ -471,7 +471,7 @@ fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
     });
 }
 
-/// Returns the plan of a linear layer with a custom op behind it.
+/// Returns the plan of a linear layer followed by a custom op.
 fn plan_with(op: Elementwise) -> Plan {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 40]);
@@ -689,16 +689,16 @@ fn a_kernel_that_loses_the_device_is_not_tried_again() {
     // As on a graphics card.
     kernels.cache.open_attempts();
     let (hash, kernel) = ("a hash".to_string(), "matmul_tile of matmul".to_string());
-    let lost = kernels.trying(&gpu, Some((&hash, &kernel)), |_| {
+    let lost = kernels.trying(&gpu, Some((hash, kernel)), |_| {
         gpu.destroy();
         gpu.check()
     });
     assert!(matches!(lost, Err(DeviceError::Lost { .. })), "{lost:?}");
-    // What comes after the loss is no cause of it.
+    // Kernels after the loss are not its cause.
     let error = kernels.prepare(&gpu, &plan(), &enough(), &mut |_| {});
     assert!(matches!(error, Err(DeviceError::Lost { .. })), "{error:?}");
     drop(kernels);
-    // The next run does not try what lost the device.
+    // The next run does not try the kernel that lost the device.
     let mut cache = cache_in(directory.path());
     cache.open_attempts();
     let notes = cache.take_notes();

@@ -1,5 +1,5 @@
-//! Selectors made from selectors: for some of the devices, without one, or of what they name in
-//! vain.
+//! Selectors derived from selectors: for some of the devices, or without one; and the parts that
+//! name no device.
 
 use super::{Adapter, Chosen, Known, choose, known, longest, one, parse_list};
 
@@ -10,7 +10,7 @@ pub fn selector_without(selector: &str, position: usize, adapters: &[Adapter]) -
 }
 
 /// Returns a selector for the devices at these ascending positions among those that `selector`
-/// chooses; `None` if it has no such devices, or none is asked for.
+/// chooses; `None` if it has no such devices, or if `positions` is empty.
 pub fn selector_of(selector: &str, positions: &[usize], adapters: &[Adapter]) -> Option<String> {
     of_positions(selector, positions, &known(adapters))
 }
@@ -23,7 +23,8 @@ pub fn missing_devices(selector: &str, adapters: &[Adapter]) -> Vec<String> {
 fn without(selector: &str, position: usize, known: &[Known]) -> Option<String> {
     let chosen = choose(&selector.trim().to_lowercase(), known).ok()?;
     let failed = *chosen.get(position)?;
-    let rest: Vec<Chosen> = chosen.into_iter().filter(|device| *device != failed).collect();
+    let mut rest = chosen;
+    rest.retain(|device| *device != failed);
     list_of(&rest, known)
 }
 
@@ -31,9 +32,11 @@ fn of_positions(selector: &str, positions: &[usize], known: &[Known]) -> Option<
     let chosen = choose(&selector.trim().to_lowercase(), known).ok()?;
     // Without a hardware GPU, `auto` is the CPU device.
     let chosen = if chosen.is_empty() { vec![Chosen::Cpu] } else { chosen };
-    let devices: Option<Vec<Chosen>> =
-        positions.iter().map(|position| chosen.get(*position).copied()).collect();
-    list_of(&devices?, known)
+    let mut devices = Vec::with_capacity(positions.len());
+    for position in positions {
+        devices.push(*chosen.get(*position)?);
+    }
+    list_of(&devices, known)
 }
 
 /// Returns a list that chooses these devices; `None` if there are none.
@@ -47,33 +50,36 @@ fn list_of(devices: &[Chosen], known: &[Known]) -> Option<String> {
     Some(if is_read_back { named } else { spelled(devices, |index| index.to_string()) })
 }
 
-/// Formats a list of devices, in which the copies of one follow each other.
+/// Formats a list of devices, in which the copies of one device are consecutive.
 fn spelled(devices: &[Chosen], name: impl Fn(usize) -> String) -> String {
-    let copies = devices.chunk_by(|one, next| one == next);
-    let part = |copies: &[Chosen]| {
+    let mut parts = Vec::new();
+    for copies in devices.chunk_by(|one, next| one == next) {
         let name = match copies[0] {
             Chosen::Cpu => "cpu".to_string(),
             Chosen::Index(index) => name(index),
         };
-        if copies.len() == 1 { name } else { format!("{name}*{}", copies.len()) }
-    };
-    copies.map(part).collect::<Vec<_>>().join(",")
+        parts.push(if copies.len() == 1 { name } else { format!("{name}*{}", copies.len()) });
+    }
+    parts.join(",")
 }
 
 /// Returns the name of an adapter, with its API or as its index if another one has that name.
 fn name(index: usize, known: &[Known]) -> String {
     let Known { name, api, .. } = &known[index];
-    let names = [name.clone(), format!("{api}:{name}")].into_iter();
-    let is_its =
-        |name: &String| one(&name.to_lowercase(), known).ok() == Some(Chosen::Index(index));
-    names.into_iter().find(is_its).unwrap_or_else(|| index.to_string())
+    for name in [name.clone(), format!("{api}:{name}")] {
+        if one(&name.to_lowercase(), known).ok() == Some(Chosen::Index(index)) {
+            return name;
+        }
+    }
+    index.to_string()
 }
 
 fn missing(list: &str, known: &[Known]) -> Vec<String> {
-    let (mut missing, mut rest) = (Vec::new(), list);
+    let mut missing = Vec::new();
+    let mut rest = list;
     loop {
         let part = match longest(rest, known) {
-            Ok((part, _)) => part,
+            Ok(entry) => entry.text,
             Err(_) => {
                 let part = rest.split(',').next().unwrap_or_default();
                 missing.push(part.trim().to_string());

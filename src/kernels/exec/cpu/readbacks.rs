@@ -21,7 +21,7 @@ struct Spares {
 
 impl Spares {
     /// Returns a buffer with room for exactly `length` values: a pooled one of that size, or a new
-    /// one, for which pooled buffers of other sizes are freed as far as the bound requires.
+    /// one, after freeing pooled buffers of other sizes as far as the bound requires.
     fn take(&mut self, length: usize) -> Vec<f32> {
         let wanted = length * DType::F32.bytes();
         let same_size = self.buffers.iter().rposition(|buffer| bytes(buffer) == wanted);
@@ -109,7 +109,6 @@ impl Drop for Copied {
     }
 }
 
-/// Returns the memory that a buffer takes.
 fn bytes(buffer: &Vec<f32>) -> usize {
     buffer.capacity() * DType::F32.bytes()
 }

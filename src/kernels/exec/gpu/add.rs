@@ -8,15 +8,15 @@ use super::stream::CommandStream;
 use crate::autotune::KernelSelector;
 use crate::device::{DeviceError, Gpu};
 use crate::exec::staging::held_lengths;
-use crate::{Binding, OpCall, Operand, RandomContext, Variant, twin};
+use crate::{Binding, Cost, OpCall, Operand, RandomContext, Variant, twin};
 use potluck_core::DType;
 use potluck_core::rng::Key;
 use potluck_graph::{Accumulation, Binary, Op, Plan, Precision};
 
-/// The most elements that are added, and read back, at a time.
+/// The most elements that are added, and read back, in one part.
 const ELEMENTS_MAX: usize = 1 << 20;
 
-/// Tensors of this length in the device's memory: a partial sum, gradients, and their sum.
+/// Number of tensors of a part in the device's memory: a partial sum, gradients, and their sum.
 const TENSORS: usize = 3;
 
 /// Returns the most bytes of a device's memory that adding its gradients to partial sums takes.
@@ -54,8 +54,9 @@ impl PartialSumAdder {
     ) -> Result<Self, DeviceError> {
         let elements = scratch_elements(elements);
         let bytes = (elements * DType::F32.bytes()) as u64;
-        let scratch = || gpu.storage("sums", bytes);
-        let (partial, gradients, sum) = (scratch()?, scratch()?, scratch()?);
+        let partial = gpu.storage("sums", bytes)?;
+        let gradients = gpu.storage("sums", bytes)?;
+        let sum = gpu.storage("sums", bytes)?;
         let binding = |operand| match operand {
             Operand::Input(0) => Binding::whole(&partial),
             Operand::Input(_) => Binding::whole(&gradients),
@@ -64,7 +65,10 @@ impl PartialSumAdder {
         };
         let full = call(elements);
         let variant = kernels.variant(gpu, &full, &full)?;
-        let cost = twin(full.op).map(|twin| (twin.cost)(&full)).unwrap_or_default();
+        let cost = match twin(full.op) {
+            Some(twin) => (twin.cost)(&full),
+            None => Cost::default(),
+        };
         let task =
             PreparedKernel::new(gpu, &mut kernels.pipelines, &variant.dispatches, &binding, cost)?;
         Ok(Self { gpu: gpu.clone(), elements, partial, gradients, sum, task })
@@ -86,19 +90,20 @@ impl PartialSumAdder {
         lengths: &[usize],
     ) -> Result<(), DeviceError> {
         for length in lengths {
-            let (parts, rest) = (length / self.elements, length % self.elements);
-            for part in [self.elements.min(parts * self.elements), rest] {
-                if part > 0 {
-                    self.variant(kernels, part)?;
-                }
+            if *length >= self.elements {
+                self.variant(kernels, self.elements)?;
+            }
+            let rest = length % self.elements;
+            if rest > 0 {
+                self.variant(kernels, rest)?;
             }
         }
         Ok(())
     }
 
-    /// Returns the variant that adds a part of so many elements: that of the full length, because
-    /// a prepared kernel keeps its pipeline. It adds whole vectors of 4 if the full length has
-    /// them, for which the buffers have room.
+    /// Returns the variant that adds `part` elements: the variant of the full length, because a
+    /// prepared kernel keeps its pipeline. It adds whole vectors of 4 if the full length has them;
+    /// the buffers have room for that.
     fn variant(&self, kernels: &mut KernelSelector, part: usize) -> Result<Variant, DeviceError> {
         let part = part.next_multiple_of(4).min(self.elements);
         kernels.variant(&self.gpu, &call(part), &call(self.elements))
@@ -112,7 +117,8 @@ impl PartialSumAdder {
         &mut self,
         stream: &mut CommandStream,
         kernels: &mut KernelSelector,
-        (source, mut offset): (&wgpu::Buffer, u64),
+        source: &wgpu::Buffer,
+        mut offset: u64,
         partial: &mut [f32],
     ) -> Result<(), DeviceError> {
         for part in partial.chunks_mut(self.elements) {
@@ -120,7 +126,7 @@ impl PartialSumAdder {
             let variant = self.variant(kernels, part.len())?;
             self.task.refresh(variant.dispatches);
             stream.upload(&self.partial, 0, bytemuck::cast_slice(part))?;
-            stream.copy((source, offset), &self.gradients, bytes);
+            stream.copy(source, offset, &self.gradients, bytes);
             stream.run(&self.task)?;
             stream.transfer(&[(&self.sum, 0, bytes)], bytemuck::cast_slice_mut(part))?;
             offset += bytes;
@@ -129,7 +135,7 @@ impl PartialSumAdder {
     }
 }
 
-/// Returns the op call that adds two tensors of so many elements.
+/// Returns the op call that adds two tensors.
 fn call(elements: usize) -> OpCall<'static> {
     OpCall {
         op: &Op::Binary(Binary::Add),

@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use crate::Binding;
 use crate::device::{DeviceError, Gpu};
 use crate::exec::shards::Shards;
 use crate::exec::{BucketTensor, Moments};
+use crate::{Binding, Operand};
 use potluck_core::BucketId;
 use potluck_graph::{MomentFormat, Plan};
 
 /// Buffers of the parameters and gradients of every bucket, and of the moments and averages of the
-/// owned shards; none of buckets that the plan does not hold, and of frozen ones only parameters.
+/// owned shards. Buckets that the plan does not hold have none, frozen ones only parameters.
 pub(crate) struct Banks {
     parameters: Vec<Option<wgpu::Buffer>>,
     /// Empty unless the plan is trained.
@@ -30,15 +30,14 @@ impl Banks {
     /// Returns [`DeviceError`] if there is too little memory.
     pub fn new(gpu: &Gpu, plan: &Plan, moments: &Moments) -> Result<Self, DeviceError> {
         let shards = Shards::new(plan, moments);
-        let make = |label: &str, bank: BucketTensor| make(gpu, plan, &shards, label, bank);
-        let trained = plan.graph.is_trained();
+        let parameters = make(gpu, plan, &shards, "parameters", BucketTensor::Parameters)?;
+        let mut gradients = Vec::new();
+        if plan.graph.is_trained() {
+            gradients = make(gpu, plan, &shards, "gradients", BucketTensor::Gradients)?;
+        }
         let mut banks = Self {
-            parameters: make("parameters", BucketTensor::Parameters)?,
-            gradients: if trained {
-                make("gradients", BucketTensor::Gradients)?
-            } else {
-                Vec::new()
-            },
+            parameters,
+            gradients,
             moments: Vec::new(),
             moment_format: plan.options.moments,
             averages: Vec::new(),
@@ -88,8 +87,8 @@ impl Banks {
         buffer
     }
 
-    /// Returns the buffer that holds elements of a bucket, and their bytes in it: of moments in
-    /// bf16, all of the words that hold one of them.
+    /// Returns the buffer that holds elements of a bucket, and their bytes in it: for moments in
+    /// bf16, all words that hold one of them.
     ///
     /// # Panics
     /// If the bank does not hold all of them.
@@ -107,17 +106,34 @@ impl Banks {
         (self.buffer(bank, bucket).clone(), bytes.start as u64..bytes.end as u64)
     }
 
-    /// Returns the binding of a bank for an update of a bucket: the owned elements, of which there
-    /// must be at least one.
-    pub fn owned(&self, bank: BucketTensor, bucket: BucketId) -> Binding {
+    /// Returns the binding of an operand of an update of `target`, which is the parameters or their
+    /// average, in a bucket.
+    pub fn update_operand(
+        &self,
+        operand: Operand,
+        target: BucketTensor,
+        bucket: BucketId,
+    ) -> Binding {
+        let bank = match operand {
+            Operand::Input(_) if target == BucketTensor::Average => BucketTensor::Parameters,
+            Operand::Input(_) => BucketTensor::Gradients,
+            Operand::Output(0) => target,
+            Operand::Output(moment) => BucketTensor::Moment(moment - 1),
+            other => unreachable!("only ops have {other:?}"),
+        };
+        self.owned(bank, bucket)
+    }
+
+    /// Returns the binding of a bank for an update of a bucket: the owned elements, at least one.
+    fn owned(&self, bank: BucketTensor, bucket: BucketId) -> Binding {
         let owned = self.shards.owned(bucket);
         let (buffer, bytes) = self.place(bank, bucket, &owned);
         Binding { buffer, offset: bytes.start, bytes: bytes.end - bytes.start }
     }
 }
 
-/// Allocates the buffers of a bank, one per bucket that the plan holds; of a bucket that is not
-/// updated, only parameters.
+/// Allocates the buffers of a bank, one per bucket that the plan holds; a bucket that is not
+/// updated has only parameters.
 fn make(
     gpu: &Gpu,
     plan: &Plan,

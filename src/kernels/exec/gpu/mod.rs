@@ -55,11 +55,12 @@ pub use workspace::CallMemory;
 /// node's period), the rows, and true if the node draws random numbers in this pass.
 type NodeKey = (usize, usize, usize, bool);
 
-/// Numbers of rows whose prepared nodes are kept. Training uses one or two, an evaluation one more.
+/// Numbers of rows for which prepared nodes are kept. Training uses one or two, an evaluation one
+/// more.
 const ROWS_KEPT: usize = 8;
 
-/// Key of a prepared update: what it updates, the start of its range, and the entry point of its
-/// shader.
+/// Key of a prepared update: the updated bank and bucket, the start of its range, and the entry
+/// point of its shader.
 type UpdateKey = (BucketTensor, BucketId, usize, &'static str);
 
 /// Executor of a plan with all its tensors on a GPU. See [`Executor`].
@@ -76,29 +77,31 @@ pub struct GpuExecutor {
     banks: Banks,
     loss: wgpu::Buffer,
     loss_counter: LossCounter,
-    /// Pairs (sum of squares, number of values not finite): partial sums of the first stage of all
-    /// buckets here, and one pair per bucket in `norms`.
+    /// Partial sums of the first stage of the norms of all buckets: pairs of a sum of squares and a
+    /// number of values that are not finite.
     norm_parts: wgpu::Buffer,
+    /// One such pair per bucket.
     norms: wgpu::Buffer,
     /// Two words of the last hash of a bucket; its partial sums are in `norm_parts`.
     hashed: wgpu::Buffer,
-    /// Buffers in which the dispatches of all calls hand results on, of the sizes of
+    /// Buffers for intermediate results between the dispatches of all calls, of the sizes of
     /// [`CallMemory`].
     between: CallBuffers,
     /// Per node: the number of micro-batches after which it uses the same copies of slots again.
     periods: Vec<usize>,
-    /// Bind groups by node and by micro-batch modulo the node's period. They do not depend on the
-    /// rows of a pass, so there are as many as a node has pipelines.
+    /// Bind groups by node and by micro-batch modulo the node's period, one per pipeline of the
+    /// node, because they do not depend on the rows of a pass.
     bind_groups: HashMap<(usize, usize), BindGroups>,
-    /// Nodes and updates prepared so far; nodes for the numbers of rows in `recent_rows`, the most
-    /// recent one at the end.
+    /// Nodes prepared so far, for the numbers of rows in `recent_rows`, the most recent one at the
+    /// end.
     prepared: HashMap<NodeKey, PreparedKernel>,
     recent_rows: VecDeque<usize>,
     /// Loss scale of the nodes prepared so far.
     loss_scale: f32,
+    /// Updates prepared so far.
     updates: HashMap<UpdateKey, PreparedKernel>,
-    /// Prepared first stage of the norm of each bucket; `None` of those that the plan does not
-    /// hold.
+    /// Prepared first stage of the norm of each bucket; `None` if the plan does not hold the
+    /// bucket.
     norm_tasks: Vec<Option<PreparedKernel>>,
     /// Prepared second stage of all norms; `None` if the plan holds no bucket.
     norm_total: Option<PreparedKernel>,
@@ -128,20 +131,27 @@ impl GpuExecutor {
         let between = CallBuffers::new(&gpu, workspace, scratch)?;
         let mut slots = Vec::with_capacity(plan.slots.len());
         for slot in &plan.slots {
-            let buffer = || match slot.kind {
-                SlotKind::Logits => Ok(between.scratch.clone()),
-                SlotKind::Scratch | SlotKind::Stash => gpu.storage("slot", slot.bytes as u64),
-            };
-            let copies: Result<Vec<_>, DeviceError> = (0..slot.copies).map(|_| buffer()).collect();
-            slots.push(copies?);
+            let mut copies = Vec::with_capacity(slot.copies);
+            for _ in 0..slot.copies {
+                copies.push(match slot.kind {
+                    SlotKind::Logits => between.scratch.clone(),
+                    SlotKind::Scratch | SlotKind::Stash => {
+                        gpu.storage("slot", slot.bytes as u64)?
+                    }
+                });
+            }
+            slots.push(copies);
         }
         let banks = Banks::new(&gpu, &plan, &moments)?;
         let norm_slots = NormSlots::new(banks.shards.lengths(BucketTensor::Gradients));
         let norms_bytes = (2 * plan.buckets.len() * DType::F32.bytes()) as u64;
-        let states = plan.graph.states.iter().map(|state| state_buffer(&gpu, &plan, state));
+        let mut states = Vec::with_capacity(plan.graph.states.len());
+        for state in &plan.graph.states {
+            states.push(state_buffer(&gpu, &plan, state)?);
+        }
         let mut executor = Self {
             slots,
-            states: states.collect::<Result<Vec<Option<wgpu::Buffer>>, DeviceError>>()?,
+            states,
             banks,
             loss: gpu.storage("loss", (plan.graph.loss_length() * DType::F32.bytes()) as u64)?,
             loss_counter: LossCounter::new(&plan),
@@ -173,7 +183,7 @@ impl GpuExecutor {
         Ok(executor)
     }
 
-    /// Returns the bytes of device memory that wgpu has allocated for the device, with those of
+    /// Returns the bytes of device memory that wgpu has allocated for the device, including
     /// staging; `None` on a backend that does not count them.
     pub fn allocated_by_wgpu(&self) -> Option<u64> {
         let report = self.gpu.device.generate_allocator_report()?;
@@ -199,57 +209,57 @@ impl GpuExecutor {
             };
             let length = self.plan.buckets[index].length;
             let outputs = [&self.norm_parts, &self.norms];
-            let binding = |operand| match operand {
-                Operand::Input(_) => Binding::whole(gradients),
-                Operand::Output(i) => Binding::whole(outputs[i]),
-                other => unreachable!("only ops have {other:?}"),
-            };
+            let binding = |operand| stage_binding(operand, gradients, outputs);
             let [first, total] = self.kernels.norm(&self.gpu, length, norm_slots, index)?;
             let cost = norm_cost(length);
             let pipelines = &mut self.kernels.pipelines;
             let task = PreparedKernel::new(&self.gpu, pipelines, &[first], &binding, cost)?;
             self.norm_tasks.push(Some(task));
             if self.norm_total.is_none() {
-                let (total, cost) = ([total], norm_cost(norm_slots.words()));
-                let task = PreparedKernel::new(&self.gpu, pipelines, &total, &binding, cost)?;
+                let cost = norm_cost(norm_slots.words());
+                let task = PreparedKernel::new(&self.gpu, pipelines, &[total], &binding, cost)?;
                 self.norm_total = Some(task);
             }
         }
         Ok(())
     }
 
-    /// Returns the binding of a tensor: as many bytes as it takes at the plan's capacity, whatever
-    /// the rows of a pass, because kernels stop at the number of rows in their parameters.
+    /// Returns the binding of a tensor with the bytes that it takes at the plan's capacity,
+    /// independent of the rows of a pass, because kernels stop at the number of rows in their
+    /// parameters.
     fn binding(&self, tensor: TensorId, micro_batch: usize) -> Binding {
-        let found = self.plan.graph.tensor(tensor);
-        let bytes = found.bytes(self.plan.options.rows).max(found.dtype.bytes()) as u64;
-        let at = |buffer: &wgpu::Buffer, start: usize| Binding {
-            buffer: buffer.clone(),
-            offset: (start * found.dtype.bytes()) as u64,
-            bytes,
-        };
-        match self.plan.place(tensor) {
+        let (buffer, start) = match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
                 let copies = &self.slots[slot.index()];
-                at(&copies[micro_batch % copies.len()], 0)
+                (&copies[micro_batch % copies.len()], 0)
             }
             TensorLocation::Parameter { bucket, start } => {
-                at(self.banks.buffer(BucketTensor::Parameters, bucket), start)
+                (self.banks.buffer(BucketTensor::Parameters, bucket), start)
             }
             TensorLocation::Gradient { bucket, start } => {
-                at(self.banks.buffer(BucketTensor::Gradients, bucket), start)
+                (self.banks.buffer(BucketTensor::Gradients, bucket), start)
             }
             TensorLocation::State(state) => match &self.states[state.index()] {
-                Some(buffer) => at(buffer, 0),
+                Some(buffer) => (buffer, 0),
                 None => panic!("no node uses {state}"),
             },
-            TensorLocation::Loss => at(&self.loss, 0),
+            TensorLocation::Loss => (&self.loss, 0),
             TensorLocation::Unallocated => panic!("no node touches a tensor without a place"),
+        };
+        let found = self.plan.graph.tensor(tensor);
+        Binding {
+            buffer: buffer.clone(),
+            offset: (start * found.dtype.bytes()) as u64,
+            bytes: found.bytes(self.plan.options.rows).max(found.dtype.bytes()) as u64,
         }
     }
 
-    /// Notes that a pass has so many rows; forgets the nodes prepared for the number that was not
-    /// used for longest if there are too many.
+    fn bindings(&self, tensors: &[TensorId], micro_batch: usize) -> Vec<Binding> {
+        tensors.iter().map(|tensor| self.binding(*tensor, micro_batch)).collect()
+    }
+
+    /// Notes the number of rows of a pass; if too many numbers are known, forgets the nodes
+    /// prepared for the least recently used one.
     fn note_rows(&mut self, rows: usize) {
         self.recent_rows.retain(|known| *known != rows);
         self.recent_rows.push_back(rows);
@@ -259,8 +269,8 @@ impl GpuExecutor {
         }
     }
 
-    /// Notes the loss scale of a pass of training; if it is another one, which is seldom, forgets
-    /// the nodes that were prepared for the earlier one.
+    /// Notes the loss scale of a pass of training; if it has changed, which is rare, forgets the
+    /// nodes that were prepared for the previous one.
     fn note_loss_scale(&mut self, pass: &PassContext) {
         if !pass.random.training || pass.loss_scale == self.loss_scale {
             return;
@@ -276,7 +286,7 @@ impl GpuExecutor {
         (index, self.copies_used(index, pass), pass.rows, training)
     }
 
-    /// Returns a number that is the same for passes in which a node uses the same copies of slots.
+    /// Returns a number that is equal for passes in which a node uses the same copies of slots.
     fn copies_used(&self, index: usize, pass: &PassContext) -> usize {
         pass.micro_batch % self.periods[index]
     }
@@ -298,21 +308,22 @@ impl GpuExecutor {
             task.refresh(dispatches);
             return Ok(());
         }
-        let bind = |ids: &[TensorId]| -> Vec<Binding> {
-            ids.iter().map(|id| self.binding(*id, pass.micro_batch)).collect()
-        };
-        let (inputs, outputs) = (bind(&node.inputs), bind(&node.outputs));
-        let binding = |operand| self.between.binding(operand, &inputs, &outputs);
-        let cost = (twin.cost)(&call);
-        let (gpu, pipelines) = (&self.gpu, &mut self.kernels.pipelines);
-        let made = self.bind_groups.entry((index, key.1)).or_default();
-        let mut task = PreparedKernel::sharing(gpu, pipelines, made, &dispatches, &binding, cost)?;
+        let inputs = self.bindings(&node.inputs, pass.micro_batch);
+        let outputs = self.bindings(&node.outputs, pass.micro_batch);
+        let mut task = PreparedKernel::sharing(
+            &self.gpu,
+            &mut self.kernels.pipelines,
+            self.bind_groups.entry((index, key.1)).or_default(),
+            &dispatches,
+            &|operand| self.between.binding(operand, &inputs, &outputs),
+            (twin.cost)(&call),
+        )?;
         task.variant = name;
         self.prepared.insert(key, task);
         Ok(())
     }
 
-    /// Prepares an update of owned elements of `target`, which are the parameters or their average,
+    /// Prepares an update of owned elements of `target`, which is the parameters or their average,
     /// at first use, and sets its parameters; returns its key in `updates`.
     fn prepare_update(
         &mut self,
@@ -325,35 +336,22 @@ impl GpuExecutor {
         let range = self.banks.shards.update(bucket, range);
         let dispatch = self.kernels.update(&self.gpu, update, &range)?;
         let key = (target, bucket, range.start, dispatch.shader.entry);
-        let source = match target {
-            BucketTensor::Average => BucketTensor::Parameters,
-            _ => BucketTensor::Gradients,
-        };
         if let Some(task) = self.updates.get_mut(&key) {
             task.refresh(vec![dispatch]);
         } else {
-            let binding = |operand| match operand {
-                Operand::Input(_) => self.banks.owned(source, bucket),
-                Operand::Output(0) => self.banks.owned(target, bucket),
-                Operand::Output(moment) => {
-                    self.banks.owned(BucketTensor::Moment(moment - 1), bucket)
-                }
-                other => unreachable!("only ops have {other:?}"),
-            };
-            let (dispatches, cost) = ([dispatch], update_cost(update, &range));
             let task = PreparedKernel::new(
                 &self.gpu,
                 &mut self.kernels.pipelines,
-                &dispatches,
-                &binding,
-                cost,
+                &[dispatch],
+                &|operand| self.banks.update_operand(operand, target, bucket),
+                update_cost(update, &range),
             )?;
             self.updates.insert(key, task);
         }
         Ok(key)
     }
 
-    /// Returns the sums that the values of the loss's accumulator are.
+    /// Converts the values of the loss's accumulator to sums.
     fn loss_sums(&self, values: &[f32]) -> LossSums {
         LossSums {
             loss: f64::from(values[0]),
@@ -373,16 +371,20 @@ impl GpuExecutor {
             return Ok(());
         }
         let plan = Arc::clone(&self.plan);
-        // Nodes without a twin are aliases, which write nothing.
-        let writers = plan.graph.nodes[nodes.clone()].iter().filter(|n| twin(&n.op).is_some());
-        for output in writers.flat_map(|node| &node.outputs) {
-            let changed = self.binding(*output, pass.micro_batch);
-            self.stream.preserve_readbacks(&changed.buffer, changed.range())?;
+        for node in &plan.graph.nodes[nodes.clone()] {
+            // Nodes without a twin are aliases, which write nothing.
+            if twin(&node.op).is_none() {
+                continue;
+            }
+            for output in &node.outputs {
+                let changed = self.binding(*output, pass.micro_batch);
+                self.stream.preserve_readbacks(&changed.buffer, changed.range())?;
+            }
         }
         Ok(())
     }
 
-    /// Returns the buffer that holds the elements of a place, and their offset in it in bytes.
+    /// Returns the buffer that holds the elements of a place, and their byte offset in it.
     ///
     /// # Panics
     /// If the device does not hold all of them.
@@ -435,9 +437,22 @@ fn state_buffer(
 /// Returns the number of micro-batches after which a node uses the same copies of slots again: the
 /// least common multiple of the slots' numbers of copies.
 fn period(plan: &Plan, node: &Node) -> usize {
-    let operands = node.inputs.iter().chain(&node.outputs);
-    let counts = operands.map(|tensor| copies(plan, *tensor).max(1));
-    counts.fold(1, |period, count| period / gcd(period, count) * count)
+    let mut period = 1;
+    for tensor in node.inputs.iter().chain(&node.outputs) {
+        let count = copies(plan, *tensor).max(1);
+        period = period / gcd(period, count) * count;
+    }
+    period
+}
+
+/// Returns the binding of an operand of a kernel that reduces one buffer in two stages: partial
+/// results are output 0, results output 1.
+fn stage_binding(operand: Operand, input: &wgpu::Buffer, outputs: [&wgpu::Buffer; 2]) -> Binding {
+    match operand {
+        Operand::Input(_) => Binding::whole(input),
+        Operand::Output(i) => Binding::whole(outputs[i]),
+        other => unreachable!("only ops have {other:?}"),
+    }
 }
 
 /// Returns a readback queue sized for the buckets of a plan.
@@ -473,7 +488,7 @@ impl Executor for GpuExecutor {
 
     fn longest_submission(&self) -> Option<f64> {
         let seconds = self.stream.traffic.longest_submission_s;
-        (seconds > 0.0).then_some(seconds)
+        if seconds > 0.0 { Some(seconds) } else { None }
     }
 
     fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
@@ -489,7 +504,8 @@ impl Executor for GpuExecutor {
         self.loss_counter.set_input(tensor, micro_batch, values);
         if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
             let copies = &self.slots[slot.index()];
-            let (copy, bytes) = (&copies[micro_batch % copies.len()], values.bytes());
+            let copy = &copies[micro_batch % copies.len()];
+            let bytes = values.bytes();
             self.stream.preserve_readbacks(copy, 0..bytes.len() as u64)?;
             self.stream.upload(copy, 0, bytes)?;
         }
@@ -531,22 +547,29 @@ impl Executor for GpuExecutor {
             };
             self.stream.run(task)?;
         }
-        if let Some(total) = self.norm_total.as_ref().filter(|_| !norms.is_empty()) {
+        if !norms.is_empty()
+            && let Some(total) = &self.norm_total
+        {
             self.stream.run(total)?;
         }
-        let of_loss = self.plan.graph.loss_length();
-        let mut values = vec![0f32; of_loss + 2 * norms.len()];
+
+        let loss_length = self.plan.graph.loss_length();
+        let mut values = vec![0f32; loss_length + 2 * norms.len()];
         let mut ranges: Vec<ReadRange> =
-            vec![(&self.loss, 0, (of_loss * DType::F32.bytes()) as u64)];
-        // Buckets in a row share a copy.
-        ranges.extend(norms.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| {
-            let bytes = |buckets: usize| (2 * buckets * DType::F32.bytes()) as u64;
-            (&self.norms, bytes(run[0].index()), bytes(run.len()))
-        }));
+            vec![(&self.loss, 0, (loss_length * DType::F32.bytes()) as u64)];
+        let norm_bytes = 2 * DType::F32.bytes();
+        // Consecutive buckets share a copy.
+        for run in norms.chunk_by(|a, b| a.0 + 1 == b.0) {
+            let offset = run[0].index() * norm_bytes;
+            ranges.push((&self.norms, offset as u64, (run.len() * norm_bytes) as u64));
+        }
         let busy = self.stream.report(&ranges, bytemuck::cast_slice_mut(&mut values))?;
-        let (of_loss, of_norms) = values.split_at(of_loss);
-        let gradients = of_norms.chunks_exact(2).map(|pair| (f64::from(pair[0]), pair[1] as u64));
-        let gradients = gradients.collect();
+
+        let (of_loss, of_norms) = values.split_at(loss_length);
+        let mut gradients = Vec::with_capacity(norms.len());
+        for pair in of_norms.chunks_exact(2) {
+            gradients.push((f64::from(pair[0]), pair[1] as u64));
+        }
         Ok(StepSums { loss: self.loss_sums(of_loss), gradients, busy })
     }
 
@@ -586,14 +609,16 @@ impl Executor for GpuExecutor {
         }
         let (buffer, bytes) = self.banks.place(BucketTensor::Average, bucket, &elements);
         self.stream.preserve_readbacks(&buffer, bytes)?;
-        let (update, range) = (Update::of_average(weight), UpdateRange::of_average(elements));
+        let update = Update::of_average(weight);
+        let range = UpdateRange::of_average(elements);
         let key = self.prepare_update(BucketTensor::Average, bucket, &update, &range)?;
         let Some(task) = self.updates.get(&key) else { return Ok(()) };
         self.stream.run(task)
     }
 
     fn flush(&mut self) -> Result<(), DeviceError> {
-        self.stream.submit().map(|_| ())
+        self.stream.submit()?;
+        Ok(())
     }
 
     fn read_parts(
@@ -605,11 +630,14 @@ impl Executor for GpuExecutor {
         let at = self.binding(tensor, pass.micro_batch);
         let elements = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
         assert!(parts.iter().all(|part| part.end <= elements), "{tensor} has {elements} elements");
-        let bytes = |count: usize| (count * DType::F32.bytes()) as u64;
-        let range =
-            |part: &Range<usize>| (&at.buffer, at.offset + bytes(part.start), bytes(part.len()));
-        let ranges: Vec<ReadRange> = parts.iter().map(range).collect();
-        let mut values = vec![0.0; parts.iter().map(Range::len).sum()];
+        let mut count = 0;
+        let mut ranges: Vec<ReadRange> = Vec::with_capacity(parts.len());
+        for part in parts {
+            let offset = at.offset + (part.start * DType::F32.bytes()) as u64;
+            ranges.push((&at.buffer, offset, (part.len() * DType::F32.bytes()) as u64));
+            count += part.len();
+        }
+        let mut values = vec![0.0; count];
         self.stream.read(&ranges, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
@@ -638,16 +666,15 @@ impl Executor for GpuExecutor {
             return Ok(hash::fast(&[], 0));
         }
         let words = self.banks.buffer(bank, bucket).clone();
-        let outputs = [&self.norm_parts, &self.hashed];
-        let binding = |operand| match operand {
-            Operand::Input(_) => Binding::whole(&words),
-            Operand::Output(i) => Binding::whole(outputs[i]),
-            other => unreachable!("only ops have {other:?}"),
-        };
         let parts = self.norm_parts.size() as usize / (2 * DType::F32.bytes());
         let dispatches = self.kernels.hash(&self.gpu, length, parts)?;
-        let (pipelines, cost) = (&mut self.kernels.pipelines, norm_cost(length));
-        let task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
+        let task = PreparedKernel::new(
+            &self.gpu,
+            &mut self.kernels.pipelines,
+            &dispatches,
+            &|operand| stage_binding(operand, &words, [&self.norm_parts, &self.hashed]),
+            norm_cost(length),
+        )?;
         self.stream.run(&task)?;
         let mut lanes = [0u32; 2];
         self.stream.read(&[(&self.hashed, 0, 8)], bytemuck::cast_slice_mut(&mut lanes))?;
@@ -732,7 +759,7 @@ impl Executor for GpuExecutor {
         let (source, bytes) = self.banks.place(BucketTensor::Gradients, bucket, &range);
         let elements = self.stream.readback_queue.elements();
         let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, elements)?;
-        adder.add(&mut self.stream, &mut self.kernels, (&source, bytes.start), partial)
+        adder.add(&mut self.stream, &mut self.kernels, &source, bytes.start, partial)
     }
 
     fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {

@@ -23,8 +23,8 @@ fn bits(device: &mut GpuExecutor) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Replaces the measured paces by those of a device on which each of these dispatches takes so many
-/// seconds.
+/// Replaces the measured paces by those of a device on which each of these dispatches takes
+/// `seconds`.
 fn set_paces(device: &GpuExecutor, seconds: f64) {
     for task in device.prepared.values() {
         for (bound, pace) in task.dispatches.iter().zip(&task.paces) {
@@ -81,7 +81,7 @@ fn parts_follow_a_device_that_becomes_slower() {
             device.stream.traffic.submissions - before
         };
         let few = made(&mut device, 2, 0.09);
-        // It takes far longer than this pace says.
+        // It takes far longer than by this pace.
         made(&mut device, 3, 0.01);
         let many = made(&mut device, 4, 0.09);
         let has_clock = device.gpu.timestamp_period_ns.is_some();
@@ -93,7 +93,7 @@ fn parts_follow_a_device_that_becomes_slower() {
     }
 }
 
-/// As `train.submission_ms` asks for them.
+/// As configured by `train.submission_ms`.
 #[test]
 fn submissions_are_as_short_as_asked_for() {
     let plan = plan();

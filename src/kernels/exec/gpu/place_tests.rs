@@ -104,8 +104,8 @@ fn tensors_are_read_back_and_written_in_the_copy_of_a_micro_batch() {
 /// Changes a tensor in the copy of a micro-batch.
 type Change<'a> = &'a dyn Fn(&mut dyn Executor, usize);
 
-/// Readbacks that wait for a slot return what the tensor held when they were started, whatever
-/// changes its copy afterwards.
+/// Readbacks that wait for a slot return the values of the tensor when they were started, even if
+/// its copy changes afterwards.
 #[test]
 fn a_waiting_readback_keeps_the_values_of_its_start() {
     let plan = with_copies(2);

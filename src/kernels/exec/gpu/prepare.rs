@@ -34,7 +34,7 @@ impl PreparedKernel {
         Self::sharing(gpu, pipelines, &mut BindGroups::default(), dispatches, binding, cost)
     }
 
-    /// Does the same as [`PreparedKernel::new`] with bind groups of `made`, all of which have the
+    /// Does the same as [`PreparedKernel::new`] with the bind groups in `made`, which must have the
     /// same `binding`.
     ///
     /// # Errors
@@ -47,11 +47,16 @@ impl PreparedKernel {
         binding: &dyn Fn(Operand) -> Binding,
         cost: Cost,
     ) -> Result<Self, DeviceError> {
-        let bind = |dispatch| BoundDispatch::sharing(gpu, pipelines, made, dispatch, binding);
-        let (seconds, paces) = (nominal_seconds(cost), vec![Cell::new(None); dispatches.len()]);
-        let variant = variant(dispatches);
-        let dispatches = dispatches.iter().map(bind).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { dispatches, variant, seconds, paces })
+        let mut bound = Vec::with_capacity(dispatches.len());
+        for dispatch in dispatches {
+            bound.push(BoundDispatch::sharing(gpu, pipelines, made, dispatch, binding)?);
+        }
+        Ok(Self {
+            dispatches: bound,
+            variant: variant(dispatches),
+            seconds: nominal_seconds(cost),
+            paces: vec![Cell::new(None); dispatches.len()],
+        })
     }
 
     /// Replaces the values that may change from step to step: parameters and grids.
@@ -64,11 +69,12 @@ impl PreparedKernel {
 
 /// Returns the shader files in order, each with its entry point if that has another name.
 fn variant(dispatches: &[Dispatch]) -> String {
-    let name = |dispatch: &Dispatch| {
-        let (file, entry) = (&dispatch.shader.file, dispatch.shader.entry);
-        if file == entry { file.to_string() } else { format!("{file}.{entry}") }
-    };
-    let mut names: Vec<String> = dispatches.iter().map(name).collect();
+    let mut names = Vec::with_capacity(dispatches.len());
+    for dispatch in dispatches {
+        let file = &dispatch.shader.file;
+        let entry = dispatch.shader.entry;
+        names.push(if file == entry { file.to_string() } else { format!("{file}.{entry}") });
+    }
     names.dedup();
     names.join(" ")
 }

@@ -18,7 +18,7 @@ fn write(
     device.write_place(&place, values).unwrap();
 }
 
-/// Returns the elements of a bucket that a readback is of.
+/// Returns the elements of a bucket that a readback covers.
 fn range(readback: &Readback) -> Range<usize> {
     let Place::Bank { range, .. } = &readback.place else { panic!("{}", readback.place) };
     range.clone()
@@ -232,7 +232,7 @@ fn staging_takes_what_is_said() {
     }
 }
 
-/// Of a device alone, whose readback slots are made when they are used.
+/// A single device allocates its readback slots at first use.
 #[test]
 fn rings_and_sums_take_what_is_said() {
     let plan = plan(128);

@@ -1,8 +1,8 @@
-//! Asynchronous readbacks: slots of host-visible memory that the device copies into while it
-//! continues to compute, and that are mapped when the copy is done. A completed readback is the
+//! Asynchronous readbacks: slots of host-visible memory into which the device copies while it
+//! continues to compute, and which are mapped when the copy is done. A completed readback is the
 //! mapped slot itself, so nothing is copied on the host; when it is dropped, on any thread, it
-//! returns its slot through a channel, and the device's own thread unmaps it. (GL allows only one
-//! thread at a time.)
+//! returns its slot through a channel, and the device's own thread unmaps it. (GL allows calls from
+//! only one thread.)
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -34,15 +34,21 @@ impl ReadbackRequest {
         (self.place.length() * DType::F32.bytes()) as u64
     }
 
-    /// Returns true if the readback covers some of these bytes of a buffer.
+    /// Returns true if the readback overlaps these bytes of a buffer.
     fn is_of(&self, buffer: &wgpu::Buffer, bytes: &Range<u64>) -> bool {
         let end = self.offset + self.bytes();
         self.source == *buffer && self.offset.max(bytes.start) < end.min(bytes.end)
     }
 }
 
-/// A copy to record: source and position, slot, bytes.
-pub type Copy = (wgpu::Buffer, u64, wgpu::Buffer, u64);
+/// A copy to record.
+pub struct SlotCopy {
+    pub source: wgpu::Buffer,
+    /// Position in the source, in bytes.
+    pub offset: u64,
+    pub slot: wgpu::Buffer,
+    pub bytes: u64,
+}
 
 /// Readback that has a slot.
 struct InFlight {
@@ -68,8 +74,8 @@ pub struct ReadbackQueue {
     waiting: VecDeque<ReadbackRequest>,
     /// Readbacks that have a slot, all started before those in `waiting`, oldest first.
     in_flight: VecDeque<InFlight>,
-    /// Slots that were returned and not taken back: each at most once, so the channel never holds
-    /// more than there are slots.
+    /// Slots that were returned and not taken back, each at most once, so the length of the channel
+    /// is bounded by the number of slots.
     returned: Receiver<usize>,
     back: Sender<usize>,
 }
@@ -134,7 +140,7 @@ impl ReadbackQueue {
 
     /// Returns the next copy for which a slot is free. The caller records it before it calls this
     /// again.
-    pub(crate) fn next_copy(&mut self) -> Option<Copy> {
+    pub(crate) fn next_copy(&mut self) -> Option<SlotCopy> {
         if self.waiting.is_empty() {
             return None;
         }
@@ -143,9 +149,14 @@ impl ReadbackQueue {
         self.starved = self.free.is_empty() || (self.starved && !worth_it);
         let slot = if self.starved { None } else { self.free.pop() }?;
         let wanted = self.waiting.pop_front()?;
-        let (source, offset, bytes) = (wanted.source.clone(), wanted.offset, wanted.bytes());
+        let copy = SlotCopy {
+            source: wanted.source.clone(),
+            offset: wanted.offset,
+            slot: self.slots[slot].clone(),
+            bytes: wanted.bytes(),
+        };
         self.in_flight.push_back(InFlight { wanted, slot, sent: None });
-        Some((source, offset, self.slots[slot].clone(), bytes))
+        Some(copy)
     }
 
     /// Unmaps and frees the slots of readbacks that were dropped.
@@ -157,9 +168,9 @@ impl ReadbackQueue {
     }
 
     /// Reserves slots for the waiting readbacks of `bytes` of `buffer`, which are about to change,
-    /// and for those before them, because readbacks are returned in order; allocates slots if too
-    /// few are free. Returns true if there are such readbacks; the caller must record their copies
-    /// then.
+    /// and for the readbacks before them, because readbacks are returned in order; allocates slots
+    /// if too few are free. Returns true if there are such readbacks; the caller must then record
+    /// their copies.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory.
@@ -198,12 +209,14 @@ impl ReadbackQueue {
     /// Starts mapping the slots whose copies were in a submission.
     pub fn sent(&mut self, submission: &wgpu::SubmissionIndex) {
         let now = Instant::now();
-        for in_flight in
-            self.in_flight.iter_mut().rev().take_while(|in_flight| in_flight.sent.is_none())
-        {
-            // At least 4 bytes, because an empty range cannot be mapped.
-            let (bytes, submission) = (in_flight.wanted.bytes().max(4), Some(submission.clone()));
+        for in_flight in self.in_flight.iter_mut().rev() {
+            if in_flight.sent.is_some() {
+                break;
+            }
             let slot = &self.slots[in_flight.slot];
+            // At least 4 bytes, because an empty range cannot be mapped.
+            let bytes = in_flight.wanted.bytes().max(4);
+            let submission = Some(submission.clone());
             let mapping = Mapping::begin(slot, wgpu::MapMode::Read, bytes, submission);
             in_flight.sent = Some((now, mapping));
         }
@@ -227,7 +240,8 @@ impl ReadbackQueue {
             }
         }
         gpu.heartbeat.tick();
-        self.in_flight.pop_front().map(|in_flight| self.piece(gpu, in_flight)).transpose()
+        let Some(in_flight) = self.in_flight.pop_front() else { return Ok(None) };
+        Ok(Some(self.piece(gpu, in_flight)?))
     }
 
     fn piece(&self, gpu: &Gpu, in_flight: InFlight) -> Result<Readback, DeviceError> {
@@ -237,7 +251,7 @@ impl ReadbackQueue {
         let view = self.slots[slot].get_mapped_range(0..bytes.max(4));
         let view = view.map_err(|why| gpu.refused(WHAT, why.to_string()))?;
         let elements = wanted.place.length();
-        // Mapped memory is aligned to 64 bytes, except where GL has to return a copy.
+        // Mapped memory is aligned to 64 bytes, unless GL has to return a copy.
         let is_aligned = bytemuck::try_cast_slice::<u8, f32>(&view).is_ok();
         if gpu.read_method == ReadMethod::InPlace && is_aligned {
             let values = Box::new(Mapped { view, elements, _back: back });
@@ -246,7 +260,7 @@ impl ReadbackQueue {
         let mut values = vec![0.0f32; elements];
         let into = bytemuck::cast_slice_mut(&mut values);
         mapped_reads::copy(gpu.read_method, &view[..bytes as usize], into);
-        // The slot is back before the values are used.
+        // The slot is returned before the values are used.
         drop(view);
         drop(back);
         Ok(Readback::new(wanted.place, values))

@@ -47,10 +47,10 @@ pub(crate) struct CommandStream {
     /// Open compute pass. It records into `encoder`, so it is dropped first.
     pass: Option<wgpu::ComputePass<'static>>,
     encoder: Option<wgpu::CommandEncoder>,
-    /// Recorded and not submitted: number of dispatches, and in `seconds` the time they may take.
+    /// Dispatches that are recorded and not submitted: their number, the seconds that they may
+    /// take, and the names of their kernels.
     dispatches: usize,
     seconds: f64,
-    /// Names of their kernels.
     names: Vec<Arc<str>>,
     /// Submissions that no call has waited for, oldest first.
     queued: VecDeque<wgpu::SubmissionIndex>,
@@ -61,18 +61,18 @@ pub(crate) struct CommandStream {
     /// Start of the current step: its first command, or the report before it if only the previous
     /// step's updates were recorded since.
     began: Option<Instant>,
-    /// Nominal seconds of the kernels of the current step; `made` is the allocation count when it
-    /// began.
+    /// Nominal seconds of the kernels of the current step.
     nominal: f64,
+    /// Allocation count at the start of the current step.
     made: u64,
     /// Measured seconds per nominal second, from the last step.
     pub(crate) cost_ratio: f64,
-    /// Seconds that the dispatches of the current step should take, and those at known paces among
-    /// them.
+    /// Predicted seconds of the dispatches of the current step.
     predicted: f64,
+    /// Part of `predicted` in dispatches at known paces.
     paced: f64,
-    /// Factor by which the device was slower in the last step than when paces were measured, at
-    /// least 1: another process uses it, or it has become hot.
+    /// Factor, at least 1, by which the device was slower in the last step than when paces were
+    /// measured: another process uses it, or it has become hot.
     slowdown: f64,
     pub traffic: Traffic,
 }
@@ -119,19 +119,20 @@ impl CommandStream {
     fn pass(&mut self) -> &mut wgpu::ComputePass<'static> {
         let Self { pass, encoder, clock, gpu, .. } = self;
         pass.get_or_insert_with(|| {
-            let new = || gpu.device.create_command_encoder(&Default::default());
+            let encoder = encoder
+                .get_or_insert_with(|| gpu.device.create_command_encoder(&Default::default()));
             let timestamp_writes = clock.as_mut().and_then(Timestamps::next_pass);
             let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
-            let encoder = encoder.get_or_insert_with(new);
             encoder.begin_compute_pass(&descriptor).forget_lifetime()
         })
     }
 
-    /// Records a prepared kernel; submits the commands recorded before it first, if together with
-    /// it they could take too long. What would take too long by itself is submitted in parts.
+    /// Records a prepared kernel. Submits the commands recorded before it first if together with it
+    /// they could take too long. A dispatch that would take too long by itself is submitted in
+    /// parts.
     pub fn run(&mut self, task: &PreparedKernel) -> Result<(), DeviceError> {
         for (bound, pace) in task.dispatches.iter().zip(&task.paces) {
-            // A dispatch of several may have almost all of the cost.
+            // One of several dispatches may have almost all of the cost.
             let seconds_max = task.seconds * self.cost_ratio.max(1.0);
             match pace.get() {
                 Some(pace) => self.run_at_pace(bound, pace)?,
@@ -150,7 +151,8 @@ impl CommandStream {
         Ok(())
     }
 
-    /// Submits the recorded dispatches, if with so many seconds more they could take too long.
+    /// Submits the recorded dispatches if they could take too long together with another of
+    /// `seconds`.
     fn make_room(&mut self, seconds: f64) -> Result<(), DeviceError> {
         if self.dispatches > 0 && self.seconds + seconds > self.gpu.submission_seconds {
             self.submit()?;
@@ -162,7 +164,7 @@ impl CommandStream {
         part_seconds(self.gpu.submission_seconds)
     }
 
-    /// Records a part of a dispatch that takes so many seconds.
+    /// Records a part of a dispatch that may take `seconds`.
     fn record(&mut self, bound: &BoundDispatch, part: &Range<u32>, seconds: f64) {
         bound.record_part(self.pass(), part);
         self.names.push(bound.label().clone());
@@ -176,19 +178,20 @@ impl CommandStream {
         self.predicted += predicted;
         self.paced += predicted;
         let pace = pace * self.slowdown;
-        let (most, workgroups) = (fitting(self.part_seconds(), pace), bound.workgroups());
-        let seconds = |part: &Range<u32>| pace * f64::from(part.end - part.start);
+        let most = fitting(self.part_seconds(), pace);
+        let workgroups = bound.workgroups();
         if workgroups <= most {
             let whole = bound.part(0, most);
-            self.make_room(seconds(&whole))?;
-            self.record(bound, &whole, seconds(&whole));
+            let seconds = pace * f64::from(whole.end - whole.start);
+            self.make_room(seconds)?;
+            self.record(bound, &whole, seconds);
             return Ok(());
         }
         self.submit()?;
         let mut first = 0;
         while first < workgroups {
             let part = bound.part(first, most);
-            self.record(bound, &part, seconds(&part));
+            self.record(bound, &part, pace * f64::from(part.end - part.start));
             self.submit()?;
             first = part.end;
         }
@@ -206,7 +209,8 @@ impl CommandStream {
         let submission = self.gpu.submission_seconds;
         let mut trial = PaceTrial::new(bound.workgroups(), seconds_max, submission);
         while let Some((first, most)) = trial.next_part() {
-            let (part, started) = (bound.part(first, most), Instant::now());
+            let part = bound.part(first, most);
+            let started = Instant::now();
             self.record(bound, &part, 0.0);
             self.finish()?;
             trial.note(&part, started.elapsed().as_secs_f64());
@@ -222,13 +226,12 @@ impl CommandStream {
         Ok(())
     }
 
-    /// Zeroes a buffer.
     pub fn clear(&mut self, buffer: &wgpu::Buffer) {
         self.encoder().clear_buffer(buffer, 0, None);
     }
 
     /// Copies bytes of one buffer, starting at an offset, to the front of another.
-    pub fn copy(&mut self, (from, offset): (&wgpu::Buffer, u64), to: &wgpu::Buffer, bytes: u64) {
+    pub fn copy(&mut self, from: &wgpu::Buffer, offset: u64, to: &wgpu::Buffer, bytes: u64) {
         self.encoder().copy_buffer_to_buffer(from, offset, to, 0, bytes);
     }
 
@@ -242,9 +245,9 @@ impl CommandStream {
     }
 
     fn record_pieces(&mut self) {
-        while let Some((source, offset, slot, bytes)) = self.readback_queue.next_copy() {
-            self.traffic.bytes_back += bytes;
-            self.copy((&source, offset), &slot, bytes);
+        while let Some(copy) = self.readback_queue.next_copy() {
+            self.traffic.bytes_back += copy.bytes;
+            self.copy(&copy.source, copy.offset, &copy.slot, copy.bytes);
         }
     }
 
@@ -292,8 +295,13 @@ impl CommandStream {
             self.encoder();
             let staged = self.uploads.stage(&self.gpu, bytes)?;
             if let Some(encoder) = &mut self.encoder {
-                let (from, start, count) = (staged.buffer, staged.offset, staged.bytes);
-                encoder.copy_buffer_to_buffer(from, start, target, offset, count);
+                encoder.copy_buffer_to_buffer(
+                    staged.buffer,
+                    staged.offset,
+                    target,
+                    offset,
+                    staged.bytes,
+                );
             }
             offset += staged.bytes;
             bytes = &bytes[staged.bytes as usize..];
@@ -315,7 +323,8 @@ impl CommandStream {
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.uploads.sent(&submission);
         self.readback_queue.sent(&submission);
-        (self.dispatches, self.seconds) = (0, 0.0);
+        self.dispatches = 0;
+        self.seconds = 0.0;
         self.traffic.submissions += 1;
         self.queued.push_back(submission.clone());
         if self.queued.len() > QUEUED_MAX {
@@ -350,10 +359,10 @@ impl CommandStream {
         mut into: &mut [u8],
     ) -> Result<(), DeviceError> {
         let parts = cut(ranges, self.readbacks.slot_bytes());
-        let under_way = self.readbacks.slots();
+        let in_flight_max = self.readbacks.slots();
         for (part, copies) in parts.iter().enumerate() {
-            if part >= under_way {
-                let read = self.readbacks.finish(&self.gpu, part - under_way, into)?;
+            if part >= in_flight_max {
+                let read = self.readbacks.finish(&self.gpu, part - in_flight_max, into)?;
                 into = &mut into[read..];
             }
             let target = self.readbacks.buffer(part).clone();
@@ -362,12 +371,15 @@ impl CommandStream {
                 self.encoder().copy_buffer_to_buffer(buffer, *offset, &target, bytes, *count);
                 bytes += count;
             }
-            if let Some(submission) = self.submit()?.filter(|_| bytes > 0) {
+            let submission = self.submit()?;
+            if bytes > 0
+                && let Some(submission) = submission
+            {
                 self.readbacks.begin(part, bytes, &submission);
             }
             self.traffic.bytes_back += bytes;
         }
-        for part in parts.len().saturating_sub(under_way)..parts.len() {
+        for part in parts.len().saturating_sub(in_flight_max)..parts.len() {
             let read = self.readbacks.finish(&self.gpu, part, into)?;
             into = &mut into[read..];
         }
@@ -387,11 +399,14 @@ impl CommandStream {
     }
 
     fn mark(&mut self, now: Instant) {
-        (self.began, self.nominal, self.made) = (Some(now), 0.0, self.gpu.allocation_count());
-        (self.predicted, self.paced) = (0.0, 0.0);
+        self.began = Some(now);
+        self.nominal = 0.0;
+        self.made = self.gpu.allocation_count();
+        self.predicted = 0.0;
+        self.paced = 0.0;
     }
 
-    /// Resolves the timestamps of the passes so far; returns the buffer to read then, and its
+    /// Resolves the timestamps of the passes so far; returns the buffer with the ticks, and its
     /// bytes.
     fn resolve(&mut self) -> Option<(wgpu::Buffer, u64)> {
         self.encoder();
@@ -407,9 +422,12 @@ impl CommandStream {
     ) -> Result<Option<f64>, DeviceError> {
         let ticks = self.resolve();
         let mut ranges = ranges.to_vec();
-        let tick_bytes = ticks.as_ref().map_or(0, |(_, bytes)| *bytes);
-        ranges.extend(ticks.as_ref().map(|(buffer, bytes)| (buffer, 0, *bytes)));
-        let mut read = vec![0; into.len() + tick_bytes as usize];
+        let mut tick_bytes = 0;
+        if let Some((buffer, bytes)) = &ticks {
+            ranges.push((buffer, 0, *bytes));
+            tick_bytes = *bytes as usize;
+        }
+        let mut read = vec![0; into.len() + tick_bytes];
         self.transfer(&ranges, &mut read)?;
         let (values, ticks) = read.split_at(into.len());
         into.copy_from_slice(values);
@@ -420,18 +438,21 @@ impl CommandStream {
     /// the busy fraction.
     fn close_step(&mut self, ticks: &[u8]) -> Option<f64> {
         let now = Instant::now();
-        let longest = &mut self.traffic.longest_submission_s;
-        let busy = self.clock.as_mut().and_then(|clock| {
-            let busy = clock.busy_seconds(ticks);
-            *longest = longest.max(clock.longest_submission_seconds(ticks).unwrap_or(0.0));
+        let mut busy = None;
+        if let Some(clock) = &mut self.clock {
+            busy = clock.busy_seconds(ticks);
+            let longest = clock.longest_submission_seconds(ticks).unwrap_or(0.0);
+            self.traffic.longest_submission_s = self.traffic.longest_submission_s.max(longest);
             clock.forget();
-            busy
-        });
+        }
         if let Some(busy) = busy {
             self.follow(busy);
         }
         let seconds = self.began.map(|began| now.duration_since(began).as_secs_f64());
-        let share = busy.zip(seconds).and_then(|(busy, seconds)| share(busy, seconds));
+        let share = match (busy, seconds) {
+            (Some(busy), Some(seconds)) => share(busy, seconds),
+            _ => None,
+        };
         // The time of a step that compiled shaders does not represent the device, and without a
         // clock it includes the time that the device waited for other ranks.
         if let Some(seconds) = seconds
@@ -444,11 +465,12 @@ impl CommandStream {
         share
     }
 
-    /// Follows a device that is slower than its paces say, or has recovered, by the time in which
-    /// it was busy in a step, if that was for the most part in dispatches at known paces.
+    /// Adapts the slowdown to the seconds in which the device was busy in a step, if most of them
+    /// were in dispatches at known paces.
     fn follow(&mut self, busy: f64) {
-        // Below, the paces are right; above, parts would have no work.
+        /// Below this ratio, the paces are right.
         const SLOWER: f64 = 2.0;
+        /// Above this ratio, parts would have no work.
         const SLOWEST: f64 = 64.0;
         let ratio = busy / self.predicted;
         let is_slower = self.paced > 0.5 * self.predicted && ratio > SLOWER;
@@ -464,8 +486,9 @@ impl CommandStream {
         if let Some((buffer, bytes)) = self.resolve() {
             let mut ticks = vec![0; bytes as usize];
             self.transfer(&[(&buffer, 0, bytes)], &mut ticks)?;
-            let seconds = self.clock.as_ref().and_then(|clock| clock.busy_seconds(&ticks));
-            if let Some(seconds) = seconds {
+            if let Some(clock) = &self.clock
+                && let Some(seconds) = clock.busy_seconds(&ticks)
+            {
                 return Ok(seconds);
             }
         }
@@ -485,7 +508,7 @@ impl CommandStream {
         Ok(seconds.max(0.0) / f64::from(repeats))
     }
 
-    /// Returns the wall time of a submission with so many repetitions of a prepared kernel.
+    /// Returns the wall time of a submission with `repeats` runs of a prepared kernel.
     fn wall(&mut self, task: &PreparedKernel, repeats: u32) -> Result<f64, DeviceError> {
         let started = Instant::now();
         self.encoder();
@@ -508,12 +531,13 @@ impl CommandStream {
 /// makes it unusable.
 fn share(busy: f64, seconds: f64) -> Option<f64> {
     const OFF: f64 = 1.05;
-    (busy <= OFF * seconds).then(|| (busy / seconds).min(1.0))
+    if busy <= OFF * seconds { Some((busy / seconds).min(1.0)) } else { None }
 }
 
-/// Splits ranges into chunks of at most `piece_bytes` bytes, each from as many ranges as it takes.
+/// Splits ranges into chunks of at most `piece_bytes` bytes, each from one or more ranges.
 fn cut<'a>(ranges: &[ReadRange<'a>], piece_bytes: u64) -> Vec<Vec<ReadRange<'a>>> {
-    let (mut parts, mut room) = (vec![Vec::new()], piece_bytes);
+    let mut parts = vec![Vec::new()];
+    let mut room = piece_bytes;
     for &(buffer, mut offset, mut bytes) in ranges {
         while bytes > 0 {
             if room == 0 {
@@ -524,7 +548,9 @@ fn cut<'a>(ranges: &[ReadRange<'a>], piece_bytes: u64) -> Vec<Vec<ReadRange<'a>>
             if let Some(part) = parts.last_mut() {
                 part.push((buffer, offset, count));
             }
-            (offset, bytes, room) = (offset + count, bytes - count, room - count);
+            offset += count;
+            bytes -= count;
+            room -= count;
         }
     }
     parts

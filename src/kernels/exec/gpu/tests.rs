@@ -244,7 +244,7 @@ fn an_input_written_twice_in_one_submission_serves_both_passes() {
         device.run(node..node + 1, &evaluation).unwrap();
         let at = device.binding(output, 0);
         let kept = device.norm_parts.clone();
-        device.stream.copy((&at.buffer, 0), &kept, 8);
+        device.stream.copy(&at.buffer, 0, &kept, 8);
         device.set_input(x, 0, HostTensorView::Float(&[2.0; 16])).unwrap();
         device.run(node..node + 1, &evaluation).unwrap();
         assert_eq!(device.stream.traffic.submissions, submissions, "{}", device.name());
@@ -359,8 +359,8 @@ fn tensors_stay_within_what_32_bits_index() {
     assert_eq!(tensor_bytes_max(&limits(64 << 30)), 8 << 30);
 }
 
-/// A gradient that sums over 70,000 rows is accepted where loops may be that long, and refused
-/// where the driver would end them early.
+/// A gradient that sums over 70,000 rows is accepted if loops may be that long, and refused if the
+/// driver would end them early.
 #[test]
 fn loops_that_a_driver_would_end_early_are_refused() {
     const LONG: usize = 70_000;

@@ -1,27 +1,26 @@
-//! Memory in which the dispatches of one call of a plan hand results on.
+//! Memory for intermediate results between the dispatches of one call of a plan.
 
 use crate::Caps;
 use crate::autotune::plan_calls::{distinct_calls, distinct_calls_of};
 use potluck_graph::Plan;
 
-/// Bytes that a device allocates for what the dispatches of a call hand on, for all calls together,
-/// which run one after the other.
+/// Bytes that a device allocates for intermediate results between the dispatches of a call. All
+/// calls share the memory, as they run one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallMemory {
     /// Partial results.
     pub workspace: usize,
-    /// A tensor that dispatches hand on whole, and the slot that shares its memory.
+    /// A whole tensor between dispatches, and the slot that shares its memory.
     pub scratch: usize,
 }
 
-/// Rows of small passes: those of a token of a few texts, which have kernels of their own.
+/// The most rows of small passes, of one token each of a few texts, which have their own kernels.
 const FEW_ROWS: usize = 8;
 
 impl CallMemory {
-    /// Returns the memory for a plan on a device with these capabilities: the most that a variant
-    /// of one of its calls needs, whichever of them is chosen later. A plan without gradients may
-    /// run as in training too, and then normalizes by the statistics of the batch; and it may run
-    /// on a few rows.
+    /// Returns the memory for a plan on a device with these capabilities: the most that any variant
+    /// of its calls needs. A plan without gradients may also run as in training, normalizing by the
+    /// statistics of the batch, and on a few rows.
     pub fn of(plan: &Plan, caps: &Caps) -> Self {
         let mut calls = distinct_calls(plan, *caps);
         if !plan.graph.is_trained() {
@@ -31,9 +30,11 @@ impl CallMemory {
             }
         }
         let mut memory = Self::default();
-        for variant in calls.iter().flat_map(|planned| &planned.variants) {
-            memory.workspace = memory.workspace.max(variant.workspace_bytes());
-            memory.scratch = memory.scratch.max(variant.scratch_bytes());
+        for planned in &calls {
+            for variant in &planned.variants {
+                memory.workspace = memory.workspace.max(variant.workspace_bytes());
+                memory.scratch = memory.scratch.max(variant.scratch_bytes());
+            }
         }
         memory.scratch = memory.scratch.max(plan.logits_slot_bytes());
         memory
