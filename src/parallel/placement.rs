@@ -1,4 +1,4 @@
-//! Placement of a run: what is decided about its devices before the first step. Recorded in
+//! Placement of a run: the decisions about its devices before the first step. Recorded in
 //! `resolved.toml` and in every checkpoint, and kept by a run that resumes on the same devices.
 
 mod change;
@@ -10,13 +10,12 @@ use std::ops::Range;
 use super::options::TENSOR_SHARE_MAX;
 use super::{Mesh, ParallelOptions, ReduceSite};
 
-use potluck_core::Rank;
 use potluck_graph::VariantChoices;
 
 /// Devices of a run, with the decisions about each.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Placement {
-    /// Device selector and options that were asked for: what a run that resumes asks for again.
+    /// Requested device selector and options, which a run that resumes requests again.
     pub devices_asked: String,
     pub options: ParallelOptions,
     /// Identities of all requested devices, in the order of the request.
@@ -100,8 +99,8 @@ impl Placement {
         identities.join(", ")
     }
 
-    /// Returns true if these are decisions about a run on such candidates, which divide the model
-    /// among them or not: what was chosen for a whole model is not for a part.
+    /// Returns true if these decisions apply to a run on these candidates that divides the model
+    /// among them or not: choices for a whole model do not apply to a part.
     pub fn is_of(&self, candidates: &[String], is_divided: bool) -> bool {
         self.candidates == candidates && self.mesh.is_divided() == is_divided
     }
@@ -119,13 +118,16 @@ impl Placement {
         self.mesh.first_ranks().map_while(|rank| self.ranks.get(rank.index()))
     }
 
-    /// Returns the tensor groups of each pipeline, by stage; of a damaged record the ranks that
-    /// there are.
+    /// Returns the tensor groups of each pipeline, by stage; of a damaged record only the ranks
+    /// that exist.
     pub fn pipelines(&self) -> impl Iterator<Item = Vec<Vec<&RankPlacement>>> + Clone {
-        let of = |ranks: Vec<Rank>| -> Vec<&RankPlacement> {
-            ranks.iter().filter_map(|rank| self.ranks.get(rank.index())).collect()
-        };
-        self.mesh.pipelines().map(move |stages| stages.into_iter().map(of).collect())
+        self.mesh.pipelines().map(|stages| {
+            let mut groups = Vec::with_capacity(stages.len());
+            for ranks in stages {
+                groups.push(ranks.iter().filter_map(|rank| self.ranks.get(rank.index())).collect());
+            }
+            groups
+        })
     }
 
     /// Returns true if these shares were decided for batches of `batch` samples, in micro-batches
@@ -143,15 +145,19 @@ impl Placement {
     /// Returns true if the ranks are devices among the candidates, in their order, each with
     /// samples and micro-batches that it may have. False only for a damaged record.
     pub fn is_consistent(&self) -> bool {
+        self.has_ranks_of_mesh()
+            && self.ranks.iter().all(|rank| self.is_sound(rank))
+            && self.has_sound_order()
+    }
+
+    /// Returns true if a rank is one of the candidates and has possible samples and micro-batches.
+    fn is_sound(&self, rank: &RankPlacement) -> bool {
         let sizes = 1..=self.micro_batch_max;
-        let is_sound = |rank: &RankPlacement| {
-            rank.position < self.candidates.len()
-                && rank.share > 0
-                && sizes.contains(&rank.micro_batch)
-                && sizes.contains(&rank.rows)
-                && rank.has_its_share()
-        };
-        self.has_ranks_of_mesh() && self.ranks.iter().all(is_sound) && self.has_sound_order()
+        rank.position < self.candidates.len()
+            && rank.share > 0
+            && sizes.contains(&rank.micro_batch)
+            && sizes.contains(&rank.rows)
+            && rank.has_its_share()
     }
 
     /// Returns true if there are as many ranks as the mesh has places.
@@ -178,10 +184,9 @@ impl Placement {
     /// same blocks.
     fn is_pipeline(&self, stages: &[Vec<&RankPlacement>]) -> bool {
         let Some(first) = stages.first().and_then(|group| group.first()) else { return false };
-        let has_one_part = |group: &Vec<&RankPlacement>| {
+        stages.iter().all(|group| {
             group.iter().all(|rank| self.is_stage(rank, first) && rank.blocks == group[0].blocks)
-        };
-        stages.iter().all(has_one_part)
+        })
     }
 
     /// Returns true if every rank of a tensor group has a share.

@@ -1,4 +1,4 @@
-//! Connections whose peers have not yet said what they are here for: bounded in number and time.
+//! Connections without a first message of their peers: bounded in number and time.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl Guests {
         self.0.contains_key(&connection)
     }
 
-    /// Takes note of another address of a peer.
+    /// Records a new address of a peer.
     pub fn moved(&mut self, connection: ConnectionId, to: SocketAddr) {
         if let Some((address, _)) = self.0.get_mut(&connection) {
             *address = to;
@@ -51,13 +51,14 @@ impl Guests {
 
     /// Closes connections that have said nothing for too long.
     pub fn handle_timeout(&mut self, now: Nanos, outbox: &mut Outbox) {
-        let late: Vec<ConnectionId> =
-            self.0.iter().filter(|(_, (_, until))| now >= *until).map(|(&id, _)| id).collect();
-        for connection in late {
-            self.0.remove(&connection);
-            let why = format!("no message came within {}", seconds(REPLY_TIMEOUT));
-            outbox.close(connection, &why);
-        }
+        self.0.retain(|&connection, &mut (_, until)| {
+            let is_late = now >= until;
+            if is_late {
+                let why = format!("no message came within {}", seconds(REPLY_TIMEOUT));
+                outbox.close(connection, &why);
+            }
+            !is_late
+        });
     }
 
     /// Returns the next time at which a connection is closed.

@@ -6,8 +6,8 @@ use std::thread;
 
 use super::*;
 use crate::comm::{Closed, GroupError, PacketLink, PacketValues, ReduceOp};
-use potluck_core::Rank;
 use potluck_core::rng::Key;
+use potluck_core::{Position, Rank};
 
 /// Link that hands bytes to the receiver of another process, after a change.
 struct Wire {
