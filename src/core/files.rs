@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 /// Ending of files and directories that were set aside for the user.
 const ASIDE: &str = ".aside";
 
-/// Returns true for the errors of a disk or a quota that is full: the only write errors that may end
-/// by themselves, so that the same start may succeed later.
+/// Returns true for the errors of a disk or a quota that is full: the only write errors that may
+/// end by themselves, so that the same start may succeed later.
 pub fn is_disk_full(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -83,7 +83,7 @@ pub fn replace_or_write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Syncs the entries of a directory (files created, renamed, removed) to the disk.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
-    // Windows cannot open a directory as a file, and writes its entries in order by itself.
+    // Windows cannot open a directory as a file, and writes its entries in order anyway.
     if cfg!(unix) { File::open(directory)?.sync_all() } else { Ok(()) }
 }
 

@@ -225,7 +225,7 @@ pub struct RunSeries {
     /// First element of the slice that is in the series, and the number of elements.
     pub start: usize,
     pub elements: usize,
-    /// Place of the first of them in the whole tensor.
+    /// Place of the first element in the whole tensor.
     pub place: usize,
     /// Elements of a run, and from the start of one to the start of the next.
     pub run: usize,

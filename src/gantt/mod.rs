@@ -190,7 +190,7 @@ fn ticks(length: f64, most: usize) -> Vec<(f64, String)> {
     ticks
 }
 
-/// Returns a text of at most `most` characters; one that was longer ends with two dots.
+/// Returns a text of at most `most` characters; a longer one is cut and ends with two dots.
 fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.into();
@@ -211,7 +211,7 @@ pub mod tests {
     }
 
     /// Returns the chart of 1F1B over `stages`, with forward passes of 1 ms and backward passes
-    /// of 2 ms: each pass begins as soon as its stage and what it reads are ready.
+    /// of 2 ms: each pass begins as soon as its stage and its inputs are ready.
     pub fn one_forward_one_backward(stages: usize, micro_batches: usize) -> Chart {
         let order = |stage: usize| {
             let warm = (stages - stage - 1).min(micro_batches);

@@ -22,8 +22,8 @@ const BELOW: f64 = 78.0;
 const LABEL_MAX: usize = 44;
 const LABEL_CHARACTER: f64 = 7.0;
 const TITLE_CHARACTER: f64 = 9.6;
-/// Fonts of the numbers of micro-batches, of which the first that fits is taken, and the width of
-/// a digit as a part of a font's size.
+/// Font sizes of the numbers of micro-batches, the first of which that fits is used, and the width
+/// of a digit as a part of a font's size.
 const NUMBER_FONTS: [f64; 2] = [11.0, 9.0];
 const NUMBER_CHARACTER: f64 = 0.57;
 /// Least distance of two ticks in pixels.
@@ -193,7 +193,7 @@ fn label_lines(label: &str) -> Vec<String> {
     vec![shortened(label, LABEL_MAX)]
 }
 
-/// Returns the grid behind the bars with its labels in milliseconds.
+/// Returns the background grid with its labels in milliseconds.
 fn axis(layout: &ChartLayout, period: &ChartPeriod) -> String {
     let length = period.milliseconds();
     let bottom = layout.bottom;
@@ -219,7 +219,7 @@ fn bar(span: &ChartSpan, layout: &ChartLayout, period: &ChartPeriod) -> String {
     let width = layout.at(period.share(span.to_s)) - x;
     let top = TOP + span.row as f64 * ROW;
     let (color, text_color) = span.pass.colors(span.chunk);
-    // Neighbours of one colour are told apart by an edge, which would cover narrow ones.
+    // An edge separates neighbours of one colour; a wide one would cover narrow spans.
     let edge = (width / 8.0).min(1.0);
     let number = span.micro_batch.map(|number| number.to_string());
     let of = match &number {

@@ -1,6 +1,6 @@
 //! Gantt chart as text of ASCII characters: below the label of a row a line of letters that name
-//! the passes, a line with the numbers of the micro-batches, and one with those of the model chunks
-//! if there are several.
+//! the passes, a line with the numbers of the micro-batches, and a line with the numbers of the
+//! model chunks if there are several.
 
 use super::{Chart, ChartPass, ChartPeriod, ChartSpan, shortened, ticks};
 use potluck_core::format::percent;
@@ -27,7 +27,7 @@ impl ChartPass {
     fn letter(self) -> char {
         match self {
             Self::Forward => 'F',
-            // Small, to be told from a forward pass at first sight.
+            // Lower case, to differ clearly from a forward pass.
             Self::Backward | Self::BackwardInput => 'b',
             Self::BackwardWeight => 'w',
             Self::Update => 'U',
@@ -142,8 +142,8 @@ impl Chart {
     }
 }
 
-/// Returns the number of each span at its first column. Numbers of several digits are followed by
-/// a space, so that neighbours stay apart.
+/// Returns the number of each span at its first column. Numbers of several digits are followed by a
+/// space, which separates neighbours.
 fn numbers(cells: &Cells, number: impl Fn(usize) -> Option<usize>) -> NumberLine {
     let mut line = String::new();
     let mut is_cut = false;

@@ -17,8 +17,8 @@ struct DeviceRow {
     runs: Vec<SegmentRun>,
 }
 
-/// Returns the chart of the last complete step of a trace that `potluck train --trace` wrote,
-/// with a row per device. The backward passes for inputs and for weights are shown apart if the
+/// Returns the chart of the last complete step of a trace that `potluck train --trace` wrote, with
+/// a row per device. The backward passes for inputs and for weights are shown separately if the
 /// schedule delays those for weights.
 ///
 /// # Errors
@@ -161,7 +161,7 @@ impl DeviceRow {
     }
 }
 
-/// Returns the seconds in which both steps ran; negative if they were apart.
+/// Returns the seconds in which both steps ran; negative if they did not overlap.
 fn overlap_s(step: &[SegmentRun], other: &[SegmentRun]) -> f64 {
     let (from, to) = times(step);
     let (other_from, other_to) = times(other);

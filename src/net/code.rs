@@ -67,8 +67,8 @@ pub fn decode(code: &str) -> Result<Zeroizing<[u8; KEY_BYTES]>, SecretError> {
     Ok(Zeroizing::new(bits.to_be_bytes()))
 }
 
-/// Returns true for a text that may be meant as a code: about as many letters of a code, all capital
-/// or none, with a digit (one code in 30,000 has none), and in short groups or in one.
+/// Returns true for a text that may be meant as a code: about as many letters of a code, all
+/// capital or none, with a digit (one code in 30,000 has none), and in short groups or in one.
 pub(crate) fn resembles(text: &str) -> bool {
     let letters = || text.chars().filter(|c| !is_separator(*c));
     let mixes_cases =

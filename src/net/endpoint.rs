@@ -33,8 +33,8 @@ use potluck_parallel::comm::Mailbox;
 const CONTROL_PRIORITY: i32 = 1;
 /// Upper bound of [`EndpointOptions::links_max`].
 const LINKS_LIMIT: usize = 1 << 16;
-/// Time after which the next address of a node is dialed beside the earlier ones: a little more than
-/// the longest usual round trip (RFC 8305, section 5, has 250 ms for web servers).
+/// Time after which the next address of a node is dialed beside the earlier ones: a little more
+/// than the longest usual round trip (RFC 8305, section 5, has 250 ms for web servers).
 const DIALS_APART: Duration = Duration::from_millis(200);
 /// Time for the last packets of an endpoint that closes.
 const CLOSE_MARGIN: Duration = Duration::from_millis(200);
@@ -51,7 +51,7 @@ pub struct Endpoint {
 pub(crate) struct Approach {
     /// Addresses of the node, the likeliest one first.
     pub addresses: Vec<SocketAddr>,
-    /// Longest time for all of them.
+    /// Longest time for all addresses.
     pub limit: Duration,
     /// Idle timeout of the link, if it differs from the endpoint's.
     pub idle_timeout: Option<Duration>,
@@ -136,7 +136,7 @@ impl Endpoint {
             knock,
             gate: Arc::new(Gate::default()),
             refusals,
-            // Each has one of the places, so this is never full.
+            // Each peer has one of the places, so this is never full.
             accepted: Mailbox::new(options.links_max),
             links: Lock::new(Vec::new()),
             options,
@@ -182,8 +182,8 @@ impl Endpoint {
         &self.core.accepted
     }
 
-    /// Returns the peers that were refused since the last call, at most one line per address in some
-    /// seconds.
+    /// Returns the peers that were refused since the last call, at most one line per address in
+    /// some seconds.
     pub fn refusals(&self) -> Vec<RefusedPeer> {
         self.core.refusals.take()
     }
@@ -204,8 +204,8 @@ impl Endpoint {
         self.core.gate.crowd()
     }
 
-    /// Closes all links, as [`Link::close`] does, and waits until they have sent their queues, for a
-    /// bounded time.
+    /// Closes all links, as [`Link::close`] does, and waits until they have sent their queues, for
+    /// a bounded time.
     pub fn close(&self, why: &str) {
         self.core.accepted.close(why);
         if Handle::try_current().is_err() {
@@ -311,7 +311,7 @@ impl EndpointCore {
         }
     }
 
-    /// Exchanges greetings; returns the bytes of the peer's behind its head.
+    /// Exchanges greetings; returns the bytes of the peer's greeting after its head.
     async fn greet_client(&self, connection: &Connection) -> Result<(Vec<u8>, Control), Stop> {
         let (mut send, mut receive) = connection.accept_bi().await.map_err(|_| Stop::Ended)?;
         let theirs = read_greeting(&mut receive).await?;
@@ -446,7 +446,7 @@ impl EndpointCore {
     }
 }
 
-/// Reads a greeting, and returns its bytes behind the head.
+/// Reads a greeting, and returns its bytes after the head.
 async fn read_greeting(receive: &mut RecvStream) -> Result<Vec<u8>, Stop> {
     let mut head = [0; GREETING_HEAD_BYTES];
     // Read on its own: it identifies another program, which may send less than a greeting.

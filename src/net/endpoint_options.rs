@@ -11,11 +11,11 @@ pub struct EndpointOptions {
     /// Most links at a time, with peers that are not accepted yet.
     pub links_max: usize,
     /// Time without any packet of the peer after which a link ends; the shorter one of both sides
-    /// counts. Packets that keep it alive are sent by themselves.
+    /// counts. Packets that keep it alive are sent automatically.
     pub idle_timeout: Duration,
     /// Time for a handshake, and then for the greeting.
     pub handshake_timeout: Duration,
-    /// Most time for which a closed link sends what was queued.
+    /// Maximum time for which a closed link sends its queues.
     pub flush_timeout: Duration,
     /// Most bytes of a stream that were received and not taken. A link has one stream of payloads
     /// and up to four blobs.

@@ -100,7 +100,8 @@ impl Crowd {
         }
     }
 
-    /// Returns the network with the most places; the one with the oldest place if there are several.
+    /// Returns the network with the most places; the one with the oldest place if there are
+    /// several.
     fn fullest_network(&self) -> IpAddr {
         let mut fullest = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
         for place in &self.places {

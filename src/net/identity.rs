@@ -52,8 +52,8 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// Creates the authority of all nodes that know the secret. Its name differs for each secret, so
-    /// that a certificate of another run has an unknown issuer, and no bad signature.
+    /// Creates the authority of all nodes that know the secret. Its name differs for each secret,
+    /// so that a certificate of another run has an unknown issuer, and no bad signature.
     pub fn of(secret: &Secret) -> Self {
         let name = secret.derive(b"potluck/1 name of the authority");
         let mut common_name = String::from("potluck run ");
@@ -121,7 +121,7 @@ fn leaf_params(role: &str) -> Result<CertificateParams, NetError> {
     Ok(params)
 }
 
-/// Returns a node's certificate that nobody but its own key has signed.
+/// Returns a node's certificate that only its own key has signed.
 #[cfg(test)]
 pub fn self_signed() -> CertifiedKey {
     let leaf = KeyPair::generate_for(&PKCS_ED25519).unwrap();

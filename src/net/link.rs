@@ -57,7 +57,7 @@ impl From<Vec<u8>> for Payload {
     }
 }
 
-/// Parts of which a link is made.
+/// Parts of a link to be opened.
 pub(crate) struct LinkParts {
     pub connection: Connection,
     pub control: Control,
@@ -124,8 +124,9 @@ impl Link {
         self.result(pushed, "control messages")
     }
 
-    /// Queues bytes, at most 64 MiB, for a stream of their own; their hash is computed here. Waits
-    /// while the queue is full, except on a thread of the network, where that closes the link.
+    /// Queues bytes, at most 64 MiB, for a separate stream; their hash is computed here. Waits
+    /// while the queue is full, except on a thread of the network, where a full queue closes the
+    /// link.
     ///
     /// # Errors
     ///
@@ -189,8 +190,8 @@ impl Link {
         LinkStats::of(&self.0.0.connection)
     }
 
-    /// Returns the present address of the peer. A peer that has dialed may change its address later;
-    /// QUIC makes sure that it is the same peer (RFC 9000, section 9).
+    /// Returns the present address of the peer. A peer that has dialed may change its address
+    /// later; QUIC makes sure that it is the same peer (RFC 9000, section 9).
     pub fn address(&self) -> SocketAddr {
         canonical(self.0.0.connection.remote_address())
     }

@@ -60,8 +60,8 @@ fn stalled(stall: Duration) -> Stop {
     Stop::Violation(format!("a stream stopped for {seconds} s before what it announced"))
 }
 
-/// Reads a head, which may begin at any time, but must then arrive without a pause. Returns false at
-/// the end of the stream.
+/// Reads a head, which may begin at any time, but must then arrive without a pause. Returns false
+/// at the end of the stream.
 async fn read_head(
     stream: &mut RecvStream,
     head: &mut [u8],

@@ -7,7 +7,7 @@ use super::wire::TAG_BYTES;
 /// links, and the packets that keep this one alive, wait with them. An error closes the link with
 /// its sentence, which the peer gets.
 pub trait Receiver: Send + Sync {
-    /// Takes a control message; they come in the order in which they were sent.
+    /// Takes a control message; they arrive in the order in which they were sent.
     fn control(&self, message: Vec<u8>) -> Result<(), String>;
 
     /// Agrees to a blob, before anything is allocated for it.
@@ -16,7 +16,7 @@ pub trait Receiver: Send + Sync {
     /// Takes a blob whose hash was checked. Blobs overtake each other.
     fn blob(&self, id: u64, bytes: Vec<u8>) -> Result<(), String>;
 
-    /// Gives the place of a payload, which must have exactly this length; payloads come in the
+    /// Returns the place for a payload, which must have exactly this length; payloads arrive in the
     /// order in which they were sent.
     fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
 

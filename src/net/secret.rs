@@ -86,7 +86,6 @@ impl Secret {
         Self::of_line(path, &text)
     }
 
-    /// Returns the secret of the text of a file.
     fn of_line(path: &Path, text: &str) -> Result<Self, SecretError> {
         let text = text.trim_end_matches(['\r', '\n']);
         if code::resembles(text) {
@@ -161,8 +160,8 @@ fn read(path: &Path, refused: Option<u32>) -> Result<Zeroizing<String>, SecretEr
     Ok(text)
 }
 
-/// Returns an error if a file has one of the rights in the mode `refused`, the rights of users other
-/// than its owner. The open file is checked, so that it cannot be exchanged in between.
+/// Returns an error if a file has one of the rights in the mode `refused`, the rights of users
+/// other than its owner. The open file is checked, so that it cannot be exchanged in between.
 #[cfg(unix)]
 fn refuse_unprotected(file: &File, path: &Path, refused: u32) -> Result<(), SecretError> {
     use std::os::unix::fs::PermissionsExt;
@@ -176,9 +175,8 @@ fn refuse_unprotected(file: &File, path: &Path, refused: u32) -> Result<(), Secr
     Err(SecretError::Mode { path: path.to_owned(), mode })
 }
 
-/// Returns an error for a console or a pipe, which the owner of a file does not protect. The access
-/// list of a file is up to the user: by default, that of a home directory admits its owner and
-/// administrators.
+/// Returns an error for a console or a pipe, which no file owner protects. The access list of a
+/// file is left to the user: by default, a home directory admits its owner and administrators.
 #[cfg(not(unix))]
 fn refuse_unprotected(file: &File, path: &Path, _: u32) -> Result<(), SecretError> {
     if file.metadata().is_ok_and(|about| about.is_file()) {

@@ -19,7 +19,7 @@ use super::identity::{self, Identity};
 use super::socket_buffers::{SOCKET_BYTES, SocketBuffers};
 use super::wire::IDLE_TIMEOUT_MIN;
 
-/// Blobs that are on their way at a time, per direction.
+/// Maximum number of blobs in flight, per direction.
 pub(crate) const BLOBS_MAX: usize = 4;
 /// Largest datagram that is tried; on loopback it doubles the speed of the 1452 bytes that quinn
 /// tries. quinn hands up to ten to the system at once, which together must not exceed 65,507 bytes:
@@ -90,7 +90,7 @@ fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
         .keep_alive_interval(Some((idle / 4).min(Duration::from_secs(5))))
         .stream_receive_window(VarInt::from_u64(window).unwrap_or(VarInt::MAX))
         .receive_window(VarInt::from_u64(windows).unwrap_or(VarInt::MAX))
-        // What was taken is acknowledged a little later.
+        // Received data is acknowledged a little later.
         .send_window(windows + window)
         .datagram_receive_buffer_size(None)
         .initial_rtt(ROUND_TRIP_GUESS)
@@ -111,7 +111,7 @@ pub(crate) fn open_socket(address: SocketAddr) -> Result<(UdpSocket, SocketBuffe
 fn bind(address: SocketAddr) -> io::Result<(UdpSocket, SocketBuffers)> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
-        // Takes IPv4 too where the system can; where it cannot, IPv6 alone is what was asked for.
+        // Accepts IPv4 too if the system can; otherwise IPv6 alone, as requested.
         let _ = socket.set_only_v6(false);
     }
     let buffers = SocketBuffers::ask(&socket, SOCKET_BYTES);

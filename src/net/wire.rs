@@ -32,7 +32,7 @@ const REASON_BYTES: usize = 900;
 pub(crate) const GREETING_HEAD_BYTES: usize = 6;
 const PROTOCOL_BYTES: usize = 2;
 const IDLE_TIMEOUT_BYTES: usize = 8;
-/// Most bytes of a greeting behind its head.
+/// Maximum number of bytes of a greeting after its head.
 const GREETING_BYTES_MAX: usize =
     PROTOCOL_BYTES + 1 + u8::MAX as usize + IDLE_TIMEOUT_BYTES + HELLO_MAX;
 pub(crate) const CONTROL_HEAD_BYTES: usize = 4;
@@ -134,7 +134,7 @@ pub(crate) fn greeting_of(protocol: u16, version: &str, rest: &[u8]) -> Vec<u8> 
     bytes
 }
 
-/// Returns the number of bytes of a greeting behind this head.
+/// Returns the number of bytes of a greeting after this head.
 pub(crate) fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize, String> {
     if head[..4] != MAGIC {
         return Err("a greeting does not begin as one".into());
@@ -200,7 +200,7 @@ impl DataHead {
     }
 }
 
-/// Head of a blob, behind the kind of its stream.
+/// Head of a blob, after the kind of its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlobHead {
     pub id: u64,
@@ -348,7 +348,7 @@ mod tests {
         let idle_timeout = Duration::from_millis(1500);
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };
         assert_eq!(Greeting::decode(behind), Ok(decoded));
-        // One of a later protocol, of which only the beginning is known.
+        // A greeting of a later protocol, of which only the beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
         let own = format!("potluck {} (protocol 7)", env!("CARGO_PKG_VERSION"));

@@ -11,13 +11,13 @@ pub enum MismatchAction {
     Repair,
 }
 
-/// Answer to the loss of one of several devices: it is gone, hangs, or has no memory left.
+/// Answer to the loss of one of several devices, which is lost, hangs, or has no memory left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceLoss {
     /// An error.
     #[default]
     Stop,
-    /// Going on, on the devices that are left, from the last saved state, or else from the start
-    /// of the call.
+    /// Continue on the remaining devices from the last saved state, or from the start of the call
+    /// if there is none.
     Continue,
 }

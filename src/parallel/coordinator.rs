@@ -2,8 +2,8 @@
 //! ranks, and returns one decision for all. Time is an argument.
 //!
 //! No rank updates before a verdict of commit was announced, and a verdict is announced only
-//! after every rank has voted. So as long as a rank may still fail, all parameters are those of
-//! the previous step.
+//! after every rank has voted. So as long as a rank may still fail, all ranks have the parameters
+//! of the previous step.
 
 use super::StepError;
 use super::verdict::{Verdict, Vote};
@@ -58,7 +58,7 @@ pub enum Expiry {
 #[derive(Debug, Default)]
 struct RankState {
     vote: Option<Vote>,
-    /// True once the rank's step has ended, by itself or by a failure.
+    /// True once the rank's step has ended, also by a failure.
     has_ended: bool,
     activity: RankActivity,
     /// Last time at which the rank waited or its heartbeat had advanced.
@@ -78,8 +78,9 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Creates the coordinator of one round of ranks `0..world`, none of which has voted, at the
-    /// time `now`. `deadline` is the longest time without a sign of life; [`Nanos::MAX`] is none.
+    /// Creates the coordinator of one round of ranks `0..world`, before any vote, at the time
+    /// `now`. `deadline` is the longest time without a sign of life; [`Nanos::MAX`] means no
+    /// deadline.
     pub fn new(round: Round, world: u32, deadline: Nanos, now: Nanos) -> Self {
         let ranks = (0..world).map(|_| RankState { alive_at: now, ..RankState::default() });
         let ranks = ranks.collect();
@@ -117,8 +118,8 @@ impl Coordinator {
         Ok(Some(self.announce(Decision::Verdict(Verdict::from_votes(&votes)))))
     }
 
-    /// Records the end of a rank's step without a failure of its own. A rank that was given up may
-    /// still report its end, which changes nothing.
+    /// Records the end of a rank's step without a failure. A rank that was given up may still
+    /// report its end, which changes nothing.
     ///
     /// # Errors
     /// Returns [`StepError`] for a rank outside the world.

@@ -83,8 +83,8 @@ impl EdgeLayout {
     }
 
     /// Returns the sum of a count over the edges that may be in use at the same time: all edges
-    /// between stages, and those of one all-reduce of each tensor group. Its micro-batches in
-    /// flight cover the all-reduces that a rank begins before another has ended the previous one.
+    /// between stages, and the edges of one all-reduce. Its micro-batches in flight cover the
+    /// all-reduces that a rank begins before another rank has ended the previous one.
     fn in_use(&self, count: impl Fn(&Edge) -> usize) -> usize {
         let mut between_stages = 0;
         for edge in self.edges.iter() {
@@ -263,9 +263,8 @@ impl EdgeTransfers {
 
     /// Processes a piece that has arrived, and returns its treatment.
     ///
-    /// # Errors
-    /// Returns [`StepError::UnexpectedPiece`] for a piece of an edge that does not lead to this
-    /// rank, and for one that overlaps another or ends behind the tensor.
+    /// # Errors Returns [`StepError::UnexpectedPiece`] for a piece of an edge that does not lead to
+    /// this rank, and for one that overlaps another or ends beyond the tensor.
     pub fn arrive(&mut self, piece: &EdgePiece) -> Result<Arrival, StepError> {
         let edge = match self.layout.edges.get(piece.edge.index()) {
             Some(edge) if edge.leads_to(self.rank) => edge,
@@ -323,8 +322,8 @@ mod tests {
         EdgeTransfers::new(Rank(rank), layout)
     }
 
-    /// Two all-reduces of the ranks 0 and 1, of which the second has two tensors: 3 elements per
-    /// row, messages of 4 elements, up to 3 rows.
+    /// Two all-reduces of the ranks 0 and 1, the second one of two tensors: 3 elements per row,
+    /// messages of 4 elements, up to 3 rows.
     fn reducing(rank: u32) -> EdgeTransfers {
         let edge = |from, reduction| Edge {
             tensor: TensorId(7),

@@ -1,12 +1,12 @@
-//! Programs of pipelines: a model cut into stages and its stages into tensors, alone or beside data
+//! Programs of pipelines: a model cut into stages and stages cut into tensors, with or without data
 //! parallelism.
 //!
 //! `D` pipelines of `K` stages run their parts of the batch. A stage holds one model chunk, a run
 //! of consecutive blocks, or several of them: chunk `c` is on stage `c % K`. A stage has one rank,
-//! or a tensor group of `T`, which divide its tensors and all-reduce what they compute. The
-//! programs differ from those of data parallelism in the order of their segments, which a
-//! [`PipelineSchedule`] gives, and in the tensors that they send, receive and reduce; each bucket
-//! is reduced between the ranks that hold it.
+//! or a tensor group of `T`, which divide its tensors and all-reduce their results. The programs
+//! differ from the programs of data parallelism in the order of their segments, which a
+//! [`PipelineSchedule`] determines, and in the tensors that they send, receive and reduce; each
+//! bucket is reduced between the ranks that hold it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub const OVERLAPPED: usize = 2;
 /// One pipeline: its ranks, and the blocks of its model chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineRanks {
-    /// By stage: the ranks of its tensor group, as many for each.
+    /// By stage: the ranks of its tensor group, the same number for each.
     pub groups: Vec<Vec<Rank>>,
     /// By model chunk, in forward order: consecutive runs of blocks, which are all blocks.
     pub chunks: Vec<Range<u32>>,
@@ -73,7 +73,6 @@ impl PipelineRanks {
         })
     }
 
-    /// Returns the stage of a model chunk.
     pub(crate) fn stage_of_chunk(&self, chunk: usize) -> usize {
         chunk % self.stages()
     }
@@ -132,13 +131,12 @@ impl PipelineRequest<'_> {
         &self.plans[0]
     }
 
-    /// Returns the number of ranks.
     fn world(&self) -> usize {
         self.pipelines.iter().map(|pipeline| pipeline.ranks().count()).sum()
     }
 }
 
-/// Programs of all ranks of pipelines, with what they need.
+/// Programs of all ranks of pipelines, with their plans, edges and groups.
 #[derive(Clone, Debug)]
 pub struct PipelinePrograms {
     /// By rank.
@@ -171,8 +169,8 @@ impl PipelinePrograms {
     }
 
     /// Returns the programs of a forward pass over these micro-batches of each pipeline, at whose
-    /// end all ranks report the sums of their losses. They run on the plans of training, or on
-    /// those of a forward graph.
+    /// end all ranks report the sums of their losses. They run on the plans of training, or of a
+    /// forward graph.
     pub fn forward(
         request: &PipelineRequest,
         edges: &EdgeLayout,
@@ -307,8 +305,8 @@ fn edges_between_stages(request: &PipelineRequest) -> Vec<Edge> {
     edges
 }
 
-/// Returns true if a stage has a backward pass: some of its parameters, or of those of earlier
-/// stages, are not frozen.
+/// Returns true if a stage has a backward pass: not all parameters of this and of earlier stages
+/// are frozen.
 fn has_backward(plan: &Plan, pipeline: &PipelineRanks, stage: usize) -> bool {
     let blocks = pipeline.blocks_of(stage);
     plan.segments
@@ -464,7 +462,7 @@ impl StageWriter<'_> {
         tensors.iter().any(|tensor| self.plan.graph.root(*tensor) == root)
     }
 
-    /// Returns the instructions of all work of a training step, without those of collectives.
+    /// Returns the instructions of all work of a training step, without collectives.
     fn training(&self, batches: &[MicroBatch]) -> Vec<Instruction> {
         let shape = shape_of(self.request, self.pipeline, batches.len());
         // With several stages, a stage computes other micro-batches while one is in flight to the
@@ -635,7 +633,7 @@ impl StageWriter<'_> {
             })
     }
 
-    /// Inserts the starts of reductions behind the segments that complete their gradients.
+    /// Inserts the starts of reductions after the segments that complete their gradients.
     fn with_early_reductions(
         &self,
         work: Vec<Instruction>,
@@ -740,7 +738,7 @@ pub fn runs(instructions: &[Instruction]) -> Vec<(SegmentId, usize)> {
 }
 
 /// Returns the buckets that a rank holds and updates, in the order in which its gradients become
-/// final, and last those that no segment completes.
+/// final, and last the buckets that no segment completes.
 fn held_in_order(plan: &Plan, runs: &[(SegmentId, usize)]) -> Vec<BucketId> {
     let completed = runs.iter().flat_map(|(segment, _)| &plan.segments[segment.index()].completes);
     let all = plan.updated_buckets();

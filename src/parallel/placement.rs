@@ -35,10 +35,10 @@ pub struct Placement {
     pub cluster: Option<PlacedCluster>,
 }
 
-/// Nodes among which the candidates are, those of the first node first.
+/// Nodes of the candidates, in their order: the candidates of the first node come first.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlacedCluster {
-    /// Name of the run, by which nodes that come back know it.
+    /// Name of the run, which identifies it to returning nodes.
     pub run: String,
     pub nodes: Vec<PlacedNode>,
 }
@@ -73,7 +73,7 @@ pub struct RankPlacement {
     pub reduce_site: ReduceSite,
     /// Selected kernel variant of each call that has several.
     pub kernels: VariantChoices,
-    /// Keys of those of these calls whose variants were chosen without timings of all.
+    /// Keys of the calls whose variants were chosen without timings of all variants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub untimed: Vec<String>,
 }
@@ -106,14 +106,14 @@ impl Placement {
     }
 
     /// Returns the decisions about the device at a position among the candidates, for a run with
-    /// `world` ranks; `None` if it has no rank, or if only one of the two runs has several. Ranks
-    /// may be in another order of devices than those of the other run.
+    /// `world` ranks; `None` if it has no rank, or if only one of the two runs has several. The two
+    /// runs may have their devices in different orders of ranks.
     pub fn of_position(&self, position: usize, world: usize) -> Option<&RankPlacement> {
         let rank = self.ranks.iter().find(|rank| rank.position == position);
         rank.filter(|_| (self.ranks.len() == 1) == (world == 1))
     }
 
-    /// Returns the first rank of each pipeline, whose share is that of all stages.
+    /// Returns the first rank of each pipeline; all stages have its share.
     pub fn units(&self) -> impl Iterator<Item = &RankPlacement> + Clone {
         self.mesh.first_ranks().map_while(|rank| self.ranks.get(rank.index()))
     }

@@ -52,8 +52,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns the slot after the program's last sample; the largest over all ranks is the number of
-    /// samples of a step.
+    /// Returns the slot after the program's last sample; the largest over all ranks is the number
+    /// of samples of a step.
     pub fn samples_end(&self) -> usize {
         self.micro_batches.iter().map(|part| (part.first + part.rows) as usize).max().unwrap_or(0)
     }
@@ -166,8 +166,8 @@ pub(super) fn nearly_equal(share: Share) -> Vec<MicroBatch> {
 }
 
 /// Returns the buckets that a step updates in the order in which a rank's gradients become final:
-/// as the segments complete them, then those that no segment completes. A property of the plan, so
-/// it is the same on every rank, also on one that runs nothing.
+/// as the segments complete them, then the buckets that no segment completes. A property of the
+/// plan, so it is the same on every rank, also on one that runs nothing.
 fn completion_order(plan: &Plan) -> Vec<BucketId> {
     let (_, backward) = plan.passes();
     let mut order = Vec::with_capacity(plan.buckets.len());
@@ -180,10 +180,10 @@ fn completion_order(plan: &Plan) -> Vec<BucketId> {
     order
 }
 
-/// Returns the program of one data-parallel rank: it runs its share, reduce-scatters the
-/// gradients, updates the shards that it owns and all-gathers the parameters. With `overlap`, a
-/// bucket's reduction starts in the last micro-batch as soon as its gradients are complete, or
-/// else after the whole backward pass.
+/// Returns the program of one data-parallel rank: it runs its share, reduce-scatters the gradients,
+/// updates the shards that it owns and all-gathers the parameters. With `overlap`, a bucket's
+/// reduction starts in the last micro-batch as soon as its gradients are complete, otherwise after
+/// the whole backward pass.
 ///
 /// Micro-batches are nearly equal, at most `share.micro_batch` samples each. A rank without a
 /// sample runs no segment and takes part in every collective, with gradients of zero.
@@ -610,7 +610,7 @@ mod tests {
                 });
                 assert!(needing.is_none_or(|at| wait < at), "{next}");
             }
-            // Something is computed while the last bucket is on its way.
+            // Segments run while the last bucket is in flight.
             let last_wait = next.instructions.iter().rposition(is_of_gather).unwrap();
             let runs = next.instructions[..last_wait].iter();
             let runs = runs.filter(|i| matches!(i, Instruction::Run { .. })).count();

@@ -1,6 +1,6 @@
 //! State machine of one rank's transfers between its device and its ring thread: the chunks to read
-//! back, in their order, the treatment of what comes back, and the event that the device thread
-//! waits for. It holds no values.
+//! back, in their order, the reactions to messages, and the event that the device thread waits for.
+//! It holds no values.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -131,8 +131,7 @@ pub struct PeerTransfers {
     round: Round,
     /// True once the current round was discarded.
     is_discarded: bool,
-    /// Readbacks that were started and have not completed, in order; also those of a discarded
-    /// round.
+    /// Readbacks that were started and have not completed, in order; also of discarded rounds.
     reads: VecDeque<StartedRead>,
     /// Per chunk that the rank owns: (sum of squares, number of non-finite values) of its
     /// gradient sums, once they have arrived.
@@ -177,7 +176,7 @@ impl PeerTransfers {
         self.edges.restart();
     }
 
-    /// Discards the current round: none of its readbacks is forwarded any more. The caller takes
+    /// Discards the current round: no further readback of it is forwarded. The caller takes
     /// completed ones from the device.
     pub fn discard(&mut self) {
         self.is_discarded = true;
@@ -218,7 +217,7 @@ impl PeerTransfers {
         let read = Read { round: self.round, kind, chunk };
         let is_read = match (kind, self.reduce_site) {
             (CollectiveKind::AllGather, _) if !self.owns(chunk) => return None,
-            // Without other ranks, the final values are not needed elsewhere.
+            // Without other ranks, the final values stay on the device.
             (CollectiveKind::AllGather, _) => self.is_shared(chunk),
             (CollectiveKind::ReduceScatter, ReduceSite::Host) => true,
             (CollectiveKind::ReduceScatter, ReduceSite::Device) => !self.is_added_to(chunk),

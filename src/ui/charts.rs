@@ -80,7 +80,7 @@ impl Plot<'_> {
         let font = ("sans-serif", units(FONT)).into_font().color(&TEXT);
         let mut builder = ChartBuilder::on(area);
         if !self.y.title.is_empty() {
-            // The title stands at the margin, with half of its height beyond.
+            // The title is centered on the margin, with half of its height beyond.
             builder.margin_left(units(FONT / 2));
         }
         let mut chart = builder

@@ -62,7 +62,7 @@ struct Log {
 struct LogFile {
     name: String,
     file: Lock<File>,
-    /// True once it could not be written, which is told once.
+    /// True once a write has failed, which is reported once.
     has_failed: AtomicBool,
 }
 
@@ -139,7 +139,7 @@ pub fn write(level: Level, rank: Option<Rank>, message: &str) {
     write_to_file(level, rank, message);
 }
 
-/// Writes a line to stderr alone: a secret, or one that the file has in another form.
+/// Writes a line to stderr alone: a secret, or a line with another form in the file.
 pub fn write_to_stderr(level: Level, rank: Option<Rank>, message: &str) {
     let text = if is_text() {
         format!("{}{message}", level.prefix())
@@ -149,7 +149,7 @@ pub fn write_to_stderr(level: Level, rank: Option<Rank>, message: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Writes a line to the file alone, if there is one. That it cannot be written is told once.
+/// Writes a line to the file alone, if there is one. A failure is reported once.
 pub fn write_to_file(level: Level, rank: Option<Rank>, message: &str) {
     let Some(Log { format, file: Some(of) }) = LOG.get() else { return };
     let line = line(level, rank, message);

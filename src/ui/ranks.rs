@@ -71,7 +71,7 @@ impl RunningMeans {
         self.ranks.iter().any(|mean| mean.stage.is_some_and(|stage| stage.pipeline > 0))
     }
 
-    /// Formats all devices in short lines, at most as many as fit under a progress bar.
+    /// Formats all devices in at most `LINES_MAX` short lines, to fit under a progress bar.
     pub fn block(&self) -> String {
         let mut lines = vec![String::new()];
         let pipelines = self.has_pipelines();

@@ -44,7 +44,7 @@ impl CurvePoint {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     points: Vec<CurvePoint>,
-    /// Steps for which a point stands.
+    /// Number of steps per point.
     width: u64,
     /// Last step and its value.
     last: Option<(u64, f64)>,
@@ -86,7 +86,7 @@ impl Curve {
     }
 }
 
-/// Appends a point to points that each stand for `width` steps, or joins it with the last of them.
+/// Appends a point to points of `width` steps each, or joins it with the last one.
 fn append(points: &mut Vec<CurvePoint>, point: CurvePoint, width: u64) {
     let bucket = point.step as u64 / width;
     match points.last_mut() {
@@ -113,8 +113,8 @@ impl Curves {
         [&self.loss, &self.lr, &self.val_loss].into_iter().chain(metrics)
     }
 
-    /// Appends the values of a line of a record; lines other than steps and evaluations, and damaged
-    /// lines, are ignored.
+    /// Appends the values of a line of a record; lines other than steps and evaluations, and
+    /// damaged lines, are ignored.
     fn add_line(&mut self, line: &[u8]) {
         let Ok(Value::Object(line)) = serde_json::from_slice(line) else { return };
         let Some(step) = line.get("step").and_then(Value::as_u64) else { return };

@@ -159,8 +159,8 @@ pub struct EvalRecord {
     /// Samples that were evaluated, and the targets in them.
     pub samples: u64,
     pub targets: u64,
-    /// True if the loss is finite and below that of the best evaluation before, if there was one;
-    /// left out of the line.
+    /// True if the loss is finite and below the best earlier one, if there is one; left out of the
+    /// line.
     pub is_best: bool,
 }
 
@@ -221,8 +221,8 @@ impl MeasureRecord {
     }
 }
 
-/// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen.
-/// Notes and warnings may come at any time, [`Tuning`](Event::Tuning) before
+/// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen. Notes
+/// and warnings may occur at any time, [`Tuning`](Event::Tuning) before
 /// [`Started`](Event::Started), and all others after it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {

@@ -21,8 +21,8 @@ const WAITING_BYTES_MAX: usize = 64 << 20;
 const UNWRITTEN_MAX: Duration = Duration::from_secs(3600);
 
 /// Appends steps, evaluations and measures to a file; each is written to the file (though not yet
-/// synced to the disk) when [`Recorder::event`] returns. While the disk is full or away, lines are
-/// kept in memory and written before those of later events: a run does not end for a line.
+/// synced to the disk) when [`Recorder::event`] returns. While the disk is full or unavailable,
+/// lines are kept in memory and written before later ones: a lost line does not end a run.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! Events that a machine is given, and actions that it asks for.
+//! Events for a machine, and the actions that it requests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -31,7 +31,7 @@ pub enum Event {
     DialFailed {
         dial: DialId,
         why: String,
-        /// True if nobody answered, so that somebody may come later.
+        /// True on timeout (as opposed to refusal): the peer may not be up yet.
         is_silent: bool,
         remedy: Remedy,
     },
@@ -44,7 +44,7 @@ pub enum Event {
         connection: ConnectionId,
         address: SocketAddr,
     },
-    /// A connection ended. After [`Action::Close`] it may come or not.
+    /// A connection ended. May follow [`Action::Close`] or not.
     Closed {
         connection: ConnectionId,
         end: ConnectionEnd,
@@ -56,15 +56,15 @@ pub enum Event {
 pub enum ConnectionEnd {
     /// The peer closed it, with a sentence.
     Peer(String),
-    /// Nothing came from the peer for this long.
+    /// Nothing has arrived from the peer for this long.
     Silent(Nanos),
     /// It broke, for the reason in this sentence.
     Broken(String),
 }
 
 impl ConnectionEnd {
-    /// Returns the reason of a loss of what was reached by this connection, as a sentence: `link`
-    /// names the connection.
+    /// Returns the reason for the loss of the node at the other end, as a sentence; `link` names
+    /// the connection.
     pub(super) fn loss(&self, link: &str) -> String {
         match self {
             Self::Peer(why) => format!("the peer closed {link}: {why}"),
@@ -96,8 +96,8 @@ pub enum Action {
         connection: ConnectionId,
         message: ClusterMsg,
     },
-    /// Closes a connection behind what was sent; the peer is told why. Nothing that it sends
-    /// afterwards is delivered.
+    /// Closes a connection after all sent messages; the peer gets the reason. Its later messages
+    /// are not delivered.
     Close {
         connection: ConnectionId,
         why: String,
@@ -109,7 +109,7 @@ pub enum Action {
         endpoint: Option<EndpointId>,
         addresses: Vec<SocketAddr>,
     },
-    /// Shows who is here, before the start.
+    /// Shows the nodes that have joined, before the start.
     Show(Presence),
     /// Shows that a peer was refused; only the first node does.
     TurnedAway {
@@ -124,14 +124,13 @@ pub enum Action {
     /// Shows that a node has another address than before.
     Moved(MovedNode),
     /// The run begins. `links` are the connections to all other nodes, except one that closed while
-    /// the start was on its way: then [`Action::Lost`] or [`Action::Left`] follows.
+    /// the start was in flight: then [`Action::Lost`] or [`Action::Left`] follows.
     Started {
         roster: Roster,
         you: NodeRank,
         links: Vec<(NodeRank, ConnectionId)>,
     },
-    /// A node went in order after the start. Whether the run can go on is for the layer above to
-    /// say.
+    /// A node left in order after the start. The layer above decides if the run can continue.
     Left {
         node: NodeRank,
         why: String,
@@ -203,7 +202,7 @@ impl Outbox {
         self.push(Action::Close { connection, why: shown_text(why, WHY_BYTES_MAX) });
     }
 
-    /// Refuses a peer: tells it why and closes its connection.
+    /// Refuses a peer: sends it the reason and closes its connection.
     pub fn refuse(&mut self, connection: ConnectionId, why: &str, remedy: Remedy) {
         let why = shown_text(why, WHY_BYTES_MAX);
         self.send(connection, ClusterMsg::Refused { why: why.clone(), remedy });

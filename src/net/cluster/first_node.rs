@@ -28,7 +28,7 @@ use potluck_core::{Generation, Nanos, NodeRank};
 
 pub use seating::FormerNode;
 
-/// Bytes of a message about all nodes besides those of the nodes themselves.
+/// Bytes of a message about all nodes without the nodes themselves.
 const MESSAGE_HEAD_BYTES: usize = 64;
 
 /// Number of addresses of a node that are not in its greeting.
@@ -75,8 +75,8 @@ impl Joiner {
         address
     }
 
-    /// Returns the addresses at which others may reach the node. A router in between may have given
-    /// its port another number, and a network of its own may be closer to others.
+    /// Returns the addresses at which others may reach the node. A router in between may have
+    /// changed its port, and an address of a shared network may be closer to others.
     fn addresses(&self) -> Vec<SocketAddr> {
         let is_near = self.seen.ip().is_loopback();
         let mut known = vec![self.seen];
@@ -170,8 +170,8 @@ impl FirstNode {
     /// machine is over.
     ///
     /// # Errors
-    /// Returns [`ClusterError`] for an event that is not due. A peer's violation of the protocol also
-    /// closes its connection; a message of a generation that is over does not.
+    /// Returns [`ClusterError`] for an event that is not due. A peer's violation of the protocol
+    /// also closes its connection; a message of a generation that is over does not.
     pub fn handle(&mut self, now: Nanos, event: Event) -> Result<(), ClusterError> {
         if self.is_over() {
             return Ok(());

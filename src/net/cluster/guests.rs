@@ -10,10 +10,10 @@ use super::ids::ConnectionId;
 use potluck_core::Nanos;
 use potluck_core::format::seconds;
 
-/// Most connections whose peers have said nothing yet.
+/// Maximum number of connections without a first message.
 pub(crate) const GUESTS_MAX: usize = 64;
 
-/// Peers that have connected and said nothing yet.
+/// Peers that have connected and sent no message yet.
 #[derive(Debug, Default)]
 pub(crate) struct Guests(BTreeMap<ConnectionId, (SocketAddr, Nanos)>);
 
@@ -49,7 +49,7 @@ impl Guests {
         self.0.remove(&connection).map(|(address, _)| address)
     }
 
-    /// Closes connections that have said nothing for too long.
+    /// Closes connections without a message for too long.
     pub fn handle_timeout(&mut self, now: Nanos, outbox: &mut Outbox) {
         self.0.retain(|&connection, &mut (_, until)| {
             let is_late = now >= until;

@@ -130,9 +130,9 @@ impl JoiningNode {
     /// machine is over.
     ///
     /// # Errors
-    /// Returns [`ClusterError`] for an event that is not due. A peer's violation of the protocol also
-    /// closes its connection, and ends this machine if the peer is the first node; a message of a
-    /// generation that is over does neither.
+    /// Returns [`ClusterError`] for an event that is not due. A peer's violation of the protocol
+    /// also closes its connection, and ends this machine if the peer is the first node; a message
+    /// of a generation that is over does neither.
     pub fn handle(&mut self, now: Nanos, event: Event) -> Result<(), ClusterError> {
         if self.is_over() {
             return Ok(());

@@ -86,8 +86,8 @@ impl Loss {
         }
     }
 
-    /// Returns the loss as a sentence for the lost node itself, which has received it from the first
-    /// node: so that direction of the connection works.
+    /// Returns the loss as a sentence for the lost node itself, which has received it from the
+    /// first node: so that direction of the connection works.
     pub(crate) fn sentence_to(&self, you: NodeRank, roster: &Roster) -> String {
         match self {
             Self::Node { node, why } if *node == you => {
@@ -219,7 +219,7 @@ impl ClusterMsg {
         }
     }
 
-    /// Returns the generation of the message; `None` for one that has none.
+    /// Returns the generation of the message, if it has one.
     pub fn generation(&self) -> Option<Generation> {
         match self {
             Self::Hello(_) | Self::Refused { .. } | Self::Leave { .. } => None,
@@ -253,9 +253,8 @@ impl ClusterMsg {
     /// Returns the message of some bytes. Memory is bounded by [`MESSAGE_BYTES_MAX`], whatever
     /// lengths the bytes claim.
     ///
-    /// # Errors
-    /// Returns [`MessageError`] for too many bytes, bytes that are no message, bytes behind it, and
-    /// values beyond their bounds.
+    /// # Errors Returns [`MessageError`] for too many bytes, bytes that are no message, trailing
+    /// bytes, and values beyond their bounds.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(MessageError::TooLong { bytes: bytes.len() });

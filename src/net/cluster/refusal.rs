@@ -67,8 +67,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the remedy of the refusal: a run that is full or has started may end, or begin again,
-    /// and the node that holds a place may be gone already.
+    /// Returns the remedy of the refusal: a run that is full or has started may end, or begin
+    /// again, and the node that holds a place may be gone already.
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::Run { .. }

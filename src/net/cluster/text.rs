@@ -7,7 +7,7 @@ pub const WHY_BYTES_MAX: usize = 1024;
 /// bytes.
 pub const SENTENCE_BYTES_MAX: usize = 4096;
 
-/// Error of a text that comes from another node or goes to one.
+/// Error of a text from or for another node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     #[error("its {what} is empty")]

@@ -26,13 +26,13 @@ const INNER_NETWORKS: &[&str] = &[
     "virbr",
     "vmnet",
 ];
-/// Flags of a short-lived IPv6 address in Linux (`IFA_F_`): temporary, duplicate, deprecated, or not
-/// checked yet.
+/// Flags of a short-lived IPv6 address in Linux (`IFA_F_`): temporary, duplicate, deprecated, or
+/// not checked yet.
 const PASSING_FLAGS: u32 = 0x01 | 0x08 | 0x20 | 0x40;
 
-/// Returns the addresses of a socket of this machine to announce to others: the typed ones, in which
-/// port 0 stands for the socket's port, or otherwise up to eight addresses of its interfaces, the
-/// likeliest one first; none if others cannot reach those.
+/// Returns the addresses of a socket of this machine to announce to others: the typed ones, in
+/// which port 0 stands for the socket's port, or otherwise up to eight addresses of its interfaces,
+/// the likeliest one first; none if others cannot reach those.
 pub fn advertised(listening: SocketAddr, typed: &[SocketAddr]) -> Vec<SocketAddr> {
     if !typed.is_empty() {
         let mut addresses = typed.to_vec();
@@ -70,8 +70,8 @@ struct InterfaceAddress {
     is_p2p: bool,
 }
 
-/// Returns up to eight addresses that others may reach: addresses of networks, then of tunnels, IPv4
-/// before IPv6; addresses of inner networks only if there are no others.
+/// Returns up to eight addresses that others may reach: addresses of networks, then of tunnels,
+/// IPv4 before IPv6; addresses of inner networks only if there are no others.
 fn likeliest_first(mut known: Vec<InterfaceAddress>) -> Vec<IpAddr> {
     known.retain(|known| match known.ip {
         IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
@@ -109,7 +109,8 @@ fn passing_addresses() -> Vec<Ipv6Addr> {
 }
 
 /// Returns the short-lived addresses in a table of Linux: each line has an address, the number of
-/// its interface, the length of its prefix, its scope and its flags, all in hexadecimal, and a name.
+/// its interface, the length of its prefix, its scope and its flags, all in hexadecimal, and a
+/// name.
 fn passing_in(table: &str) -> Vec<Ipv6Addr> {
     let mut passing = Vec::new();
     for line in table.lines() {
@@ -126,8 +127,8 @@ fn passing_in(table: &str) -> Vec<Ipv6Addr> {
 
 // ---- Addresses of others ----
 
-/// Returns the addresses of a typed host and port. A link-local IPv6 address has a zone, the name or
-/// the number of an interface of this machine: `[fe80::1%eth0]:7717`.
+/// Returns the addresses of a typed host and port. A link-local IPv6 address has a zone, the name
+/// or the number of an interface of this machine: `[fe80::1%eth0]:7717`.
 ///
 /// # Errors
 /// Returns an error of the kind [`io::ErrorKind::InvalidInput`] for a text that is no address and

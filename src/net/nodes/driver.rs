@@ -308,7 +308,7 @@ struct ClusterDriver {
     addresses: HashMap<ConnectionId, SocketAddr>,
     next_look: Instant,
     reporter: LinkReporter,
-    /// Longest silence of a node, until the run says another.
+    /// Longest silence of a node, until the run's is known.
     node_timeout: Duration,
     /// Time of the last look for pauses.
     looked: Moment,
@@ -357,8 +357,8 @@ impl ClusterDriver {
         self.endpoint.close("the cluster is over");
     }
 
-    /// Reports a pause of this process, before the machine handles the messages of others, which may
-    /// have given it up meanwhile.
+    /// Reports a pause of this process, before the machine handles the messages of others, which
+    /// may have given it up meanwhile.
     fn look_for_pauses(&mut self) {
         let now = Moment::now();
         let paused = now.since(self.looked);
@@ -419,7 +419,8 @@ impl ClusterDriver {
             DriverEvent::Dialed(dial, Ok(pending)) => {
                 let address = pending.address();
                 let connection = self.open(pending);
-                // The first node may send messages of the run before this thread has read its start.
+                // The first node may send messages of the run before this thread has read its
+                // start.
                 self.admit(connection);
                 Event::Dialed { dial, connection, address }
             }
@@ -496,7 +497,7 @@ impl ClusterDriver {
         }
     }
 
-    /// Takes messages and values of the run on a link, whose peer is one of its nodes.
+    /// Accepts messages and values of the run on a link, whose peer is one of its nodes.
     fn admit(&self, connection: ConnectionId) {
         if let Some(link) = self.links.get(&connection) {
             link.admit();
@@ -566,7 +567,7 @@ impl ClusterDriver {
         is_over
     }
 
-    /// Tries the addresses of a node, in a thread of its own.
+    /// Dials the addresses of a node, in a separate thread.
     fn dial(&self, dial: DialId, id: Option<EndpointId>, addresses: Vec<SocketAddr>) {
         let endpoint = Arc::clone(&self.endpoint);
         let events = self.events.clone();

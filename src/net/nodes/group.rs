@@ -32,16 +32,17 @@ const FIRST: NodeRank = NodeRank(0);
 const PURPOSE: &str = "process group";
 /// Default of [`ClusterOptions::timeout`].
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Default of [`ClusterOptions::deadline`], that of [`potluck_parallel::comm::init`].
+/// Default of [`ClusterOptions::deadline`], the same as in [`potluck_parallel::comm::init`].
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Message by which a process says that it takes packets.
+/// Message of a process that accepts packets.
 const READY: &[u8] = b"ready";
 
 /// Place at which the processes of a group meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum First {
-    /// This process is the first one: it waits at a UDP address until `nodes` processes are here,
-    /// itself included (2 to 64). Port 0 is any free one; [`ConnectNews::Listening`] says which.
+    /// This process is the first one: it waits at a UDP address until `nodes` processes have
+    /// joined, itself included (2 to 64). Port 0 is any free one; [`ConnectNews::Listening`]
+    /// reports it.
     Host { listen: SocketAddr, nodes: u32 },
     /// The first process is at this address, a host and its port as in `alpha:7717`.
     Join { address: String },
@@ -50,8 +51,8 @@ pub enum First {
 /// Options of [`connect`].
 pub struct ClusterOptions {
     pub first: First,
-    /// Secret of the group: whoever knows it is let in, and all that is sent is encrypted by keys
-    /// that it authenticates.
+    /// Secret of the group: it admits peers, and it authenticates the keys that encrypt all
+    /// messages.
     pub secret: Secret,
     /// Number of ranks of this process, 1 to 64; 1 by default.
     pub ranks: u32,
@@ -156,9 +157,9 @@ pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupEr
     GroupSession::open(meeting, started, timeout, deadline, until)
 }
 
-/// Makes a process group of the nodes of a cluster that has started, and returns the handles of
-/// this one, in order of ranks; a device of the roster is a rank. All nodes must do so. `timeout`
-/// is as in [`ClusterOptions::timeout`], and that of the meeting.
+/// Creates a process group of the nodes of a started cluster, and returns the handles of this node,
+/// in order of ranks; each device of the roster is a rank. All nodes must call this. `timeout` is
+/// as in [`ClusterOptions::timeout`], and the same as for the meeting.
 ///
 /// # Errors
 /// Returns [`GroupError::Connect`] if a node is lost before all are ready.
@@ -392,7 +393,7 @@ impl GroupSession {
                         number,
                         departures: departures.clone(),
                     }));
-                    // Processes that joined tell only the first one.
+                    // Processes that joined report only to the first one.
                     let is_due = you == FIRST || number == FIRST;
                     let ready = ready.clone();
                     link.receive_with(Arc::new(move |message: Vec<u8>| {
@@ -416,8 +417,8 @@ impl GroupSession {
     }
 }
 
-/// Waits until all processes take packets: each tells the first one, which then tells all. So
-/// nobody sends anything to a process that does not know yet that the group has started.
+/// Waits until all processes accept packets: each reports to the first one, which then notifies
+/// all. So no packet is sent to a process that has not started the group yet.
 fn meet_ready(
     you: NodeRank,
     links: &[(NodeRank, Arc<NodeLink>)],
@@ -461,7 +462,7 @@ impl Drop for GroupSession {
     fn drop(&mut self) {
         let has_failed = self.packets.get().is_some_and(PacketReceiver::has_failed);
         if self.is_first && !has_failed && !thread::panicking() {
-            // The others cannot go on without the first process.
+            // The others cannot continue without the first process.
             let _ = self.over.recv(Instant::now().checked_add(self.timeout));
         }
         let meeting = self.meeting.get_mut();
@@ -502,14 +503,14 @@ impl ValueReceiver for GroupValues {
     }
 }
 
-/// Orderly ends of other processes, in two steps that come in any order: the cluster reports that
-/// a process has left, and its link is closed, behind all that it has sent. Its ranks have said
-/// that they leave before; if that was lost, because a link that ends is flushed for a bounded time
-/// only, calls that wait for them would wait until their deadline.
+/// Orderly ends of other processes, in two steps in any order: the cluster reports that a process
+/// has left, and its link is closed, after all its messages. Its ranks have sent their leaves
+/// before; if those were lost, because the flush of a closing link has a timeout, calls would wait
+/// for them until their deadline.
 #[derive(Clone)]
 struct Departures {
     packets: PacketReceiver,
-    /// By node: its ranks, and the steps that have come.
+    /// By node: its ranks, and the number of steps so far.
     nodes: Arc<[(Range<u32>, AtomicU32)]>,
 }
 
@@ -522,7 +523,7 @@ impl Departures {
         Self { packets: packets.clone(), nodes: nodes.into() }
     }
 
-    /// Takes a step of a process; each comes once.
+    /// Takes a step of a process; each occurs once.
     fn advance(&self, number: NodeRank) {
         let Some((ranks, steps)) = self.nodes.get(number.0 as usize) else { return };
         if steps.fetch_add(1, Ordering::SeqCst) == 1 {
@@ -644,9 +645,8 @@ mod tests {
         }
     }
 
-    /// Connects some processes that keep to the rules with one that greets as such a process does
-    /// and then does what it likes with its links, and leaves in order; returns how a barrier of
-    /// the others ends.
+    /// Connects some honest processes with one that greets like them, then performs `act` on its
+    /// links, and leaves in order; returns the results of a barrier of the honest ones.
     fn beside(others: u32, act: impl Fn(NodeRank, &NodeLink)) -> Vec<Result<(), GroupError>> {
         beside_leaving(others, act, |threads, mut meeting| {
             let ended = ended(threads);

@@ -1,4 +1,4 @@
-//! Links to the other nodes of a run as snapshots, for those who watch it.
+//! Snapshots of the links to the other nodes of a run, for monitoring.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -40,7 +40,7 @@ pub struct LinksStatus {
     pub socket_buffers: Option<SocketBuffers>,
 }
 
-/// Place of the newest state, which whoever reads it does not keep from being replaced.
+/// Newest state of the links; readers do not delay its replacement.
 pub type LinkBoard = Arc<ArcSwap<LinksStatus>>;
 
 /// Node at the other end of a link.

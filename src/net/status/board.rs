@@ -10,8 +10,8 @@ use crate::nodes::{LinkBoard, LinksStatus};
 use potluck_core::Lock;
 use potluck_core::metrics::{Event, MetricsError, Sink};
 
-/// State of a run, written by the run and read by whoever watches it. Readers take snapshots by
-/// atomic operations: no writer waits for them.
+/// State of a run, written by the run and read by monitoring. Readers take snapshots by atomic
+/// operations: no writer waits for them.
 pub struct StatusBoard {
     /// Taken by the threads of the run only.
     writing: Lock<RunStatus>,

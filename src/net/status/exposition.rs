@@ -37,8 +37,8 @@ struct Exposition(String);
 type Labels<'a> = [(&'static str, &'a str)];
 
 impl Exposition {
-    /// Begins a metric, whose samples follow. A name that ends in `_total` makes it a counter, which
-    /// only rises, until the program starts again. The help is one line without backslashes.
+    /// Begins a metric, whose samples follow. A name that ends in `_total` makes it a counter,
+    /// which only rises, until the program starts again. The help is one line without backslashes.
     fn begin(&mut self, name: &str, help: &str) {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         self.write(format_args!("# HELP potluck_{name} {help}\n# TYPE potluck_{name} {kind}\n"));

@@ -10,7 +10,7 @@ const SLOWEST_STEPS: u32 = 10;
 /// Health of a run at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// False if no step has come for longer than one may take.
+    /// False if the last step is longer ago than a step may take.
     pub is_healthy: bool,
     /// Sentence about the run's activity, or its lack of progress.
     pub sentence: String,
@@ -23,9 +23,9 @@ pub struct Health {
 impl Health {
     /// Judges a run at the time `now`.
     ///
-    /// Steps must come within the longest silence of a node and ten times the slowest of the last
-    /// steps. An evaluation shows its progress within that time too, and a save is done within the
-    /// longest silence of a device. Phases before the first step and after the last one have no
+    /// Each step must end within the longest silence of a node plus ten times the slowest of the
+    /// last steps. An evaluation shows its progress within that time too, and a save is done within
+    /// the longest silence of a device. Phases before the first step and after the last one have no
     /// limit here: waits for devices end by themselves.
     pub fn of(status: &RunStatus, now: Instant) -> Self {
         let silence = now.saturating_duration_since(status.progressed);

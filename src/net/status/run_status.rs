@@ -8,10 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 use potluck_core::metrics::{EvalRecord, Event, RankRecord, StepRecord, Unit};
 use potluck_core::{Generation, NodeRank};
 
-/// Steps whose times say how long one may take.
+/// Number of last steps whose times bound the time of the next one.
 pub(super) const STEPS_KEPT: usize = 64;
 
-/// Description of a run that does not change while it lasts.
+/// Unchanging description of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunAbout {
     /// Name of the run; `None` on a node that has joined it.
@@ -152,8 +152,8 @@ pub struct RunStatus {
     pub last_step_at: Option<SystemTime>,
     pub last_evaluation: Option<Arc<EvalRecord>>,
     pub last_checkpoint: Option<LastCheckpoint>,
-    /// Steps since the start of the program, those among them that updated nothing, and what all of
-    /// them counted.
+    /// Since the start of the program: the steps, the steps without an update, and the tokens or
+    /// samples of all steps.
     pub steps_taken: u64,
     pub steps_skipped: u64,
     pub counted: u64,
@@ -164,12 +164,13 @@ pub struct RunStatus {
     pub step_times: VecDeque<Duration>,
     /// True once a step was taken since the devices were opened.
     is_running: bool,
-    /// True if ranks are told, which only the first node is.
+    /// True if the state includes the ranks, as only on the first node.
     tells_ranks: bool,
 }
 
 impl RunStatus {
-    /// Creates the state of a run that has only begun. Ranks are told on its first node.
+    /// Creates the state of a run at its begin; `tells_ranks` on its first node, whose state
+    /// includes the ranks.
     pub fn new(about: RunAbout, patience: Patience, tells_ranks: bool) -> Self {
         Self {
             about: Arc::new(about),

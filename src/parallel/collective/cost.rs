@@ -86,7 +86,7 @@ mod tests {
         all_but_a_shard(size, bytes, chunk)
     }
 
-    /// Cost of a ring all-gather, the same as that of [`ring_reduce_scatter`].
+    /// Cost of a ring all-gather, the same as of [`ring_reduce_scatter`].
     fn ring_all_gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
         all_but_a_shard(size, bytes, chunk)
     }
@@ -132,7 +132,7 @@ mod tests {
         whole(u64::from(size) - 1, bytes, chunk)
     }
 
-    /// Cost of [`rooted::scatter`], the same as that of [`gather`].
+    /// Cost of [`rooted::scatter`], the same as of [`gather`].
     fn scatter(size: u32, bytes: u64, chunk: u64) -> CommCost {
         whole(u64::from(size) - 1, bytes, chunk)
     }

@@ -142,8 +142,8 @@ pub struct Exchange {
 
 impl Exchange {
     /// Creates the state at the start of both phases, of a rank at these positions of the groups.
-    /// `window` (at least 1) bounds the partial sums of a bucket that a rank of a ring has begun
-    /// beyond those that have ended with it.
+    /// `window` (at least 1) bounds the number of partial sums of a bucket that a rank of a ring
+    /// has begun, minus the number that have ended with it.
     pub fn new(layout: Arc<ShardLayout>, positions: impl Into<Positions>, window: usize) -> Self {
         let positions = positions.into();
         for bucket in (0..layout.buckets() as u32).map(BucketId) {

@@ -133,8 +133,8 @@ impl ShardLayout {
         Self::of_buckets(topology, size, &buckets, align, chunk_max)
     }
 
-    /// Cuts buckets that have groups of their own, as [`ShardLayout::new`] does; `size` is the
-    /// number of ranks of all groups together.
+    /// Cuts buckets with different groups, as [`ShardLayout::new`] does; `size` is the number of
+    /// ranks of all groups together.
     ///
     /// # Panics
     ///
@@ -268,8 +268,8 @@ impl ShardLayout {
     }
 
     /// Returns the maximum number of messages that the rank at these positions receives in one
-    /// exchange, over both phases: a bound for its mailbox, which must hold twice as many where
-    /// ranks may already be in the next exchange.
+    /// exchange, over both phases: a bound for its mailbox, which must hold twice as many if ranks
+    /// may already be in the next exchange.
     pub fn messages_max(&self, positions: impl Into<Positions>) -> usize {
         let positions = positions.into();
         let mut messages = 0;

@@ -9,7 +9,7 @@
 use potluck_core::Position;
 
 /// Step of one rank on a block of values. A block is named by the position of the rank to which it
-/// belongs; a reduction or a broadcast has one block, that of the root.
+/// belongs; a reduction or a broadcast has only the block of the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RootedStep {
     /// Send the held values of the block to `to`.
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     /// Performs lists of steps on symbolic sums, which show the order of additions: returns the
-    /// blocks that each rank holds at the end, given those that it holds at first.
+    /// final blocks of each rank, given its initial ones.
     fn run(
         size: u32,
         list: impl Fn(Position) -> Vec<RootedStep>,

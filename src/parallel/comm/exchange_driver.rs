@@ -116,7 +116,7 @@ pub struct ExchangeDriver<T: Element = f32> {
     is_chained: bool,
     round: Round,
     /// Messages of ranks that restarted before this one, kept until it restarts as well; at most
-    /// `ahead_max`, those of one round.
+    /// `ahead_max`, the messages of one round.
     ahead: Vec<Message<T>>,
     ahead_max: usize,
     /// Number of messages of another round so far.
@@ -132,8 +132,8 @@ pub struct ExchangeDriver<T: Element = f32> {
 }
 
 impl<T: Element> ExchangeDriver<T> {
-    /// Creates an exchange driver at the start of both phases, with a buffer pool of its own;
-    /// `window` as in [`Exchange::new`].
+    /// Creates an exchange driver at the start of both phases, with a new buffer pool; `window` as
+    /// in [`Exchange::new`].
     pub fn new(layout: Arc<ShardLayout>, positions: impl Into<Positions>, window: usize) -> Self {
         // Buffers of the sums that a rank begins, and as many again in flight back to it.
         let free_max = (2 * window + 2) * layout.buckets().max(1);

@@ -32,9 +32,9 @@ impl FrameHeader {
     /// Bytes of an encoded header.
     pub const BYTES: usize = 40;
 
-    /// Returns the header as bytes: kind, 1 in a settling round and 0 otherwise, two zeros, the rank
-    /// (u32), generation and step (u64), chunk or edge (u32), position or micro-batch (u32), first
-    /// element (u64); little-endian.
+    /// Returns the header as bytes: kind, 1 in a settling round and 0 otherwise, two zeros, the
+    /// rank (u32), generation and step (u64), chunk or edge (u32), position or micro-batch (u32),
+    /// first element (u64); little-endian.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let (kind, id, from, start) = match self.content {
             FrameContent::Chunk { kind: CollectiveKind::ReduceScatter, chunk, from } => {

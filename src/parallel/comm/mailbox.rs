@@ -88,7 +88,7 @@ impl<T> Mailbox<T> {
         self.send_into(self.lock(), item)
     }
 
-    /// Adds an item to the queue in place of those that it makes obsolete; never blocks. The
+    /// Adds an item to the queue and removes the items that it makes obsolete; never blocks. The
     /// receiver sees both changes at once. `is_obsolete` must not panic.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Buffer pool for values on their way between ranks. Reuse avoids the page faults of a fresh
+//! Buffer pool for values in flight between ranks. Reuse avoids the page faults of a fresh
 //! allocation of this size, and a recently used buffer is likely still in a cache.
 
 use std::fmt;

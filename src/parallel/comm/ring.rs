@@ -49,9 +49,9 @@ impl<R> RingMsg<R> {
     }
 }
 
-/// Begins a round in a ring thread, and removes the messages of earlier rounds, which all ranks have
-/// ended, from its mailbox. In rounds without work for a ring thread, no rank waits for it: without
-/// the removal, restarts could fill its mailbox before it runs.
+/// Begins a round in a ring thread, and removes the messages of earlier rounds, which all ranks
+/// have ended, from its mailbox. In rounds without work for a ring thread, no rank waits for it:
+/// without the removal, restarts could fill its mailbox before it runs.
 ///
 /// # Errors
 /// Returns the errors of [`Mailbox::send`].
@@ -71,9 +71,9 @@ pub fn ring_inbox_max(layout: &ShardLayout, positions: impl Into<Positions>) -> 
 /// Returns the maximum number of bytes that the buffer pool of a ring thread takes in a training
 /// step: buffers for the partial sums that begin here, or, later in the step, for the final values
 /// of the chunks that this rank owns. Every buffer may be of the longest chunk, because buffers are
-/// reused. The partial sums that wait at the server of a star are in the pools of their senders.
-/// Over several nodes (`is_over_nodes`), all-gathers may run in the next step, and final values may
-/// wait for a link when partial sums begin.
+/// reused. Partial sums that wait at the server of a star are in the pools of their senders. Over
+/// several nodes (`is_over_nodes`), all-gathers may run in the next step, and final values may wait
+/// for a link when partial sums begin.
 pub fn ring_pool_bytes_max(
     layout: &ShardLayout,
     positions: impl Into<Positions>,
@@ -97,8 +97,8 @@ pub fn ring_pool_bytes_max(
     buffers.saturating_mul(longest).saturating_mul(DType::F32.bytes())
 }
 
-/// Returns the maximum number of bytes of final values that wait for the ranks of a process in a run
-/// over several nodes: a node sends the chunks that its ranks own at any time, and a device may
+/// Returns the maximum number of bytes of final values that wait for the ranks of a process in a
+/// run over several nodes: a node sends the chunks that its ranks own at any time, and a device may
 /// upload them later. In a ring of nodes, a process that delayed receiving them could wait for
 /// itself. `own` has the positions of the ranks of the process.
 pub fn arriving_bytes_max(layout: &ShardLayout, own: &[Positions]) -> usize {
@@ -399,7 +399,7 @@ mod tests {
     const LATER: Round = Round { generation: 1, step: 1, settles: false };
     const KIND: CollectiveKind = CollectiveKind::ReduceScatter;
 
-    /// What a ring thread has sent, and requested from its device.
+    /// Messages of a ring thread, and its requests to its device.
     #[derive(Default)]
     struct Recorder {
         sent: Vec<(Position, Message)>,
@@ -526,7 +526,7 @@ mod tests {
         for step in 1..100 {
             send_restart(&inbox, at(step)).unwrap();
         }
-        // Values of a round that was discarded, and those of a rank that has begun the next one.
+        // Values of a discarded round, and of a rank that has begun the next one.
         inbox.send(kept_on_device(at(99))).unwrap();
         inbox.send(partial(at(100), 1.0)).unwrap();
         send_restart(&inbox, at(100)).unwrap();

@@ -88,8 +88,8 @@ impl Placement {
             && (!is_tied || (self.mesh.pipeline > 1) == (other.mesh.pipeline > 1))
     }
 
-    /// Returns true if the ranks of a tensor group have the shares that they have with the other
-    /// placement, so that what they sum is the same.
+    /// Returns true if the ranks of a tensor group have the same shares as with the other
+    /// placement, so that they sum the same parts.
     fn divides_tensors_as(&self, other: &Self) -> bool {
         self.mesh.tensor == other.mesh.tensor && self.tensor_shares == other.tensor_shares
     }

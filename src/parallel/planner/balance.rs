@@ -47,8 +47,8 @@ pub fn apportion(batch: u32, speeds: &[ThroughputModel]) -> Vec<u32> {
     counts
 }
 
-/// Moves samples from those that have the most to those that have none; returns false and changes
-/// nothing if there are too few.
+/// Moves samples from the ranks with the most to ranks with none; returns false and changes nothing
+/// if there are too few.
 pub fn give_each_a_sample(counts: &mut [u32]) -> bool {
     let is_enough = counts.iter().map(|count| *count as usize).sum::<usize>() >= counts.len();
     while is_enough
@@ -61,8 +61,8 @@ pub fn give_each_a_sample(counts: &mut [u32]) -> bool {
     is_enough
 }
 
-/// Moves samples so that each rank has at least `least` or none: from those that have the most, as
-/// long as these keep as many, or else to them.
+/// Moves samples so that each rank has at least `least` or none: a rank with fewer gets the missing
+/// ones from the rank with the most if that keeps at least `least`, and otherwise gives up its own.
 pub fn give_at_least(counts: &mut [u32], least: u32) {
     while let Some(few) = (0..counts.len())
         .filter(|rank| (1..least).contains(&counts[*rank]))

@@ -10,7 +10,7 @@ use super::cut::{BlockTimes, Cut, CutError, CutRequest, CutStage, EXACT_DEVICES,
 use crate::Mesh;
 use crate::pipeline::chunks_of_stage;
 
-/// Everything that decides a division. All devices take part: a multiple of the stages.
+/// Inputs of a division. All devices take part: a multiple of the stages.
 #[derive(Clone, Copy)]
 pub struct DivisionRequest<'a> {
     /// Seconds of each block on each device, for one micro-batch: by device, then by block.
@@ -25,8 +25,7 @@ pub struct DivisionRequest<'a> {
     /// True if each device is the rank of its number in the mesh of the pipelines.
     pub is_ordered: bool,
     pub samples: SampleCounts,
-    /// Returns true if a device has memory for these chunks as that stage, as
-    /// [`CutRequest::fits`]; the device is one of all.
+    /// As [`CutRequest::fits`], with the number of the device among all.
     pub fits: &'a dyn Fn(CutStage<'_>) -> bool,
 }
 
@@ -35,7 +34,7 @@ pub struct DivisionRequest<'a> {
 pub struct SampleCounts {
     pub batch: u32,
     pub micro_batch: u32,
-    /// Micro-batches of which each pipeline needs a multiple.
+    /// The number of micro-batches of each pipeline is a multiple of this.
     pub round: u32,
 }
 
@@ -100,7 +99,7 @@ fn in_units(units: u32, slowest_s: &[f64]) -> Vec<u32> {
 /// Pipelines, with the samples of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineDivision {
-    /// Cut of each pipeline; its devices are those of the request.
+    /// Cut of each pipeline; its devices are numbered as in the request.
     pub pipelines: Vec<Cut>,
     /// Samples of each pipeline.
     pub counts: Vec<u32>,

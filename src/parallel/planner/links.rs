@@ -10,7 +10,7 @@ pub struct LinkRate {
 }
 
 impl LinkRate {
-    /// Returns the rate if its figures are possible: those of another node are not trusted.
+    /// Returns the rate if its figures are possible; figures of another node are not trusted.
     pub fn checked(self) -> Option<Self> {
         let Self { bytes_per_s, round_trip_s } = self;
         let is_rate = bytes_per_s.is_normal() && bytes_per_s > 0.0;

@@ -94,7 +94,7 @@ pub fn price(
 }
 
 /// Returns the seconds of each segment of the plan on a rank. The segments of a pass of a block
-/// take equal parts of its time, because they are not measured apart.
+/// take equal parts of its time, because they are not measured separately.
 fn costs_of(plan: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
     let rows_max = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
     let mut of_pass: HashMap<(PassKind, u32), u32> = HashMap::new();

@@ -6,7 +6,7 @@ use super::{PipelineShape, StagePass, StageWork};
 /// Returns the work of stage `s` of `K` with `v` model chunks in a step of `M` micro-batches.
 ///
 /// The unit is a virtual micro-batch, a micro-batch in one of the stage's chunks: `vM` forward and
-/// `vM` backward. They go in rounds of `K` micro-batches, which pass through the first chunk, then
+/// `vM` backward. They run in rounds of `K` micro-batches, which pass through the first chunk, then
 /// through the second, and so on; backward from the last chunk to the first.
 ///
 /// 1. warm-up: `min(vM, 2(K-s-1) + (v-1)K)` forward passes: the round passes through all chunks

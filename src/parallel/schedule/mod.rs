@@ -61,7 +61,7 @@ impl PipelineSchedule {
         Self::ALL.into_iter().find(|schedule| schedule.name() == name)
     }
 
-    /// Returns true if gradients of parameters are computed apart from those of activations.
+    /// Returns true if gradients of parameters and of activations are computed separately.
     pub const fn is_split(self) -> bool {
         matches!(self, Self::ZeroBubble)
     }

@@ -99,8 +99,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Lets a device thread that looks for a free readback slot find the one that is free from
-    /// `at` on.
+    /// Wakes a device thread that polls for a free readback slot when it finds the slot that is
+    /// free from `at` on.
     pub(super) fn free_slot(&mut self, rank: Rank, at: Nanos) {
         if let Some(from) = self.virtual_ranks[rank.index()].driver.polls_from {
             let polls = at.saturating_sub(from).div_ceil(SLOT_POLL_INTERVAL).max(1);

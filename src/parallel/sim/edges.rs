@@ -100,7 +100,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Counts the taking of a piece by one of its readers.
+    /// Records that one of its readers has taken a piece.
     fn count_reading(&mut self, piece: &EdgePiece) {
         let Some(readers) = self.unread.get_mut(piece) else { return };
         *readers -= 1;
@@ -254,7 +254,7 @@ impl Simulation<'_> {
 
     // ---- Bounds ----
 
-    /// Counts a piece that comes to the mailbox of a ring thread.
+    /// Counts a piece in the mailbox of a ring thread.
     pub(super) fn count_piece_to_ring(&mut self, rank: Rank) {
         let pieces = &mut self.virtual_ranks[rank.index()].ring.pieces;
         *pieces += 1;
@@ -263,7 +263,7 @@ impl Simulation<'_> {
         self.check_pieces(rank, "ring thread", found, known);
     }
 
-    /// Counts a piece that comes to the mailbox of a device thread.
+    /// Counts a piece in the mailbox of a device thread.
     pub(super) fn count_piece_to_driver(&mut self, rank: Rank) {
         let pieces = &mut self.virtual_ranks[rank.index()].driver.pieces;
         *pieces += 1;

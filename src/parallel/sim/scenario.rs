@@ -177,7 +177,6 @@ impl Scenario {
         self.programs.len()
     }
 
-    /// Returns the program of a rank in a round.
     pub(crate) fn program(&self, rank: Rank, round: Round) -> &Program {
         let Some(spread) = &self.spread else { return &self.programs[rank.index()] };
         let programs = &spread[rank.index()];

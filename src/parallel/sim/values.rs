@@ -183,8 +183,7 @@ impl Model {
         }
     }
 
-    /// Returns the sum of squares of a bucket's gradients, and the number of those that are not
-    /// finite.
+    /// Returns the sum of squares of a bucket's gradients, and the number of non-finite ones.
     pub fn squares(&self, bucket: BucketId) -> (f64, u64) {
         squares_of(&self.gradients[bucket.index()])
     }
@@ -213,7 +212,7 @@ impl Model {
     }
 }
 
-/// Returns the sum of the squares of values, and the number of those that are not finite.
+/// Returns the sum of the squares of values, and the number of non-finite ones.
 pub(super) fn squares_of(values: &[f32]) -> (f64, u64) {
     let squares = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
     (squares, values.iter().filter(|value| !value.is_finite()).count() as u64)

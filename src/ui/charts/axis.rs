@@ -88,12 +88,12 @@ impl TickAxis {
         Self { range, ticks, distance }
     }
 
-    /// Returns the most ticks, for a drawing library that asks for a number.
+    /// Returns the number of ticks, as the drawing library needs it.
     pub fn count(&self) -> usize {
         self.ticks.len()
     }
 
-    /// Formats a tick with as many digits as tell ticks apart.
+    /// Formats a tick with the digits that distinguish ticks.
     pub fn label(&self, tick: f64) -> String {
         let distance = power(self.distance);
         let largest = self.range.start.abs().max(self.range.end.abs());

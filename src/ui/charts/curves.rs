@@ -167,7 +167,6 @@ fn draw_panel(area: &SvgArea<'_>, panel: &Panel<'_>, steps: &Range<f64>, below: 
     Ok(())
 }
 
-/// Returns the lines of a curve.
 fn lines(named: &NamedCurve<'_>) -> Vec<PlotLine> {
     let points = named.curve.points();
     let color = named.color.to_rgba();
@@ -298,7 +297,7 @@ mod tests {
         svg.lines().filter(begin).map(|line| points(line).unwrap()).collect()
     }
 
-    /// Returns the texts of a document, which has one on a line of its own.
+    /// Returns the texts of a document, which has one per line.
     fn texts(svg: &str) -> Vec<&str> {
         let lines: Vec<&str> = svg.lines().collect();
         let pairs = lines.windows(2).filter(|pair| pair[0].starts_with("<text"));

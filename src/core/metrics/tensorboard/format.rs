@@ -12,7 +12,7 @@ static CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 /// Number that TFRecord adds to a rotated checksum, so that a checksum of bytes that contain
 /// checksums stays a good one.
 const MASK: u32 = 0xa282_ead8;
-/// Version of the format: steps of a restarted run supersede those of the files before.
+/// Version of the format: steps of a restarted run supersede the same steps of earlier files.
 const VERSION: &str = "brain.Event:2";
 
 /// Content of an event.

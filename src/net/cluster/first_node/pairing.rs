@@ -145,8 +145,8 @@ impl FirstNode {
     }
 
     /// Ends the attempt because a pair is not connected in time. A node that has fallen silent is
-    /// the cause for its pairs: its place is free again, and all wait for another node. Only between
-    /// nodes that are all alive the network is the cause.
+    /// the cause for its pairs: its place is free again, and all wait for another node. Only
+    /// between nodes that are all alive the network is the cause.
     pub(super) fn expire_pairs(&mut self, now: Nanos) {
         let mut has_absent = false;
         while let Some(index) = self.joiners.iter().position(|joiner| is_absent(joiner, now)) {

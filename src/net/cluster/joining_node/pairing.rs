@@ -65,7 +65,7 @@ impl JoiningNode {
         Ok(())
     }
 
-    /// Takes the pairs that were opened for this roster before it came.
+    /// Takes the pairs that were opened for this roster before it arrived.
     pub(super) fn take_early_pairs(&mut self) {
         let generation = self.generation;
         self.close_early_pairs_before(generation);

@@ -62,7 +62,7 @@ impl Credits {
 /// Endpoint of one rank: its mailbox and the channels to its peers.
 pub(crate) struct PeerChannels {
     /// Owner of the links to other processes, dropped with the last handle: before the registry,
-    /// of which it may ask how it has ended.
+    /// whose state it may query.
     keep: Option<Arc<dyn Any + Send + Sync>>,
     registry: Arc<GroupRegistry>,
     context: Arc<GroupContext>,
@@ -91,7 +91,7 @@ impl PeerChannels {
         Self::first(&registry, members, 0..members.size(), timeout, None).collect()
     }
 
-    /// Creates the endpoints of a first group for some of its ranks, those of this process.
+    /// Creates the endpoints of a first group for the ranks `here`, of this process.
     pub fn first(
         registry: &Arc<GroupRegistry>,
         members: &RankGroup,
@@ -132,8 +132,8 @@ impl PeerChannels {
         })
     }
 
-    /// Creates this rank's endpoint in a group of members of this one, all of which do the same
-    /// after the same collective; `None` if this rank is not a member.
+    /// Creates this rank's endpoint in a group of members of this one. All members must call this
+    /// after the same collective. `None` if this rank is not a member.
     pub(crate) fn subgroup(&self, members: &RankGroup) -> Option<Self> {
         let position = members.position(self.rank())?;
         let birth: Birth = (self.context.id, self.number, members.rank(Position(0)));
@@ -220,8 +220,8 @@ impl PeerChannels {
 
     /// Leaves the group, when the handle is dropped; packets that were sent before still arrive.
     pub fn leave(&self, panicked: bool) {
-        // A failure closes the mailboxes one after the other. Members whose turn has not come get
-        // its reason, and not the news that this member has left because of it.
+        // A failure closes the mailboxes one after the other. Members that are still open must get
+        // its reason, not the leave of this member because of it.
         if let Some(closed) = self.mailbox().closed() {
             return self.context.close(&closed.0);
         }
@@ -272,7 +272,7 @@ impl PeerChannels {
         let Err(closed) = process.send(self.context.id, [self.position, to], kind) else {
             return Ok(());
         };
-        // A process that has ended in order said so before.
+        // A process that has ended in order has sent its leaves before.
         self.dispatch_arrived()?;
         match self.peers[to.index()].left {
             Some(panicked) => Err(self.peer_left(to, panicked)),

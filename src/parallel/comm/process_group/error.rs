@@ -27,7 +27,7 @@ pub enum GroupError {
     /// The processes of a group do not find together.
     #[error("{0}")]
     Connect(String),
-    /// A rank made the same call and sent something else, which no rank of this library does.
+    /// A rank made the same call and sent other values, which no rank of this library does.
     #[error("{call}: {member} sent values of another form, type or length")]
     Unexpected { call: String, member: Member },
     /// A state that only a bug of the library explains.

@@ -11,5 +11,5 @@ pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 /// rooted collectives and for sends each. The two kinds are counted separately, because a
 /// receiver that takes packets of one kind does not wait for the other.
 pub(crate) const CREDITS: u32 = 16;
-/// Partial sums of an exchange that a rank begins beyond those that have ended with it.
+/// Window of an exchange; see [`crate::collective::Exchange::new`].
 pub const WINDOW: usize = 2;

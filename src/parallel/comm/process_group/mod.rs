@@ -15,8 +15,8 @@
 //! **Failures.** A call that fails on one rank fails on all, at the latest in their next call,
 //! with an error that names the rank. The causes are mismatched calls, a dropped handle, a thread
 //! that panics, and a timeout. After a failure, no call succeeds, and the contents of the slices
-//! are unspecified. A rank whose call fails by itself ends all groups to which it belongs; a
-//! dropped handle ends its own group, and with it the other groups of a rank that then calls it.
+//! are unspecified. A rank whose call fails ends all groups to which it belongs; a dropped handle
+//! ends its own group, and with it the other groups of a rank that then calls it.
 
 pub(super) mod connection;
 pub(super) mod error;

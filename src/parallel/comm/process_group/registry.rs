@@ -82,7 +82,7 @@ struct GroupTable {
     ended: Option<String>,
 }
 
-/// Groups of the ranks of one [`super::init`], or of those of this process.
+/// Groups of the ranks of one [`super::init`], or of the ranks of this process.
 #[derive(Default)]
 pub(crate) struct GroupRegistry {
     table: Lock<GroupTable>,
@@ -105,7 +105,6 @@ impl GroupRegistry {
         Self { others, ..Self::default() }
     }
 
-    /// Returns true if there are ranks in other processes.
     pub(crate) fn spans_processes(&self) -> bool {
         !self.others.is_empty()
     }
@@ -143,13 +142,11 @@ impl GroupRegistry {
         context
     }
 
-    /// Returns true if a rank belongs to another process.
     pub(crate) fn is_elsewhere(&self, rank: Rank) -> bool {
         self.others.iter().any(|other| other.ranks.contains(&rank.0))
     }
 
-    /// Ends all groups to which a rank belongs, and those that it is yet to join, in all processes;
-    /// once for each rank.
+    /// Ends all present and future groups of a rank, in all processes; once for each rank.
     pub fn fail(&self, rank: Rank, why: &str) {
         if self.fail_here(rank, why) {
             for other in &self.others {
@@ -173,7 +170,8 @@ impl GroupRegistry {
         self.fail_here(rank, why);
     }
 
-    /// Ends all groups of this process with a rank as member; returns false if the failure is known.
+    /// Ends all groups of this process with a rank as member; returns false if the failure is
+    /// known.
     pub(crate) fn fail_here(&self, rank: Rank, why: &str) -> bool {
         let mut table = self.table.lock();
         let is_new = table.failed.iter().all(|(failed, _)| *failed != rank);
@@ -208,7 +206,7 @@ impl GroupRegistry {
         }
     }
 
-    /// Ends all groups of this process, also those that begin later.
+    /// Ends all groups of this process, also later ones.
     pub fn end(&self, why: &str) {
         let mut table = self.table.lock();
         table.ended.get_or_insert_with(|| why.into());
@@ -294,7 +292,7 @@ mod tests {
         let is_closed =
             |context: &GroupContext| context.mailboxes().all(|of| of.closed().is_some());
         assert!(is_closed(&with) && is_closed(&later) && !is_closed(&without));
-        // A group that nobody uses any more is forgotten with the next one.
+        // A group without users is removed when the next one is created.
         drop(without);
         registry.create(&members(&[3]));
         assert_eq!(registry.table.lock().groups.len(), 3);

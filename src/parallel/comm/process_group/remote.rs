@@ -52,7 +52,7 @@ pub fn init_over(
     (groups.collect(), receiver)
 }
 
-/// Receiver of the packets that come from other processes. It does not keep the group alive.
+/// Receiver of packets from other processes. It does not keep the group alive.
 #[derive(Clone)]
 pub struct PacketReceiver(Weak<GroupRegistry>);
 
@@ -74,7 +74,7 @@ impl PacketReceiver {
         let wrong = |what: &str| Err(format!("{what}: {bytes} bytes with {header:?}"));
         let registry = self.0.upgrade();
         if let PacketContent::Abort { rank } = header.content {
-            // A process passes on what it learns of a third one.
+            // A process passes on reports about a third one.
             if registry.as_ref().is_some_and(|registry| !registry.is_elsewhere(rank)) {
                 return wrong("an abort of a rank that is not elsewhere");
             }
@@ -89,7 +89,7 @@ impl PacketReceiver {
         }
         let context = registry.as_ref().and_then(|registry| registry.find(header.group));
         let (Some(context), Some(registry)) = (context, registry) else {
-            // This process has no handle on the group any more: its packets are read and dropped.
+            // This process has no more handle on the group: its packets are read and dropped.
             if bytes > CHUNK_BYTES {
                 return wrong("a packet that is longer than any");
             }
@@ -176,7 +176,8 @@ impl ArrivingPacket {
             && let Some(mailbox) = context.mailbox(to)
             && let Some(kind) = content.join(payload, from)
         {
-            // A closed mailbox drops the packet; a full one is closed by it, which its rank reports.
+            // A closed mailbox drops the packet; a full one is closed by it, which its rank
+            // reports.
             let _ = mailbox.send(Packet { from, kind });
         }
         Ok(())

@@ -117,7 +117,7 @@ impl PacketContent {
         })
     }
 
-    /// Returns true if the packet holds values, possibly none of them.
+    /// Returns true if the packet has a payload of values, which may be empty.
     pub(crate) fn holds_values(&self) -> bool {
         match self {
             Self::Collective { form, .. } | Self::Direct { form, .. } => {
@@ -157,7 +157,6 @@ impl PacketContent {
     }
 }
 
-/// Returns the bytes of an element of the type of this name.
 fn bytes_of(element: &str) -> Option<usize> {
     match element {
         "f32" | "i32" | "u32" => Some(4),

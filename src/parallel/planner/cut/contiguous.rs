@@ -67,9 +67,9 @@ struct Search<'a, F> {
 impl<F: Fn(usize, usize, usize, usize) -> bool> Search<'_, F> {
     /// Returns the best completion of each state and block, at `state * (blocks + 1) + block`.
     ///
-    /// `join` puts a part before a completion: it receives the part's picoseconds, 1 if it does
-    /// not fit in memory, else 0, and the worth of what follows; `None` rules the part out. It
-    /// must be monotone in all of them for the result to be exact.
+    /// `join` puts a part before a completion: it receives the part's picoseconds, 1 if it does not
+    /// fit in memory and 0 otherwise, and the worth of the completion; `None` rules the part out.
+    /// It must be monotone in all of them for the result to be exact.
     fn completions<W: Copy + Ord + Default>(
         &self,
         join: impl Fn(u64, u32, W) -> Option<W>,
@@ -95,7 +95,7 @@ impl<F: Fn(usize, usize, usize, usize) -> bool> Search<'_, F> {
                         if ps == FORBIDDEN {
                             continue;
                         }
-                        // Memory is asked for only if the part is better when it fits.
+                        // Memory is checked only if the part would be better than the best one.
                         if !join(ps, 0, rest.worth).is_some_and(is_less) {
                             continue;
                         }

@@ -27,8 +27,8 @@ fn orders(devices: usize) -> Vec<Vec<usize>> {
     orders
 }
 
-/// Returns the worth of the chunks between these bounds, or `None` if one is ruled out or it is
-/// not less than `limit`. Memory is asked for only if the times are.
+/// Returns the worth of the chunks between these bounds, or `None` if one is ruled out or it is not
+/// less than `limit`. Memory is checked only if the times are less.
 fn worth(
     prices: &Prices<'_>,
     order: &[usize],
@@ -96,8 +96,8 @@ fn improve(prices: &Prices<'_>, order: &[usize], bounds: &mut [usize]) -> Option
     Some(best)
 }
 
-/// Returns the bounds from which the search of an order starts: those of the chunks whose slowest
-/// is shortest, and the even ones.
+/// Returns the bounds from which the search of an order starts: the bounds of the chunks whose
+/// slowest is shortest, and the even ones.
 fn starts(prices: &Prices<'_>, order: &[usize]) -> Vec<Vec<usize>> {
     let parts = prices.request().chunks * order.len();
     let devices: Vec<usize> = order.iter().copied().cycle().take(parts).collect();

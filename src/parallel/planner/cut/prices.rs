@@ -82,7 +82,7 @@ impl<'a> Prices<'a> {
         u64::try_from(sum).unwrap_or(FORBIDDEN)
     }
 
-    /// Returns true if the device has memory for these chunks as that stage; asks the request once
+    /// Returns true if the device has memory for these chunks as that stage; calls the request once
     /// for each.
     pub fn fits(&self, device: usize, stage: usize, blocks: Vec<Range<u32>>) -> bool {
         let subject = (device, stage, blocks);
