@@ -1,4 +1,4 @@
-//! Time and rounds, as state machines are given them.
+//! Time and rounds of state machines.
 
 use std::fmt;
 

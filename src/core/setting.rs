@@ -1,5 +1,5 @@
-//! Settings as messages name them: users of the program set keys and flags, and users of the
-//! library set fields of options.
+//! Names of settings in messages: users of the program set keys and flags, and users of the library
+//! set fields of options.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,9 +9,9 @@ use super::format::shell_word;
 /// Table of settings: a name, the wording of the program, and the wording of the library.
 macro_rules! settings {
     ($($(#[doc = $doc:literal])? $name:ident: $program:literal, $library:literal;)*) => {
-        /// Setting that a message names, or a part of advice that the two readers need in other
-        /// words. It is displayed in the words of the program, and within [`as_fields`] in those
-        /// of the library.
+        /// Setting that a message names, or a part of advice with different wordings for the two
+        /// readers. It is displayed in the wording of the program, and within [`as_fields`] of the
+        /// library.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Setting {
             $($(#[doc = $doc])? $name,)*
@@ -56,7 +56,7 @@ settings! {
     Context: "model.context", "the context";
     /// Recomputation of activations instead of keeping them, to follow "set".
     Recompute: "train.recompute to blocks", "TrainerOptions::recompute to Recompute::Blocks";
-    /// All that makes a model large.
+    /// All settings that determine the size of a model.
     ModelSize: "the model's size (model.context, model.width, model.layers, model.hidden)",
         "the model's size";
     /// Normalization of pictures by group, as an order.
@@ -122,7 +122,7 @@ impl<V: fmt::Display> fmt::Display for GivenSetting<V> {
     }
 }
 
-/// Text that names settings, kept in the words of both readers until it is displayed.
+/// Text that names settings, kept in the wordings of both readers until it is displayed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Wording {
     of_program: String,
@@ -166,8 +166,8 @@ impl From<&str> for Wording {
     }
 }
 
-/// Performs work during which this thread displays settings as fields of the library's options.
-/// A text that is formatted meanwhile keeps these words.
+/// Performs work during which this thread displays settings as fields of the library's options. A
+/// text that is formatted meanwhile keeps this wording.
 pub fn as_fields<T>(work: impl FnOnce() -> T) -> T {
     Reader::Library.during(work)
 }
@@ -180,7 +180,7 @@ enum Reader {
 }
 
 thread_local! {
-    /// Reader of what this thread displays.
+    /// Reader of the messages of this thread.
     static READER: Cell<Reader> = const { Cell::new(Reader::Program) };
 }
 

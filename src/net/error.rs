@@ -1,4 +1,4 @@
-//! Errors of endpoints and dials, and why a link ended: each one sentence for the user.
+//! Errors of endpoints and dials, and reasons for the end of a link: each a sentence for the user.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub enum NetError {
 }
 
 impl NetError {
-    /// Returns what heals the failure.
+    /// Returns the remedy of the failure.
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::NoAnswer { .. }
@@ -226,7 +226,7 @@ impl CloseReason {
     }
 }
 
-/// Returns the end of a connection as text: what the peer wrote, made harmless, or quinn's words.
+/// Returns the end of a connection as text: the peer's reason, sanitized, or quinn's wording.
 pub fn sentence(end: &ConnectionError) -> String {
     match end {
         ConnectionError::ApplicationClosed(close) => wire::reason_text(&close.reason),

@@ -17,10 +17,10 @@ use quinn::{AsyncUdpSocket, UdpPoller};
 use super::gate::{Refusals, canonical};
 use super::knock::Knock;
 
-/// Version of QUIC that nodes speak (RFC 9000); 0 names packets with the versions of a server.
+/// Version of QUIC of nodes (RFC 9000); 0 marks packets with the versions of a server.
 const VERSION: u32 = 1;
 const VERSIONS_OF_A_SERVER: u32 = 0;
-/// Bytes of the ids that nodes give to their connections.
+/// Bytes of the connection ids of nodes.
 const ID_BYTES: usize = 8;
 /// Sentence about a packet that begins a connection without the knock.
 const NO_KNOCK: &str = "it has another code than this node, or is a stranger, and gets no answer";
@@ -41,7 +41,7 @@ impl fmt::Debug for QuietSocket {
 /// Class of a datagram by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Datagram<'a> {
-    /// Of a connection that is there already: QUIC drops it in silence if there is none.
+    /// Of an existing connection: QUIC drops it silently if there is none.
     Known,
     /// Of a client that begins a connection with this id.
     First(&'a [u8]),

@@ -1,11 +1,11 @@
-//! Receivers of what arrives on a link.
+//! Receivers of the messages of a link.
 
 use super::error::CloseReason;
 use super::wire::TAG_BYTES;
 
-/// Takes what arrives on a link. Called on the threads of the network, which must not wait: other
-/// links, and the packets that keep this one alive, wait with them. An error closes the link with
-/// its sentence, which the peer gets.
+/// Receiver of the messages of a link. Called on the threads of the network, which must not wait:
+/// other links, and the packets that keep this one alive, wait with them. An error closes the link
+/// with its sentence, which the peer gets.
 pub trait Receiver: Send + Sync {
     /// Takes a control message; they arrive in the order in which they were sent.
     fn control(&self, message: Vec<u8>) -> Result<(), String>;
@@ -24,7 +24,7 @@ pub trait Receiver: Send + Sync {
     fn closed(&self, why: &CloseReason);
 }
 
-/// Place of a payload that arrives. It is dropped if the link ends before all of it is there.
+/// Place for a payload. It is dropped if the link ends before the payload is complete.
 pub trait Landing: Send {
     fn bytes_mut(&mut self) -> &mut [u8];
 

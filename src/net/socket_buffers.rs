@@ -28,8 +28,8 @@ impl SocketBuffers {
         }
     }
 
-    /// Returns a sentence for the user if a buffer is smaller than what links ask for, with the
-    /// command that makes them larger.
+    /// Returns a sentence for the user if a buffer is smaller than requested, with the command that
+    /// makes buffers larger.
     pub fn note(&self) -> Option<String> {
         let Self { receive, send } = *self;
         if receive >= SOCKET_BYTES && send >= SOCKET_BYTES {

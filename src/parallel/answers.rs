@@ -6,8 +6,7 @@ pub enum MismatchAction {
     /// An error.
     #[default]
     Stop,
-    /// They are overwritten by what most devices hold, or without a majority by what their owner
-    /// holds.
+    /// They are overwritten by the values of most devices, or by their owner's without a majority.
     Repair,
 }
 

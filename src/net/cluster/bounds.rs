@@ -1,4 +1,4 @@
-//! Bounds of a cluster: of what its nodes send, and of the times for which they wait.
+//! Bounds of a cluster: of the messages of its nodes, and of their timeouts.
 
 use potluck_core::Nanos;
 
@@ -30,6 +30,6 @@ pub(crate) const PAIRING_TIMEOUT: Nanos = 8_000_000_000;
 /// Silence after which a node counts as gone before the start: as long as three heartbeats at the
 /// longest interval. After the start, the run's longest silence of a node applies.
 pub(crate) const ABSENT_AFTER: Nanos = 3_000_000_000;
-/// Longest time for which a joining node waits for the start, so that the first node, which knows
-/// more, speaks first.
+/// Longest time for which a joining node waits for the start: the first node, which knows more,
+/// reports first.
 pub(crate) const START_TIMEOUT: Nanos = 12_000_000_000;

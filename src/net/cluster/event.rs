@@ -13,8 +13,8 @@ use super::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::{Nanos, NodeRank, Remedy};
 
 /// Event of the network. The driver authenticates connections before it reports them, delivers the
-/// messages of each in order, and closes one whose bytes are no message, which it reports as
-/// closed.
+/// messages of each in order, and closes a connection whose bytes are no message, which it reports
+/// as closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A peer opened a connection.
@@ -39,7 +39,7 @@ pub enum Event {
         connection: ConnectionId,
         message: ClusterMsg,
     },
-    /// The peer of a connection has another address than before.
+    /// The peer of a connection has a new address.
     Moved {
         connection: ConnectionId,
         address: SocketAddr,
@@ -74,7 +74,7 @@ impl ConnectionEnd {
     }
 }
 
-/// Node, named with its host, that has another address than before. As a text, a note for the user.
+/// Node, named with its host, that has a new address. Displayed as a note for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovedNode {
     pub who: String,
@@ -102,7 +102,7 @@ pub enum Action {
         connection: ConnectionId,
         why: String,
     },
-    /// Tries the addresses. If the number of the node's socket is known, no other one is taken.
+    /// Dials the addresses. If the number of the node's socket is known, other sockets are refused.
     Dial {
         dial: DialId,
         node: NodeRank,
@@ -116,12 +116,12 @@ pub enum Action {
         address: SocketAddr,
         why: String,
     },
-    /// Shows that a node went before the start; only the first node does.
+    /// Shows that a node left before the start; only the first node does.
     Departed {
         host: String,
         why: String,
     },
-    /// Shows that a node has another address than before.
+    /// Shows that a node has a new address.
     Moved(MovedNode),
     /// The run begins. `links` are the connections to all other nodes, except one that closed while
     /// the start was in flight: then [`Action::Lost`] or [`Action::Left`] follows.
@@ -147,11 +147,11 @@ pub enum Action {
 /// End of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterEnd {
-    /// In order, by this node or by the first one, or because all others have left.
+    /// In order, by this node or by the first one, or because all other nodes have left.
     Left {
         why: String,
     },
-    /// The first node does not take this one in, or gives the run up before the start.
+    /// The first node refuses this one, or gives the run up before the start.
     Refused {
         why: String,
         remedy: Remedy,
@@ -164,7 +164,7 @@ pub enum ClusterEnd {
 }
 
 impl ClusterEnd {
-    /// Returns what heals the end of a node that did not want it.
+    /// Returns the remedy of an unwanted end.
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::Left { .. } | Self::Lost { .. } => Remedy::Time,

@@ -18,19 +18,19 @@ use potluck_parallel::comm::{
 };
 use potluck_parallel::planner::links::LinkRate;
 
-/// First byte of a control message: a message of `cluster`, a message of the layer above, or one
-/// that is in blobs.
+/// First byte of a control message: a message of `cluster`, a message of the layer above, or a
+/// message in blobs.
 const CLUSTER: u8 = 0;
 const WHOLE: u8 = 1;
 const IN_BLOBS: u8 = 2;
 
 /// Most bytes of a message, over all of its blobs.
 const MESSAGE_MAX: usize = 16 << 30;
-/// Most blobs of messages that have not been announced yet, and most messages that wait.
+/// Maximum number of blobs of messages that have not been announced yet, and of waiting messages.
 const BLOBS_MAX: usize = 1024;
 const WAITING_MAX: usize = 4096;
-/// Most messages of the cluster that wait for its thread, per link: all links together cannot fill
-/// its mailbox.
+/// Maximum number of messages of the cluster that wait for its thread, per link: all links together
+/// cannot fill its mailbox.
 const CLUSTER_WAITING_MAX: usize = 512;
 
 /// Event of a link, for the thread of the cluster.
@@ -39,7 +39,7 @@ pub enum LinkEvent {
     Closed(ConnectionId, CloseReason),
 }
 
-/// Place of a message that waits for the cluster's thread; dropped, it is free.
+/// Place of a message that waits for the cluster's thread; dropping it frees the place.
 pub struct WaitingPlace(Arc<AtomicUsize>);
 
 impl WaitingPlace {
@@ -74,7 +74,7 @@ pub trait ValueReceiver: Send + Sync {
 
 /// Receiver of the frames of values for the ranks of this node.
 pub trait ReceiveFrames: Send + Sync {
-    /// Returns true for a frame of a group of ranks before this one.
+    /// Returns true for a frame of an earlier group of ranks.
     fn is_late(&self, header: &FrameHeader) -> bool;
 
     /// Returns a buffer for the `bytes` of values of a frame.
@@ -84,7 +84,7 @@ pub trait ReceiveFrames: Send + Sync {
     /// impossible for its content.
     fn buffer(&self, header: &FrameHeader, bytes: usize) -> Result<PooledBuffer, String>;
 
-    /// Puts a frame into the mailbox of its rank. A mailbox that is closed loses it.
+    /// Puts a frame into the mailbox of its rank. A closed mailbox drops it.
     fn deliver(&self, header: FrameHeader, values: PooledBuffer);
 }
 
@@ -135,7 +135,7 @@ struct LinkReceiver {
     messages: Lock<Messages>,
     /// Set when the link is given to the layer above.
     receiver: OnceLock<MessageReceiver>,
-    /// Takes all values in place of `frames`, once there is one.
+    /// Receiver of all values instead of `frames`, once it is set.
     values: RwLock<SetReceiver>,
 }
 
@@ -147,12 +147,12 @@ struct SetReceiver {
 
 #[derive(Default)]
 struct Messages {
-    /// Messages that wait for their blobs, for those before them, or for the receiver.
+    /// Messages that wait for their blobs, for earlier messages, or for the receiver.
     waiting: VecDeque<WaitingMessage>,
     blobs: HashMap<u64, Vec<u8>>,
 }
 
-/// Message whose bytes may not all be here.
+/// Message whose bytes may be incomplete.
 enum WaitingMessage {
     Whole(Vec<u8>),
     InBlobs { first: u64, count: u64 },
@@ -170,7 +170,7 @@ impl NodeLink {
         Self { link: pending.open(incoming.clone()), incoming, next_blob: Lock::new(0) }
     }
 
-    /// Takes messages and values of the run from now on.
+    /// Accepts messages and values of the run from now on.
     pub fn admit(&self) {
         self.incoming.is_of_run.store(true, Ordering::SeqCst);
     }
@@ -214,7 +214,7 @@ impl NodeLink {
         self.link.send_control(tagged(CLUSTER, &encoded))
     }
 
-    /// Returns what QUIC has counted of the link.
+    /// Returns the statistics of the link.
     pub fn stats(&self) -> LinkStats {
         self.link.stats()
     }
@@ -329,7 +329,7 @@ impl LinkReceiver {
         }
     }
 
-    /// Gives the receiver all messages at the front that are complete.
+    /// Hands all complete messages at the front to the receiver.
     fn deliver(&self, messages: &mut Messages) -> Result<(), String> {
         let Some(receiver) = self.receiver.get() else { return Ok(()) };
         while let Some(front) = messages.waiting.pop_front() {

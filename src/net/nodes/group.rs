@@ -37,7 +37,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Message of a process that accepts packets.
 const READY: &[u8] = b"ready";
 
-/// Place at which the processes of a group meet.
+/// Meeting point of the processes of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum First {
     /// This process is the first one: it waits at a UDP address until `nodes` processes have
@@ -56,15 +56,15 @@ pub struct ClusterOptions {
     pub secret: Secret,
     /// Number of ranks of this process, 1 to 64; 1 by default.
     pub ranks: u32,
-    /// Longest silence of a process, after which it is lost: 100 ms to 1 h, 10 s by default. That
-    /// of the first process counts. Also the longest time for which the first process waits at its
-    /// end for the ends of the others.
+    /// Longest silence of a process, after which it is lost: 100 ms to 1 h, 10 s by default. The
+    /// value of the first process applies. Also the longest time for which the first process waits
+    /// at its end for the ends of the others.
     pub timeout: Duration,
     /// Maximum duration of a call, as in [`ProcessGroup::set_deadline`]; 5 minutes by default.
     pub deadline: Duration,
-    /// Longest wait until all processes are here; without an end by default.
+    /// Longest wait until all processes have joined; unlimited by default.
     pub connect_timeout: Option<Duration>,
-    /// Is called with the news until all processes are connected; ignores them by default.
+    /// Called with the news until all processes are connected; ignores them by default.
     pub on_news: Box<dyn FnMut(&ConnectNews) + Send>,
 }
 
@@ -103,16 +103,16 @@ impl fmt::Debug for ClusterOptions {
     }
 }
 
-/// News while processes find together; each displays as a sentence for the user.
+/// News while processes connect; each displays as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectNews {
-    /// This process takes connections at this address; the first one, that is where to join.
+    /// This process accepts connections at this address, which others join at the first process.
     Listening(SocketAddr),
-    /// The hosts of the processes that are here, and how many there are to be.
+    /// The hosts of the joined processes, and the expected number of processes.
     Present { hosts: Vec<String>, expected: u32 },
     /// The first process refused a peer.
     TurnedAway { address: SocketAddr, why: String },
-    /// A process went before all were here.
+    /// A process left before all had joined.
     Departed { host: String, why: String },
 }
 
@@ -252,9 +252,8 @@ pub fn greeting(port: u16, purpose: Option<&str>, devices: Vec<NodeDevice>) -> H
     }
 }
 
-/// Returns a name that no other run or group has: nodes that share the secret and find each other
-/// by mistake, at an address that was another's before, know by it that they do not belong
-/// together.
+/// Returns a unique name of a run or group: it separates nodes that share the secret and meet by
+/// mistake, at an address that was another's before.
 ///
 /// # Errors
 /// Returns an error if the system has no random numbers.
@@ -269,7 +268,7 @@ pub fn host_name() -> String {
     if name.is_empty() { "unnamed".into() } else { name }
 }
 
-/// Cluster that has started: the news [`ClusterNews::Started`].
+/// Started cluster: the news [`ClusterNews::Started`].
 pub struct StartedCluster {
     pub roster: Roster,
     pub you: NodeRank,
@@ -313,7 +312,7 @@ fn connect_timed_out(here: Option<Presence>, hosted: Option<u32>) -> String {
         (Some(Presence { here, expected }), _) => {
             (here.into_iter().map(|node| node.host).collect(), expected)
         }
-        // The first process has not even noted itself yet.
+        // The first process has not announced itself yet.
         (None, Some(nodes)) => (vec![host_name()], nodes),
         (None, None) => return "the first process did not answer in time".into(),
     };
@@ -322,7 +321,7 @@ fn connect_timed_out(here: Option<Presence>, hosted: Option<u32>) -> String {
 
 // ---- A group that has started ----
 
-/// Connections of this process, which the handles on its groups keep.
+/// Connections of this process, kept alive by the handles on its groups.
 struct GroupSession {
     meeting: Lock<Meeting>,
     /// Set once the handles are made.
@@ -442,7 +441,7 @@ fn meet_ready(
     wait_ready(ready, until)
 }
 
-/// Waits for one message that a process takes packets.
+/// Waits for the message of one process that it accepts packets.
 fn wait_ready(ready: &Mailbox<()>, until: Option<Instant>) -> Result<(), GroupError> {
     match ready.recv(until) {
         Ok(()) => Ok(()),
@@ -452,7 +451,7 @@ fn wait_ready(ready: &Mailbox<()>, until: Option<Instant>) -> Result<(), GroupEr
     }
 }
 
-/// Tells another process that this one takes packets.
+/// Reports to another process that this one accepts packets.
 fn send_ready(link: &NodeLink) {
     // A link that is closed is a loss, which the cluster names.
     let _ = link.send(READY.to_vec());
@@ -484,7 +483,7 @@ struct GroupValues {
 }
 
 impl GroupValues {
-    /// Ends the groups of this process because of what another one sent.
+    /// Ends the groups of this process because of a message of another one.
     fn refuse(&self, why: String) -> String {
         let process = process_name(&self.ranks, &self.host);
         self.packets.end(&format!("{process} sent {why}"));

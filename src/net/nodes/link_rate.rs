@@ -8,7 +8,7 @@ use potluck_parallel::planner::links::LinkRate;
 
 /// Tag of values that only measure a link; no frame has it.
 const PROBE: [u8; TAG_BYTES] = [0xFF; TAG_BYTES];
-/// Least and most bytes that are sent at a time.
+/// Minimum and maximum number of bytes per measurement.
 const BYTES_MIN: usize = 16 << 10;
 pub(super) const BYTES_MAX: usize = 16 << 20;
 /// Single bytes that are sent first: the fastest of them measures the time that does not depend on

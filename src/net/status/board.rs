@@ -1,4 +1,4 @@
-//! Place where a run shows its state: the newest snapshot, which is replaced as a whole.
+//! Board with the state of a run: the newest snapshot, which is replaced as a whole.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ pub struct StatusBoard {
     links: ArcSwapOption<ArcSwap<LinksStatus>>,
 }
 
-/// Snapshot of everything that is shown.
+/// Snapshot of the whole state.
 #[derive(Clone, Debug)]
 pub struct StatusView {
     pub run: Arc<RunStatus>,
@@ -57,7 +57,7 @@ impl StatusBoard {
     }
 }
 
-/// Sink that shows events on a board before it hands them on.
+/// Sink that records events on a board before it hands them on.
 pub struct StatusSink {
     pub board: Arc<StatusBoard>,
     pub shown: Box<dyn Sink>,

@@ -218,8 +218,8 @@ fn ranks(
 ) {
     text.begin(name, help);
     for (number, rank) in run.ranks.iter().enumerate() {
-        let labels = [("rank", &*number.to_string()), ("device", &*rank.device)];
-        text.sample(name, &labels, value(rank));
+        let number = number.to_string();
+        text.sample(name, &[("rank", &number), ("device", &rank.device)], value(rank));
     }
 }
 

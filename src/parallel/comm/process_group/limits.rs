@@ -1,5 +1,4 @@
-//! Limits of what the ranks of a group send: sizes of messages, and how far one is ahead of
-//! another.
+//! Limits of the messages of a group: their sizes, and the lead of one rank over another.
 
 /// Maximum size in bytes of an all-reduce along a tree: `2 ceil(log2(world))` steps instead of
 /// the `2 (world - 1)` of a ring.
