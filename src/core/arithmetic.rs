@@ -9,9 +9,9 @@ pub fn gcd(a: usize, b: usize) -> usize {
 pub fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let mut transposed = vec![0.0; rows * columns];
     for (row, values) in matrix.chunks(columns).enumerate() {
-        values.iter().enumerate().for_each(|(column, value)| {
+        for (column, value) in values.iter().enumerate() {
             transposed[column * rows + row] = *value;
-        });
+        }
     }
     transposed
 }

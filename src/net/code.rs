@@ -26,7 +26,7 @@ pub fn encode(key: &[u8; KEY_BYTES]) -> String {
     values[KEY_LETTERS..].copy_from_slice(&checks);
     let mut code = String::with_capacity(CODE_LETTERS + CODE_LETTERS / GROUP);
     for (i, &value) in values.iter().enumerate() {
-        if i > 0 && i % GROUP == 0 {
+        if i > 0 && i.is_multiple_of(GROUP) {
             code.push('-');
         }
         code.push(char::from(LETTERS[usize::from(value)]));
