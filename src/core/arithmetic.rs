@@ -5,13 +5,13 @@ pub fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Returns the transpose of a matrix, of which neither dimension is 0.
+/// Returns the transpose of a matrix; neither dimension may be 0.
 pub fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let mut transposed = vec![0.0; rows * columns];
     for (row, values) in matrix.chunks(columns).enumerate() {
-        values.iter().enumerate().for_each(|(column, value)| {
+        for (column, value) in values.iter().enumerate() {
             transposed[column * rows + row] = *value;
-        });
+        }
     }
     transposed
 }

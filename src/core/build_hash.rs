@@ -1,4 +1,4 @@
-//! Hash of the sources that the program was built of, and those of their rooms.
+//! Hashes of the sources of the program and of its crates.
 
 use std::sync::OnceLock;
 
@@ -17,8 +17,8 @@ pub fn whole_hash(build: &str) -> &str {
     build.split(' ').next().unwrap_or_default()
 }
 
-/// Returns the hash, by which the nodes of a run tell that they have the same program, and behind
-/// it those of the rooms, by which they tell where they differ; `unknown` if none was set.
+/// Returns the hash, by which the nodes of a run recognize the same program, followed by the hashes
+/// of the crates, which show the difference between two programs; `unknown` if none was set.
 pub fn build_hash() -> &'static str {
     HASH.get().copied().unwrap_or("unknown")
 }

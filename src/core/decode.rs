@@ -2,7 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
-/// Error of bytes that are not what they should be.
+/// Error of bytes that do not encode the expected value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error("{0}")]
@@ -11,12 +11,12 @@ pub enum DecodeError {
     Trailing { bytes: usize },
 }
 
-/// Returns the value that all of these bytes stand for (postcard,
+/// Returns the value that all of these bytes encode (postcard,
 /// <https://postcard.jamesmunns.com/wire-format>).
 ///
 /// # Errors
-/// Returns [`DecodeError`] for bytes that are no such value, and for those behind one: whoever
-/// sends them means something else than what is read.
+/// Returns [`DecodeError`] for bytes that encode no such value, and for trailing bytes: their
+/// sender has encoded another value.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
     let (value, rest) = postcard::take_from_bytes(bytes)
         .map_err(|error| DecodeError::Malformed(error.to_string()))?;

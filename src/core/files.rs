@@ -6,33 +6,33 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Ending of what was set aside for the user.
+/// Ending of files and directories that were set aside for the user.
 const ASIDE: &str = ".aside";
 
-/// Returns true for the errors of a disk or a quota that is full: the only ones of writing that end
-/// by themselves, so that the same start may succeed later.
+/// Returns true for the errors of a disk or a quota that is full: the only write errors that may
+/// end by themselves, so that the same start may succeed later.
 pub fn is_disk_full(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Returns the bytes that this user may still write to the disk of a path, of which the last parts
-/// may not be there yet; `None` if the system does not tell.
+/// Returns the bytes that this user may still write to the disk of a path, whose last parts may not
+/// exist yet; `None` if the system does not report them.
 pub fn free_space(path: &Path) -> Option<u64> {
     fs4::available_space(nearest(path)?).ok()
 }
 
-/// Returns true if this user may create files at a path, of which the last parts may not be there
-/// yet, now or when a full disk has room again: not below a file, in a directory of others, or on
-/// a read-only file system.
+/// Returns true if this user may create files at a path, whose last parts may not exist yet, now or
+/// when a full disk has room again: not below a file, in a directory of other users, or on a
+/// read-only file system.
 pub fn may_create(path: &Path) -> bool {
-    let Some(there) = nearest(path) else { return false };
-    match tempfile::tempfile_in(there) {
+    let Some(existing) = nearest(path) else { return false };
+    match tempfile::tempfile_in(existing) {
         Ok(_) => true,
         Err(why) => is_disk_full(&why),
     }
 }
 
-/// Returns the part of a path that is there.
+/// Returns the longest part of a path that exists.
 fn nearest(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     path.ancestors().find(|above| above.exists()).map(PathBuf::from)
@@ -50,23 +50,29 @@ pub fn replace_with(
     write: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
     let temporary = beside(path, ".tmp");
-    let written = File::create(&temporary).and_then(|mut file| {
-        write(&mut file)?;
-        file.sync_all()?;
-        // Closed before the rename, which some platforms refuse for open files.
-        drop(file);
-        fs::rename(&temporary, path)
-    });
-    if written.is_err() {
+    if let Err(why) = write_and_rename(&temporary, path, write) {
         // The first error is reported; a leftover temporary file does no harm.
         let _ = fs::remove_file(&temporary);
-        return written;
+        return Err(why);
     }
     sync_directory(parent(path))
 }
 
-/// Writes what a user named: replaces a file, or the file that a link leads to, and writes to what
-/// is no regular file (a pipe, a device) as it is.
+fn write_and_rename(
+    temporary: &Path,
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = File::create(temporary)?;
+    write(&mut file)?;
+    file.sync_all()?;
+    // Closed before the rename, which some platforms refuse for open files.
+    drop(file);
+    fs::rename(temporary, path)
+}
+
+/// Writes to a path that the user named: replaces a file, or the target of a link, and writes into
+/// anything that is no regular file (a pipe, a device).
 pub fn replace_or_write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => File::options().write(true).open(path)?.write_all(bytes),
@@ -77,7 +83,7 @@ pub fn replace_or_write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Syncs the entries of a directory (files created, renamed, removed) to the disk.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
-    // Windows cannot open a directory as a file, and writes its entries in order by itself.
+    // Windows cannot open a directory as a file, and writes its entries in order anyway.
     if cfg!(unix) { File::open(directory)?.sync_all() } else { Ok(()) }
 }
 
@@ -89,13 +95,15 @@ pub fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// Returns `path` with the first ending of `.aside`, `.aside.1`, `.aside.2`, and so on that no file
-/// or directory has: the name under which something is kept that is about to be replaced.
+/// or directory has: the name for keeping a file that is about to be replaced.
 fn free_aside(path: &Path) -> PathBuf {
-    let numbered = (1..).map(|number| format!("{ASIDE}.{number}"));
-    let endings = std::iter::once(ASIDE.to_string()).chain(numbered);
-    let mut paths = endings.map(|ending| beside(path, &ending));
-    let free = paths.find(|path| path.symlink_metadata().is_err());
-    free.expect("the endings are without an end")
+    let mut free = beside(path, ASIDE);
+    let mut number = 0;
+    while free.symlink_metadata().is_ok() {
+        number += 1;
+        free = beside(path, &format!("{ASIDE}.{number}"));
+    }
+    free
 }
 
 /// Renames a file or a directory to a free name with the ending `.aside`, which it returns.

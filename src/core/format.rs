@@ -46,7 +46,7 @@ pub fn seconds(duration: Nanos) -> String {
     }
 }
 
-/// Formats seconds as milliseconds with at least three digits, and no fraction where those suffice.
+/// Formats seconds as milliseconds with at least three digits, and no fraction if those suffice.
 pub fn milliseconds(seconds: f64) -> String {
     let ms = seconds * 1e3;
     match ms {
@@ -56,10 +56,12 @@ pub fn milliseconds(seconds: f64) -> String {
     }
 }
 
-/// Formats seconds as a clock shows them: `1:02:03` or `2:03`.
+/// Formats seconds as hours, minutes and seconds: `1:02:03` or `2:03`.
 pub fn clock(seconds: f64) -> String {
     let total = seconds.round() as u64;
-    let (hours, minutes, seconds) = (total / 3600, total / 60 % 60, total % 60);
+    let hours = total / 3600;
+    let minutes = total / 60 % 60;
+    let seconds = total % 60;
     if hours > 0 {
         format!("{hours}:{minutes:02}:{seconds:02}")
     } else {
@@ -81,13 +83,13 @@ pub fn gibibytes(bytes: u64) -> String {
     in_tenths(bytes, f64::round)
 }
 
-/// Formats bytes that are needed like [`gibibytes`], but rounded up.
+/// Formats required bytes like [`gibibytes`], but rounded up.
 pub fn gibibytes_up(bytes: u64) -> String {
     in_tenths(bytes, f64::ceil)
 }
 
-/// Formats bytes that are available like [`gibibytes`], but rounded down: beside more bytes that
-/// are needed they never read the same.
+/// Formats available bytes like [`gibibytes`], but rounded down: they never read the same as a
+/// larger number of required bytes.
 pub fn gibibytes_down(bytes: u64) -> String {
     in_tenths(bytes, f64::floor)
 }
@@ -142,7 +144,7 @@ pub fn svg_text(class: &str, x: f64, y: f64, text: &str) -> String {
     format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{text}</text>\n")
 }
 
-/// Returns the sentence of a thread that cannot be started.
+/// Returns the error sentence for a thread that cannot be started.
 pub fn no_thread(error: impl fmt::Display) -> String {
     format!("the system starts no more threads: {error}; raise its limit")
 }

@@ -1,6 +1,6 @@
 //! Types shared by all modules: typed ids, shapes with a leading batch dimension, values in host
-//! memory, rounds, counter-based random numbers, and settings that messages name; and the rooms
-//! [`files`], [`metrics`] and [`faults`], which alone do IO here.
+//! memory, rounds, counter-based random numbers, and settings that messages name; and [`files`],
+//! [`metrics`] and [`faults`], the only modules here that do IO.
 
 pub mod arithmetic;
 mod build_hash;

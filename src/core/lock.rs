@@ -1,11 +1,11 @@
-//! Mutual exclusion that a panic elsewhere does not end.
+//! Mutex that stays usable after a panic of another thread.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Mutex that is not poisoned: it is taken over from a thread that panicked while it held it. It is
-/// for values of which whole items are put in or taken out under the lock, so that a panic leaves
-/// none half changed. The panic is reported where its thread is joined; the error of a poisoned
-/// lock in another thread would only hide it.
+/// Mutex without poisoning: it is taken over from a thread that panicked while it held the lock. It
+/// is for values that change by whole items under the lock, so that a panic leaves none half
+/// changed. The panic is reported where its thread is joined; the error of a poisoned lock in
+/// another thread would only hide it.
 #[derive(Debug, Default)]
 pub struct Lock<T: ?Sized>(Mutex<T>);
 

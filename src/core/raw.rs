@@ -33,7 +33,7 @@ pub fn deserialize<'de, T: Pod, D: Deserializer<'de>>(deserializer: D) -> Result
             if !bytes.len().is_multiple_of(size_of::<T>()) {
                 return Err(E::invalid_length(bytes.len(), &self));
             }
-            // The length is that of what has arrived, so it is no claim of the sender.
+            // The length of the received bytes, not a claim of the sender.
             Ok(bytemuck::pod_collect_to_vec(bytes))
         }
     }

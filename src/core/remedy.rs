@@ -7,6 +7,6 @@ use serde::{Deserialize, Serialize};
 pub enum Remedy {
     /// Time, or a restart of another node: it is not up yet, or its run is about to end.
     Time,
-    /// Somebody has to change something, such as a code, a flag or what is installed.
+    /// The user has to change something, such as a code, a flag or the installed version.
     Person,
 }

@@ -62,7 +62,7 @@ impl Key {
         // In (0, 1], so that the logarithm is finite.
         let u = (f64::from(a) + 1.0) / 4_294_967_296.0;
         let angle = std::f64::consts::TAU * f64::from(b) / 4_294_967_296.0;
-        // Not the platform's functions, whose last digits differ.
+        // Not the platform's functions: their last digits differ between platforms.
         (-2.0 * libm::log(u)).sqrt() * libm::cos(angle)
     }
 
@@ -79,8 +79,8 @@ pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0).min(4_294_967_295.0) as u32
 }
 
-/// Returns the factor of what dropout with probability `p` keeps, `1 / (1 - p)`; 0 where it keeps
-/// nothing, because the threshold of `p = 1` still keeps one word of 2^32.
+/// Returns the factor of values that dropout with probability `p` keeps, `1 / (1 - p)`; 0 for `p =
+/// 1`, whose threshold still keeps one word of 2^32.
 pub fn kept_factor(p: f32) -> f64 {
     if p < 1.0 { 1.0 / (1.0 - f64::from(p)) } else { 0.0 }
 }

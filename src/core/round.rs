@@ -1,4 +1,4 @@
-//! Time and rounds, as state machines are given them.
+//! Time and rounds of state machines.
 
 use std::fmt;
 
@@ -25,7 +25,8 @@ pub struct Round {
     pub generation: u64,
     /// Step of the run, counted from 1.
     pub step: u64,
-    /// True for the round behind the step in which what it left to the next one is done.
+    /// True for the settling round after a step, which performs the all-gathers that the step left
+    /// to the next one.
     pub settles: bool,
 }
 
@@ -36,7 +37,7 @@ impl Round {
         Self { generation: self.generation + u64::from(step <= self.step), step, settles: false }
     }
 
-    /// Returns the round behind this step in which what it left to the next one is done.
+    /// Returns the settling round after this step; see [`Round::settles`].
     pub fn settling(self) -> Self {
         Self { settles: true, ..self }
     }

@@ -1,17 +1,17 @@
-//! Settings as messages name them: users of the program set keys and flags, and users of the
-//! library set fields of options.
+//! Names of settings in messages: users of the program set keys and flags, and users of the library
+//! set fields of options.
 
 use std::cell::Cell;
 use std::fmt;
 
 use super::format::shell_word;
 
-/// Table of settings: a name, the words of the program, and those of the library.
+/// Table of settings: a name, the wording of the program, and the wording of the library.
 macro_rules! settings {
     ($($(#[doc = $doc:literal])? $name:ident: $program:literal, $library:literal;)*) => {
-        /// Setting that a message names, or a part of advice that the two readers need in other
-        /// words. It is displayed in the words of the program, and within [`as_fields`] in those
-        /// of the library.
+        /// Setting that a message names, or a part of advice with different wordings for the two
+        /// readers. It is displayed in the wording of the program, and within [`as_fields`] of the
+        /// library.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Setting {
             $($(#[doc = $doc])? $name,)*
@@ -21,7 +21,7 @@ macro_rules! settings {
             #[cfg(test)]
             const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// Returns the words of the program and those of the library.
+            /// Returns the wordings of the program and of the library.
             const fn names(self) -> (&'static str, &'static str) {
                 match self {
                     $(Self::$name => ($program, $library),)*
@@ -51,27 +51,27 @@ settings! {
     TensorShares: "parallel.tensor_shares", "TensorOptions::shares";
     LearningRate: "optim.lr", "the learning rate";
     Clip: "optim.clip", "TrainerOptions::clip";
-    /// Repair of parameters that differ, behind "set".
+    /// Repair of parameters that differ, to follow "set".
     Repair: "faults.on_mismatch=repair", "TrainerOptions::on_mismatch to MismatchAction::Repair";
     Context: "model.context", "the context";
-    /// What computes activations again instead of keeping them, behind "set".
+    /// Recomputation of activations instead of keeping them, to follow "set".
     Recompute: "train.recompute to blocks", "TrainerOptions::recompute to Recompute::Blocks";
-    /// All that makes a model large.
+    /// All settings that determine the size of a model.
     ModelSize: "the model's size (model.context, model.width, model.layers, model.hidden)",
         "the model's size";
     /// Normalization of pictures by group, as an order.
     GroupNorm: "set model.norm to group", "normalize by group (Builder::group_norm)";
-    /// Path of the data, behind "give the path of ..".
+    /// Path of the data, to follow "give the path of ..".
     AsData: " as --data or data.path", "";
     HeldOut: "data.held_out", "held_out";
     Tokenizer: "data.tokenizer", "tokenizer";
-    /// Targets that are classes, behind "set".
+    /// Targets that are classes, to follow "set".
     Classification: "data.task to classification", "ReadOptions::kind to TargetKind::Classes";
     Crop: "data.crop", "crop";
     Flip: "data.flip", "flip";
     Target: "data.target", "ReadOptions::target";
     ImageSize: "data.image_size", "ReadOptions::image_size";
-    /// Directory of a run, behind "another".
+    /// Directory of a run, to follow "another".
     Out: "--out", "directory";
     /// Permission for the group of a secret's file, as an order.
     SecretOfGroup: "give --secret-group-readable", "call Secret::read_file_of_group";
@@ -122,7 +122,7 @@ impl<V: fmt::Display> fmt::Display for GivenSetting<V> {
     }
 }
 
-/// Text that names settings, kept in the words of both readers until it is displayed.
+/// Text that names settings, kept in the wordings of both readers until it is displayed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Wording {
     of_program: String,
@@ -166,8 +166,8 @@ impl From<&str> for Wording {
     }
 }
 
-/// Performs work during which this thread displays settings as fields of the library's options.
-/// A text that is formatted meanwhile keeps these words.
+/// Performs work during which this thread displays settings as fields of the library's options. A
+/// text that is formatted meanwhile keeps this wording.
 pub fn as_fields<T>(work: impl FnOnce() -> T) -> T {
     Reader::Library.during(work)
 }
@@ -180,7 +180,7 @@ enum Reader {
 }
 
 thread_local! {
-    /// Reader of what this thread displays.
+    /// Reader of the messages of this thread.
     static READER: Cell<Reader> = const { Cell::new(Reader::Program) };
 }
 

@@ -1,4 +1,4 @@
-//! Slices of named tensors: what a rank of a tensor group has of a parameter.
+//! Slices of named tensors: the part of a parameter that a rank of a tensor group holds.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub struct TensorSlice {
     ranges: Vec<Vec<Range<usize>>>,
 }
 
-/// Slice as files have it: `[start, end]` of each range.
+/// Form of a slice in files: `[start, end]` of each range.
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 struct Raw {
     dims: Vec<usize>,
@@ -46,10 +46,9 @@ impl TryFrom<Raw> for TensorSlice {
             return Err(SliceError::TooLarge { dims: raw.dims });
         }
         let mut slice = Self::whole(&raw.dims);
-        let (given, wanted) = (raw.ranges.len(), raw.dims.len());
-        if given != wanted {
-            let (dimension, ranges) = (given.min(wanted), Vec::new());
-            return Err(SliceError::Ranges { dims: raw.dims, dimension, ranges });
+        if raw.ranges.len() != raw.dims.len() {
+            let dimension = raw.ranges.len().min(raw.dims.len());
+            return Err(SliceError::Ranges { dims: raw.dims, dimension, ranges: Vec::new() });
         }
         for (dimension, ranges) in raw.ranges.into_iter().enumerate() {
             let ranges: Vec<Range<usize>> =
@@ -62,10 +61,11 @@ impl TryFrom<Raw> for TensorSlice {
 
 impl From<TensorSlice> for Raw {
     fn from(slice: TensorSlice) -> Self {
-        let raw = |ranges: Vec<Range<usize>>| {
-            ranges.into_iter().map(|range| [range.start, range.end]).collect()
-        };
-        Self { dims: slice.dims, ranges: slice.ranges.into_iter().map(raw).collect() }
+        let mut raw = Vec::with_capacity(slice.ranges.len());
+        for ranges in slice.ranges {
+            raw.push(ranges.into_iter().map(|range| [range.start, range.end]).collect());
+        }
+        Self { dims: slice.dims, ranges: raw }
     }
 }
 
@@ -86,22 +86,26 @@ impl TensorSlice {
         dimension: usize,
         ranges: &[Range<usize>],
     ) -> Result<Self, SliceError> {
-        let error =
-            || SliceError::Ranges { dims: self.dims.clone(), dimension, ranges: ranges.to_vec() };
-        let size = *self.dims.get(dimension).ok_or_else(error)?;
-        let mut end = 0;
-        for range in ranges {
-            if range.start < end || range.is_empty() || range.end > size {
-                return Err(error());
-            }
-            end = range.end;
-        }
-        if ranges.is_empty() {
-            return Err(error());
+        if !self.has_ranges(dimension, ranges) {
+            let dims = self.dims.clone();
+            return Err(SliceError::Ranges { dims, dimension, ranges: ranges.to_vec() });
         }
         let mut slice = self.clone();
         slice.ranges[dimension] = ranges.to_vec();
         Ok(slice)
+    }
+
+    /// Returns true if these are ranges of a dimension: not empty, and in ascending order.
+    fn has_ranges(&self, dimension: usize, ranges: &[Range<usize>]) -> bool {
+        let Some(&size) = self.dims.get(dimension) else { return false };
+        let mut end = 0;
+        for range in ranges {
+            if range.start < end || range.is_empty() || range.end > size {
+                return false;
+            }
+            end = range.end;
+        }
+        !ranges.is_empty()
     }
 
     /// Returns the dimensions of the whole tensor.
@@ -153,8 +157,9 @@ impl TensorSlice {
 
     /// Returns the slice as series of runs: one series, if it is cut in one range of one dimension.
     pub fn series(&self) -> Vec<RunSeries> {
-        let is_cut = |dimension: &usize| total(&self.ranges[*dimension]) != self.dims[*dimension];
-        let cut: Vec<usize> = (0..self.dims.len()).filter(is_cut).collect();
+        let cut: Vec<usize> = (0..self.dims.len())
+            .filter(|&dimension| total(&self.ranges[dimension]) != self.dims[dimension])
+            .collect();
         // Most slices are one series, which needs no list of runs.
         match cut[..] {
             [] => return vec![RunSeries::of(0, 0..self.elements())],
@@ -184,7 +189,7 @@ impl TensorSlice {
         series
     }
 
-    /// Returns the values of the slice, of those of the whole tensor.
+    /// Returns the values of the slice, given the values of the whole tensor.
     ///
     /// # Panics
     /// If `whole` has another number of elements than the tensor.
@@ -220,7 +225,7 @@ pub struct RunSeries {
     /// First element of the slice that is in the series, and the number of elements.
     pub start: usize,
     pub elements: usize,
-    /// Place of the first of them in the whole tensor.
+    /// Place of the first element in the whole tensor.
     pub place: usize,
     /// Elements of a run, and from the start of one to the start of the next.
     pub run: usize,

@@ -36,18 +36,25 @@ impl Table {
     }
 
     fn width(&self, column: usize) -> usize {
-        let cells = self.rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        let mut width = 0;
+        for row in &self.rows {
+            if let Some(cell) = row.get(column) {
+                width = width.max(cell.chars().count());
+            }
+        }
+        width
     }
 }
 
 impl fmt::Display for Table {
-    /// Writes the table with two spaces between columns, and none behind the last text of a line.
+    /// Writes the table with two spaces between columns, and none after the last text of a line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let widths: Vec<usize> = (0..self.text.len()).map(|column| self.width(column)).collect();
         for row in &self.rows {
-            let last = row.iter().rposition(|cell| !cell.is_empty());
-            let shown = last.map_or(0, |last| last + 1);
+            let shown = match row.iter().rposition(|cell| !cell.is_empty()) {
+                Some(last) => last + 1,
+                None => 0,
+            };
             for (column, (cell, width)) in row[..shown].iter().zip(&widths).enumerate() {
                 if column > 0 {
                     write!(f, "  ")?;

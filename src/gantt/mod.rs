@@ -25,7 +25,7 @@ pub enum ChartPass {
     Other,
 }
 
-/// Time in which a row of a chart was busy with one thing.
+/// Time in which a row of a chart was busy with one pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChartSpan {
     /// Position in [`Chart::rows`].
@@ -35,13 +35,12 @@ pub struct ChartSpan {
     pub to_s: f64,
     pub pass: ChartPass,
     pub micro_batch: Option<usize>,
-    /// Model chunk among those of the row, from 0 on.
+    /// Index of the model chunk among the chunks of the row.
     pub chunk: usize,
 }
 
-/// Gantt chart. It begins with its first span and ends with its last one; spans without length,
-/// with an infinite or unknown time, or of a row that it does not have are not shown and count
-/// for nothing.
+/// Gantt chart. It begins with its first span and ends with its last one. Spans without length,
+/// with an infinite or unknown time, or of a row that it does not have are ignored.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chart {
     pub title: String,
@@ -99,13 +98,19 @@ impl ChartPeriod {
 impl Chart {
     /// Returns the time from the first to the last span, in seconds; 0 without any.
     pub fn length_s(&self) -> f64 {
-        self.period().map_or(0.0, |period| period.length)
+        match self.period() {
+            Some(period) => period.length,
+            None => 0.0,
+        }
     }
 
     /// Returns the fraction of the chart's time in which a row has no span: 1 for a row without
     /// spans, 0 if the whole chart has none.
     pub fn idle_share(&self, row: usize) -> f64 {
-        self.period().map_or(0.0, |period| 1.0 - (self.busy(row) / period.length).min(1.0))
+        match self.period() {
+            Some(period) => 1.0 - (self.busy(row) / period.length).min(1.0),
+            None => 0.0,
+        }
     }
 
     /// Returns the bubble: the fraction of the time of all rows in which they are idle.
@@ -119,7 +124,8 @@ impl Chart {
         let own = self.shown().filter(|span| span.row == row);
         let mut times: Vec<(f64, f64)> = own.map(|span| (span.from_s, span.to_s)).collect();
         times.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (mut busy, mut covered) = (0.0, f64::NEG_INFINITY);
+        let mut busy = 0.0;
+        let mut covered = f64::NEG_INFINITY;
         for (from, to) in times {
             busy += (to - from.max(covered)).max(0.0);
             covered = covered.max(to);
@@ -145,8 +151,7 @@ impl Chart {
 
     /// Returns the passes that the chart shows, in the order of its legend.
     fn passes(&self) -> impl Iterator<Item = ChartPass> {
-        let is_shown = |pass: &ChartPass| self.shown().any(|span| span.pass == *pass);
-        ChartPass::ALL.into_iter().filter(is_shown)
+        ChartPass::ALL.into_iter().filter(|pass| self.shown().any(|span| span.pass == *pass))
     }
 
     fn has_chunks(&self) -> bool {
@@ -167,7 +172,7 @@ fn milliseconds(value: f64) -> String {
 }
 
 /// Returns the ticks of an axis from 0 to `length` with their labels: multiples of 1, 2 or 5
-/// times a power of ten, at most `most` besides that at 0.
+/// times a power of ten, at most `most` besides the one at 0.
 fn ticks(length: f64, most: usize) -> Vec<(f64, String)> {
     let least = length / most.max(1) as f64;
     let exponent = least.log10().floor();
@@ -177,16 +182,22 @@ fn ticks(length: f64, most: usize) -> Vec<(f64, String)> {
     let step = found.unwrap_or(steps[3]);
     let decimals = (-(step * (1.0 + 1e-9)).log10().floor()).max(0.0) as usize;
     let count = (length / step * (1.0 + 1e-9)).floor() as usize;
-    let tick = |index: usize| index as f64 * step;
-    (0..=count).map(|index| (tick(index), format!("{:.decimals$}", tick(index)))).collect()
+    let mut ticks = Vec::with_capacity(count + 1);
+    for index in 0..=count {
+        let tick = index as f64 * step;
+        ticks.push((tick, format!("{tick:.decimals$}")));
+    }
+    ticks
 }
 
-/// Returns a text of at most `most` characters; one that was longer ends with two dots.
+/// Returns a text of at most `most` characters; a longer one is cut and ends with two dots.
 fn shortened(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.into();
     }
-    text.chars().take(most.saturating_sub(2)).chain("..".chars()).take(most).collect()
+    let mut short: String = text.chars().take(most.saturating_sub(2)).collect();
+    short += &".."[..most.min(2)];
+    short
 }
 
 #[cfg(test)]
@@ -200,7 +211,7 @@ pub mod tests {
     }
 
     /// Returns the chart of 1F1B over `stages`, with forward passes of 1 ms and backward passes
-    /// of 2 ms: each pass begins as soon as its stage and what it reads are ready.
+    /// of 2 ms: each pass begins as soon as its stage and its inputs are ready.
     pub fn one_forward_one_backward(stages: usize, micro_batches: usize) -> Chart {
         let order = |stage: usize| {
             let warm = (stages - stage - 1).min(micro_batches);

@@ -21,7 +21,7 @@ pub struct SegmentRun {
     pub to: f64,
 }
 
-/// Row of a chart: what one device runs in a step, in the order of time.
+/// Row of a chart: the segments that one device runs in a step, in the order of time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunsOfRow {
     pub label: String,
@@ -29,13 +29,19 @@ pub struct RunsOfRow {
 }
 
 /// Returns the chart of a step with a row per device. Passes over a micro-batch through a model
-/// chunk are one span each; the backward passes for inputs and for weights are shown apart if the
-/// schedule delays those for weights.
+/// chunk are one span each; the backward passes for inputs and for weights are shown separately if
+/// the schedule delays those for weights.
 pub fn chart_of_runs(title: String, rows: &[RunsOfRow]) -> Chart {
     let is_whole = rows.iter().all(|row| is_backward_whole(&row.runs));
-    let all = || rows.iter().filter(|row| !row.runs.is_empty()).map(|row| times(&row.runs));
-    let from = all().map(|times| times.0).fold(f64::INFINITY, f64::min);
-    let length = all().map(|times| times.1).fold(from, f64::max) - from;
+    let mut from = f64::INFINITY;
+    for row in rows {
+        from = from.min(times(&row.runs).0);
+    }
+    let mut to = from;
+    for row in rows {
+        to = to.max(times(&row.runs).1);
+    }
+    let length = to - from;
     let mut spans: Vec<ChartSpan> = Vec::new();
     for (row, RunsOfRow { runs, .. }) in rows.iter().enumerate() {
         let chunks = chunks_of(runs);
@@ -46,14 +52,19 @@ pub fn chart_of_runs(title: String, rows: &[RunsOfRow]) -> Chart {
                 'B' => ChartPass::BackwardInput,
                 _ => ChartPass::BackwardWeight,
             };
-            let holds = |range: &(usize, usize)| (range.0..=range.1).contains(&run.segment.1);
-            let chunk = chunks.iter().position(holds).unwrap_or(0);
-            let (from_s, to_s) = (run.from - from, run.to - from);
-            let micro_batch = Some(run.micro_batch);
-            let span = ChartSpan { row, from_s, to_s, pass, micro_batch, chunk };
+            let block = run.segment.1;
+            let chunk = chunks.iter().position(|(first, last)| (*first..=*last).contains(&block));
+            let span = ChartSpan {
+                row,
+                from_s: run.from - from,
+                to_s: run.to - from,
+                pass,
+                micro_batch: Some(run.micro_batch),
+                chunk: chunk.unwrap_or(0),
+            };
             match spans.last_mut() {
                 Some(last) if continues(last, &span, GAP_MAX * length) => {
-                    last.to_s = last.to_s.max(to_s);
+                    last.to_s = last.to_s.max(span.to_s);
                 }
                 _ => spans.push(span),
             }
@@ -75,27 +86,49 @@ pub(super) fn chunks_of(runs: &[SegmentRun]) -> Vec<(usize, usize)> {
     chunks
 }
 
-/// Returns the begin and the end of a step of a device.
+/// Returns the begin and the end of a step of a device; infinite ones if it ran nothing.
 pub(super) fn times(step: &[SegmentRun]) -> (f64, f64) {
-    let from = step.iter().map(|run| run.from).fold(f64::INFINITY, f64::min);
-    (from, step.iter().map(|run| run.to).fold(f64::NEG_INFINITY, f64::max))
+    let mut from = f64::INFINITY;
+    let mut to = f64::NEG_INFINITY;
+    for run in step {
+        from = from.min(run.from);
+        to = to.max(run.to);
+    }
+    (from, to)
 }
 
-/// Returns true if each segment for weights directly follows that for inputs of its block and
-/// micro-batch: a whole backward pass.
+/// Returns true if each segment for weights directly follows the segment for inputs of its block
+/// and micro-batch: a whole backward pass.
 fn is_backward_whole(step: &[SegmentRun]) -> bool {
-    let key = |run: &SegmentRun| (run.segment.1, run.micro_batch);
-    let inputs: BTreeSet<_> = step.iter().filter(|run| run.segment.0 == 'B').map(key).collect();
-    step.windows(2).all(|pair| {
-        let follows = pair[0].segment.0 == 'B' && key(&pair[0]) == key(&pair[1]);
-        pair[1].segment.0 != 'W' || follows || !inputs.contains(&key(&pair[1]))
-    })
+    let mut inputs = BTreeSet::new();
+    for run in step {
+        if run.segment.0 == 'B' {
+            inputs.insert((run.segment.1, run.micro_batch));
+        }
+    }
+    for pair in step.windows(2) {
+        let previous = &pair[0];
+        let run = &pair[1];
+        let of_block = (run.segment.1, run.micro_batch);
+        if run.segment.0 != 'W' || !inputs.contains(&of_block) {
+            continue;
+        }
+        let follows =
+            previous.segment.0 == 'B' && (previous.segment.1, previous.micro_batch) == of_block;
+        if !follows {
+            return false;
+        }
+    }
+    true
 }
 
-/// Returns true if a span goes on with the work of the one before it.
+/// Returns true if a span continues the work of the previous one after at most `gap` seconds.
 fn continues(last: &ChartSpan, next: &ChartSpan, gap: f64) -> bool {
-    let work = |span: &ChartSpan| (span.row, span.pass, span.micro_batch, span.chunk);
-    work(last) == work(next) && next.from_s - last.to_s <= gap
+    last.row == next.row
+        && last.pass == next.pass
+        && last.micro_batch == next.micro_batch
+        && last.chunk == next.chunk
+        && next.from_s - last.to_s <= gap
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ const SPAN_WIDTH: f64 = 24.0;
 const MARGIN: f64 = 18.0;
 const GAP: f64 = 12.0;
 const RIGHT: f64 = 76.0;
-/// Positions of the first row, of the rows below each other and of what is below them.
+/// Position of the first row, distance of rows, height of a bar, and space below the rows.
 const TOP: f64 = 92.0;
 const ROW: f64 = 46.0;
 const BAR: f64 = 36.0;
@@ -22,8 +22,8 @@ const BELOW: f64 = 78.0;
 const LABEL_MAX: usize = 44;
 const LABEL_CHARACTER: f64 = 7.0;
 const TITLE_CHARACTER: f64 = 9.6;
-/// Fonts of the numbers of micro-batches, of which the first that fits is taken, and the width of
-/// a digit as a part of a font's size.
+/// Font sizes of the numbers of micro-batches, the first of which that fits is used, and the width
+/// of a digit as a part of a font's size.
 const NUMBER_FONTS: [f64; 2] = [11.0, 9.0];
 const NUMBER_CHARACTER: f64 = 0.57;
 /// Least distance of two ticks in pixels.
@@ -52,11 +52,15 @@ struct ChartLayout {
 
 impl ChartLayout {
     fn of(chart: &Chart) -> Self {
-        let lines = chart.rows.iter().flat_map(|label| label_lines(label));
-        let longest = lines.map(|line| line.chars().count()).max().unwrap_or(0);
+        let mut longest = 0;
+        let mut fullest = 0;
+        for (row, label) in chart.rows.iter().enumerate() {
+            for line in label_lines(label) {
+                longest = longest.max(line.chars().count());
+            }
+            fullest = fullest.max(chart.shown().filter(|span| span.row == row).count());
+        }
         let left = MARGIN + longest as f64 * LABEL_CHARACTER + GAP;
-        let of_row = |row| chart.shown().filter(|span| span.row == row).count();
-        let fullest = (0..chart.rows.len()).map(of_row).max().unwrap_or(0);
         let plot = (fullest as f64 * SPAN_WIDTH).clamp(PLOT_MIN, PLOT_MAX);
         Self { left, right: left + plot, bottom: TOP + chart.rows.len() as f64 * ROW }
     }
@@ -88,7 +92,7 @@ impl ChartPass {
         }
     }
 
-    /// Returns the colour of a model chunk and that of text on it.
+    /// Returns the colours of a model chunk and of text on it.
     fn colors(self, chunk: usize) -> (String, &'static str) {
         let factor = SHADE.powi(chunk.min(4) as i32);
         let [red, green, blue] = self.color().map(|part| (part * factor).round());
@@ -103,7 +107,8 @@ impl Chart {
     /// only.
     pub fn svg(&self) -> String {
         let layout = ChartLayout::of(self);
-        let (width, height) = (layout.width(), layout.height());
+        let width = layout.width();
+        let height = layout.height();
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
              width=\"{width}\" height=\"{height}\">\n<style>\n{STYLE}</style>\n\
@@ -112,12 +117,15 @@ impl Chart {
         let title = shortened(&self.title, ((width - 2.0 * MARGIN) / TITLE_CHARACTER) as usize);
         svg += &svg_text("title", MARGIN, 32.0, &title);
         let period = self.period();
-        let summary = period.map_or("no spans to show".into(), |_| self.summary());
+        let summary =
+            if period.is_some() { self.summary() } else { "no spans to show".to_string() };
         svg += &svg_text("dull", MARGIN, 56.0, &summary);
         svg += &self.labels(&layout);
         if let Some(period) = period {
             svg += &axis(&layout, &period);
-            self.shown().for_each(|span| svg += &bar(span, &layout, &period));
+            for span in self.shown() {
+                svg += &bar(span, &layout, &period);
+            }
             svg += &self.swatches(&layout);
         }
         svg + "</svg>\n"
@@ -154,7 +162,9 @@ impl Chart {
 
     /// Returns the legend below the axis.
     fn swatches(&self, layout: &ChartLayout) -> String {
-        let (mut svg, mut x, y) = (String::new(), layout.left, layout.bottom + 46.0);
+        let mut svg = String::new();
+        let mut x = layout.left;
+        let y = layout.bottom + 46.0;
         for pass in self.passes() {
             let (color, _) = pass.colors(0);
             let _ = writeln!(
@@ -171,23 +181,22 @@ impl Chart {
     }
 }
 
-/// Returns the lines of a label: it is broken behind its first comma that is not in parentheses.
+/// Returns the lines of a label: it is broken after its first comma that is not in parentheses.
 fn label_lines(label: &str) -> Vec<String> {
-    let is_outside = |at: &usize| {
-        let before = &label[..*at];
-        before.matches('(').count() <= before.matches(')').count()
-    };
-    let comma = label.match_indices(", ").map(|(at, _)| at).find(is_outside);
-    let lines = match comma {
-        Some(at) => vec![&label[..at], &label[at + ", ".len()..]],
-        None => vec![label],
-    };
-    lines.into_iter().map(|line| shortened(line, LABEL_MAX)).collect()
+    for (at, comma) in label.match_indices(", ") {
+        let before = &label[..at];
+        if before.matches('(').count() <= before.matches(')').count() {
+            let after = &label[at + comma.len()..];
+            return vec![shortened(before, LABEL_MAX), shortened(after, LABEL_MAX)];
+        }
+    }
+    vec![shortened(label, LABEL_MAX)]
 }
 
-/// Returns the grid behind the bars with its labels in milliseconds.
+/// Returns the background grid with its labels in milliseconds.
 fn axis(layout: &ChartLayout, period: &ChartPeriod) -> String {
-    let (length, bottom) = (period.milliseconds(), layout.bottom);
+    let length = period.milliseconds();
+    let bottom = layout.bottom;
     let mut svg = String::new();
     let most = ((layout.right - layout.left) / TICK_WIDTH) as usize;
     for (tick, label) in ticks(length, most) {
@@ -206,14 +215,17 @@ fn axis(layout: &ChartLayout, period: &ChartPeriod) -> String {
 /// Returns the rectangle of a span with a description that viewers show beside the pointer, and
 /// its micro-batch if that fits.
 fn bar(span: &ChartSpan, layout: &ChartLayout, period: &ChartPeriod) -> String {
-    let (from, to) = (period.share(span.from_s), period.share(span.to_s));
-    let (x, width) = (layout.at(from), layout.at(to) - layout.at(from));
+    let x = layout.at(period.share(span.from_s));
+    let width = layout.at(period.share(span.to_s)) - x;
     let top = TOP + span.row as f64 * ROW;
     let (color, text_color) = span.pass.colors(span.chunk);
-    // Neighbours of one colour are told apart by an edge, which would cover narrow ones.
+    // An edge separates neighbours of one colour; a wide one would cover narrow spans.
     let edge = (width / 8.0).min(1.0);
     let number = span.micro_batch.map(|number| number.to_string());
-    let of = number.as_ref().map_or(String::new(), |number| format!(" of micro-batch {number}"));
+    let of = match &number {
+        Some(number) => format!(" of micro-batch {number}"),
+        None => String::new(),
+    };
     let begin = milliseconds((span.from_s - period.from) * 1e3);
     let description = format!(
         "{}{of}: {} ms from {begin} on",
@@ -226,9 +238,12 @@ fn bar(span: &ChartSpan, layout: &ChartLayout, period: &ChartPeriod) -> String {
         xml_escaped(&description)
     );
     let Some(number) = number else { return svg };
-    let fits = |font: &f64| number.len() as f64 * font * NUMBER_CHARACTER + 2.0 <= width;
-    if let Some(font) = NUMBER_FONTS.into_iter().find(fits) {
-        let (middle, y) = (x + width / 2.0, top + BAR / 2.0 + font * 0.36);
+    let font = NUMBER_FONTS
+        .into_iter()
+        .find(|font| number.len() as f64 * font * NUMBER_CHARACTER + 2.0 <= width);
+    if let Some(font) = font {
+        let middle = x + width / 2.0;
+        let y = top + BAR / 2.0 + font * 0.36;
         // Writing to a string cannot fail.
         let _ = writeln!(
             svg,

@@ -1,6 +1,6 @@
 //! Gantt chart as text of ASCII characters: below the label of a row a line of letters that name
-//! the passes, a line with the numbers of the micro-batches, and one with those of the model chunks
-//! if there are several.
+//! the passes, a line with the numbers of the micro-batches, and a line with the numbers of the
+//! model chunks if there are several.
 
 use super::{Chart, ChartPass, ChartPeriod, ChartSpan, shortened, ticks};
 use potluck_core::format::percent;
@@ -27,7 +27,7 @@ impl ChartPass {
     fn letter(self) -> char {
         match self {
             Self::Forward => 'F',
-            // Small, to be told from a forward pass at first sight.
+            // Lower case, to differ clearly from a forward pass.
             Self::Backward | Self::BackwardInput => 'b',
             Self::BackwardWeight => 'w',
             Self::Update => 'U',
@@ -52,7 +52,9 @@ impl Chart {
         let mut is_cut = false;
         for (row, label) in self.rows.iter().enumerate() {
             let cells = self.cells(row, &period, columns);
-            cells.iter().flatten().for_each(|span| visible[*span] = true);
+            for span in cells.iter().flatten() {
+                visible[*span] = true;
+            }
             lines.push(label_line(label, self.idle_share(row), columns));
             lines.push(self.letters(&cells));
             for numbers in [Some(self.micro_batches(&cells)), self.chunks(&cells)] {
@@ -66,8 +68,12 @@ impl Chart {
             legend.push("last digit where narrow".into());
         }
         lines.extend(wrapped(&legend, columns));
-        let is_hidden = |(span, visible): &(&ChartSpan, &bool)| self.shows(span) && !**visible;
-        let hidden = self.spans.iter().zip(&visible).filter(is_hidden).count();
+        let mut hidden = 0;
+        for (span, is_visible) in self.spans.iter().zip(visible) {
+            if self.shows(span) && !is_visible {
+                hidden += 1;
+            }
+        }
         if hidden > 0 {
             let all = self.shown().count();
             lines.push(format!("{hidden} of {all} spans are too short for this width"));
@@ -79,10 +85,12 @@ impl Chart {
     fn cells(&self, row: usize, period: &ChartPeriod, columns: usize) -> Cells {
         let mut best = vec![(0.0, None); columns];
         let mut busy = vec![0.0; columns];
-        let own = self.spans.iter().enumerate();
-        for (index, span) in own.filter(|(_, span)| span.row == row && self.shows(span)) {
-            let column = |time| period.share(time) * columns as f64;
-            let (from, to) = (column(span.from_s), column(span.to_s));
+        for (index, span) in self.spans.iter().enumerate() {
+            if span.row != row || !self.shows(span) {
+                continue;
+            }
+            let from = period.share(span.from_s) * columns as f64;
+            let to = period.share(span.to_s) * columns as f64;
             for at in from.floor() as usize..(to.ceil() as usize).min(columns) {
                 let part = to.min(at as f64 + 1.0) - from.max(at as f64);
                 busy[at] += part;
@@ -91,23 +99,37 @@ impl Chart {
                 }
             }
         }
-        let is_busy = |busy: f64| busy >= 0.5 - TOLERANCE;
-        best.into_iter().zip(busy).map(|((_, span), time)| span.filter(|_| is_busy(time))).collect()
+        let mut cells = Vec::with_capacity(columns);
+        for ((_, span), busy) in best.into_iter().zip(busy) {
+            cells.push(if busy >= 0.5 - TOLERANCE { span } else { None });
+        }
+        cells
     }
 
     fn letters(&self, cells: &Cells) -> String {
-        let letter = |span: &usize| self.spans[*span].pass.letter();
-        cells.iter().map(|cell| cell.as_ref().map_or('.', letter)).collect()
+        let mut line = String::with_capacity(cells.len());
+        for cell in cells {
+            line.push(match cell {
+                Some(span) => self.spans[*span].pass.letter(),
+                None => '.',
+            });
+        }
+        line
     }
 
     fn micro_batches(&self, cells: &Cells) -> NumberLine {
         numbers(cells, |span| self.spans[span].micro_batch)
     }
 
-    /// Returns the line of model chunks, which a chart without several does not have.
+    /// Returns the line of model chunks, if the chart has several.
     fn chunks(&self, cells: &Cells) -> Option<NumberLine> {
-        let chunk = |span: usize| self.spans[span].micro_batch.map(|_| self.spans[span].chunk);
-        self.has_chunks().then(|| numbers(cells, chunk))
+        if !self.has_chunks() {
+            return None;
+        }
+        Some(numbers(cells, |span| {
+            let ChartSpan { micro_batch, chunk, .. } = self.spans[span];
+            micro_batch.map(|_| chunk)
+        }))
     }
 
     fn legend(&self) -> Vec<String> {
@@ -120,10 +142,11 @@ impl Chart {
     }
 }
 
-/// Returns the number of each span at its first column. Numbers of several digits are followed by
-/// a space, so that neighbours stay apart.
+/// Returns the number of each span at its first column. Numbers of several digits are followed by a
+/// space, which separates neighbours.
 fn numbers(cells: &Cells, number: impl Fn(usize) -> Option<usize>) -> NumberLine {
-    let (mut line, mut is_cut) = (String::new(), false);
+    let mut line = String::new();
+    let mut is_cut = false;
     for run in cells.chunk_by(|a, b| a == b) {
         let mut number = run[0].and_then(&number).map_or(String::new(), |n| n.to_string());
         if number.len() > 1 && number.len() >= run.len() {
@@ -144,7 +167,8 @@ fn label_line(label: &str, idle: f64, columns: usize) -> String {
 
 /// Returns a line with a cross at each tick, and the line of their labels.
 fn axis(period: &ChartPeriod, columns: usize) -> [String; 2] {
-    let (length, mut line) = (period.milliseconds(), vec!['-'; columns]);
+    let length = period.milliseconds();
+    let mut line = vec!['-'; columns];
     let mut labels = String::new();
     for (tick, label) in ticks(length, columns / TICK_COLUMNS) {
         let at = (tick / length * columns as f64 + TOLERANCE) as usize;
@@ -180,8 +204,7 @@ fn wrapped(items: &[String], columns: usize) -> Vec<String> {
 
 /// Returns a text with a question mark for each character that is not printable ASCII.
 fn plain(text: &str) -> String {
-    let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ';
-    text.chars().map(|c| Some(c).filter(is_plain).unwrap_or('?')).collect()
+    text.replace(|c: char| !c.is_ascii_graphic() && c != ' ', "?")
 }
 
 #[cfg(test)]

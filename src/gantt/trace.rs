@@ -9,15 +9,16 @@ use super::runs::{RunsOfRow, SegmentRun, TraceSegment, chart_of_runs, chunks_of,
 
 /// Name of the tracks of devices in a trace.
 const DEVICE_TRACK: &str = "device";
-/// All that a device ran, in the order of time.
+
+/// Segments that a device ran, in the order of time.
 #[derive(Debug, Default)]
 struct DeviceRow {
     name: String,
     runs: Vec<SegmentRun>,
 }
 
-/// Returns the chart of the last complete step of a trace that `potluck train --trace` wrote,
-/// with a row per device. The backward passes for inputs and for weights are shown apart if the
+/// Returns the chart of the last complete step of a trace that `potluck train --trace` wrote, with
+/// a row per device. The backward passes for inputs and for weights are shown separately if the
 /// schedule delays those for weights.
 ///
 /// # Errors
@@ -25,7 +26,8 @@ struct DeviceRow {
 /// run all its segments, forward and backward, on each of the step's micro-batches.
 pub fn chart_of_trace(json: &str) -> Result<Chart, String> {
     let rows = device_rows(&events(json)?);
-    let (Some(first), true) = (rows.first(), rows.iter().any(has_backward)) else {
+    let has_backward = rows.iter().any(|row| row.runs.iter().any(is_backward));
+    let Some(first) = rows.first().filter(|_| has_backward) else {
         return Err("the trace has no backward pass of a micro-batch on a device".into());
     };
     let firsts = first.steps();
@@ -33,9 +35,17 @@ pub fn chart_of_trace(json: &str) -> Result<Chart, String> {
         let found: Option<Vec<&[SegmentRun]>> =
             rows.iter().map(|row| row.complete_step(step)).collect();
         if let Some(found) = found {
-            let trained = |step: &&&[SegmentRun]| step.iter().any(is_backward);
-            let until = firsts.iter().take_while(|other| other[0].from <= step[0].from);
-            return Ok(chart(&rows, &found, until.filter(trained).count()));
+            let mut number = 0;
+            for other in &firsts {
+                if other[0].from > step[0].from {
+                    break;
+                }
+                // Passes of an evaluation are not counted.
+                if other.iter().any(is_backward) {
+                    number += 1;
+                }
+            }
+            return Ok(chart(&rows, &found, number));
         }
     }
     Err("the trace has no complete step".into())
@@ -43,10 +53,12 @@ pub fn chart_of_trace(json: &str) -> Result<Chart, String> {
 
 /// Returns the events of a trace, which may lack its closing bracket.
 fn events(json: &str) -> Result<Vec<Value>, String> {
-    let closed = || format!("{}]", json.trim_end().trim_end_matches(','));
-    serde_json::from_str(json)
-        .or_else(|error| serde_json::from_str(&closed()).map_err(|_| error))
-        .map_err(|error| format!("the file is no trace: {error}"))
+    let error = match serde_json::from_str(json) {
+        Ok(events) => return Ok(events),
+        Err(error) => error,
+    };
+    let closed = format!("{}]", json.trim_end().trim_end_matches(','));
+    serde_json::from_str(&closed).map_err(|_| format!("the file is no trace: {error}"))
 }
 
 /// Returns the devices that ran segments, in the order of their ranks.
@@ -68,12 +80,16 @@ fn device_rows(events: &[Value]) -> Vec<DeviceRow> {
     rows.into_values().filter(|row| !row.runs.is_empty()).collect()
 }
 
-/// Reads an event such as `F 3 of micro-batch 2`; `None` for anything else that devices do.
+/// Reads an event such as `F 3 of micro-batch 2`; `None` for other events of devices.
 fn segment_run(event: &Value) -> Option<SegmentRun> {
     let (segment, micro_batch) = event["name"].as_str()?.split_once(" of micro-batch ")?;
     let (kind, block) = segment.split_once(' ')?;
-    let kind = kind.parse().ok().filter(|kind| "FBW".contains(*kind))?;
-    let (from, length) = (event["ts"].as_f64()? / 1e6, event["dur"].as_f64()? / 1e6);
+    let kind: char = kind.parse().ok()?;
+    if !"FBW".contains(kind) {
+        return None;
+    }
+    let from = event["ts"].as_f64()? / 1e6;
+    let length = event["dur"].as_f64()? / 1e6;
     Some(SegmentRun {
         segment: (kind, block.parse().ok()?),
         micro_batch: micro_batch.parse().ok()?,
@@ -86,32 +102,44 @@ fn is_backward(run: &SegmentRun) -> bool {
     run.segment.0 != 'F'
 }
 
-fn has_backward(row: &DeviceRow) -> bool {
-    row.runs.iter().any(is_backward)
-}
-
 impl DeviceRow {
-    /// Returns what ran from one first segment on micro-batch 0 to the next: steps, and passes of
+    /// Returns the runs from each first segment on micro-batch 0 to the next: steps, and passes of
     /// an evaluation.
     fn steps(&self) -> Vec<&[SegmentRun]> {
-        let first = self.segments().into_iter().filter(|segment| segment.0 == 'F').min();
-        let is_first = |run: &SegmentRun| Some(run.segment) == first && run.micro_batch == 0;
-        let begins = self.runs.iter().enumerate().filter(|(_, run)| is_first(run));
-        let begins: Vec<usize> = begins.map(|(index, _)| index).collect();
-        let ends = begins.iter().skip(1).copied().chain([self.runs.len()]);
-        begins.iter().zip(ends).map(|(begin, end)| &self.runs[*begin..end]).collect()
+        let first = self.segments().into_iter().find(|segment| segment.0 == 'F');
+        let mut steps = Vec::new();
+        let mut begin = None;
+        for (index, run) in self.runs.iter().enumerate() {
+            if Some(run.segment) == first && run.micro_batch == 0 {
+                if let Some(begin) = begin {
+                    steps.push(&self.runs[begin..index]);
+                }
+                begin = Some(index);
+            }
+        }
+        if let Some(begin) = begin {
+            steps.push(&self.runs[begin..]);
+        }
+        steps
     }
 
-    /// Returns the step that ran at the same time as that of another device, if it is complete.
+    /// Returns the step that ran at the same time as a step of another device, if it is complete.
     fn complete_step(&self, other: &[SegmentRun]) -> Option<&[SegmentRun]> {
-        let (from, to) = times(other);
-        let overlap = |step: &&[SegmentRun]| times(step).1.min(to) - times(step).0.max(from);
-        let step = self.steps().into_iter().max_by(|a, b| overlap(a).total_cmp(&overlap(b)))?;
+        let steps = self.steps();
+        let step =
+            steps.into_iter().max_by(|a, b| overlap_s(a, other).total_cmp(&overlap_s(b, other)))?;
+        if overlap_s(step, other) <= 0.0 {
+            return None;
+        }
         let ran: BTreeSet<_> = step.iter().map(|run| (run.micro_batch, run.segment)).collect();
         let micro_batches: BTreeSet<usize> = step.iter().map(|run| run.micro_batch).collect();
         let segments = self.segments();
-        let has_all = |m: &usize| segments.iter().all(|segment| ran.contains(&(*m, *segment)));
-        (overlap(&step) > 0.0 && micro_batches.iter().all(has_all)).then_some(step)
+        for micro_batch in micro_batches {
+            if !segments.iter().all(|segment| ran.contains(&(micro_batch, *segment))) {
+                return None;
+            }
+        }
+        Some(step)
     }
 
     fn segments(&self) -> BTreeSet<TraceSegment> {
@@ -120,23 +148,33 @@ impl DeviceRow {
 
     fn label(&self) -> String {
         let chunks = chunks_of(&self.runs);
-        let range = |(first, last): &(usize, usize)| {
-            if first == last { first.to_string() } else { format!("{first} to {last}") }
-        };
-        let ranges: Vec<String> = chunks.iter().map(range).collect();
+        let mut ranges = Vec::with_capacity(chunks.len());
+        for (first, last) in &chunks {
+            ranges.push(if first == last {
+                first.to_string()
+            } else {
+                format!("{first} to {last}")
+            });
+        }
         let is_one = matches!(chunks[..], [(first, last)] if first == last);
         format!("{}, {} {}", self.name, if is_one { "block" } else { "blocks" }, ranges.join(", "))
     }
 }
 
+/// Returns the seconds in which both steps ran; negative if they did not overlap.
+fn overlap_s(step: &[SegmentRun], other: &[SegmentRun]) -> f64 {
+    let (from, to) = times(step);
+    let (other_from, other_to) = times(other);
+    to.min(other_to) - from.max(other_from)
+}
+
 /// Returns the chart of the step `number` of a trace, which these devices ran.
 fn chart(rows: &[DeviceRow], steps: &[&[SegmentRun]], number: usize) -> Chart {
-    let row = |(device, step): (&DeviceRow, &&[SegmentRun])| RunsOfRow {
-        label: device.label(),
-        runs: step.to_vec(),
-    };
-    let rows: Vec<RunsOfRow> = rows.iter().zip(steps).map(row).collect();
-    chart_of_runs(format!("Step {number} of the trace"), &rows)
+    let mut shown = Vec::with_capacity(rows.len());
+    for (device, step) in rows.iter().zip(steps) {
+        shown.push(RunsOfRow { label: device.label(), runs: step.to_vec() });
+    }
+    chart_of_runs(format!("Step {number} of the trace"), &shown)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tests of nodes with several addresses, of which some are those of nobody or of another node.
+//! Tests of nodes with several addresses, some of them unused or of another node.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::test_peer::{TEST_TIMEOUT, any_port, node, node_with, secret};
 use super::*;
 
-/// Returns an address at which nobody answers, as long as the socket is open.
+/// Returns an address without an answer, as long as the socket is open.
 fn silent() -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(any_port()).unwrap();
     let address = socket.local_addr().unwrap();
@@ -56,7 +56,7 @@ fn the_errors_of_all_addresses_are_told() {
     assert_eq!(texts[1], format!("no answer from {dead} over UDP within 0.5 s"));
 }
 
-/// An address of a private network may be that of another node, where it is dialed from.
+/// An address of a private network may belong to another node in the network of the dialing node.
 #[test]
 fn another_node_is_not_taken_for_the_one_that_is_looked_for() {
     let secret = secret();

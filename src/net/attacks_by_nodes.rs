@@ -11,7 +11,7 @@ use super::test_peer::{IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, node, node_with, 
 use super::wire::{BlobHead, DataHead, StreamKind, control_head, greeting, greeting_of};
 use super::*;
 
-/// Timeout that a test lets pass: longer than a busy machine needs for what comes before.
+/// Timeout that a test lets pass: longer than a busy machine needs for the preceding steps.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Returns how a link ends on which a peer sends some bytes, for both sides: the sentences of the
@@ -37,7 +37,7 @@ where
     peer.runtime.spawn(send(connection.clone(), control));
     let CloseReason::Violation(why) = sink.closed() else { panic!("{}", sink.closed()) };
     assert_eq!(peer.close_of(&connection), why);
-    // The endpoint goes on.
+    // The endpoint continues.
     assert_eq!(peer.join(&node, &secret).2.hello(), b"peer");
     why
 }

@@ -1,5 +1,5 @@
-//! Attacks by those who do not know the secret, and faults that look like them. Most of them knock
-//! as if they knew it: they may have seen a knock on its way.
+//! Attacks by peers that do not know the secret, and faults that look like them. Most of them use a
+//! valid knock, which they may have overheard.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn with_certificate(secret: &Secret, certificate: CertifiedKey) -> ClientConfig 
     tls
 }
 
-/// Tries to connect with TLS of its own, and returns why the node refused it.
+/// Tries to connect with this TLS, and returns the reason for which the node refused it.
 fn refusal(secret: &Secret, tls: ClientConfig) -> String {
     let (node, peer) = (node(secret), Peer::new());
     // The side that dials completes TLS before the other one has checked its certificate.
@@ -329,8 +329,7 @@ fn first_packets(secret: &Secret, count: usize) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Returns true if the node answers one of these packets, each of which comes from a port of its
-/// own.
+/// Returns true if the node answers one of these packets, each sent from another port.
 fn answers(node: &Endpoint, packets: &[Vec<u8>]) -> bool {
     let sockets: Vec<UdpSocket> = packets
         .iter()
@@ -360,10 +359,10 @@ fn without_the_knock_nothing_answers() {
         packet[at] = byte;
         packet
     };
-    // Versions that nobody speaks, a draft, and one that is negotiated: servers answer with theirs.
+    // Unknown versions, a draft, and a negotiated one: servers answer with their own versions.
     packets.extend([changed(1, 0x1a), changed(4, 2), changed(1, 0xff)]);
-    // Ids of other lengths, of which one that is too short is answered with an error, and a
-    // knock with a bit that is another one.
+    // Ids of other lengths, where servers answer a short one with an error, and a knock with a
+    // flipped bit.
     packets.extend([4, 8, 19].map(|length| changed(5, length)));
     packets.push(changed(6, right[6] ^ 1));
     packets.push(changed(25, right[25] ^ 1));

@@ -11,7 +11,7 @@ use super::secret::Secret;
 use super::transport::{self, Transport};
 
 /// Creates an endpoint of quinn with the TLS of links, in the context of a tokio runtime: with
-/// quinn's own settings of everything else, or with those of links.
+/// quinn's defaults for all other settings, or with the settings of links.
 pub fn bare_endpoint(
     secret: &Secret,
     listen: SocketAddr,

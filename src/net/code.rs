@@ -24,14 +24,17 @@ pub fn encode(key: &[u8; KEY_BYTES]) -> String {
     }
     let checks = remainder(&values[..KEY_LETTERS]);
     values[KEY_LETTERS..].copy_from_slice(&checks);
-    let groups = values.chunks(GROUP);
-    let texts: Vec<String> = groups
-        .map(|group| group.iter().map(|&value| char::from(LETTERS[usize::from(value)])).collect())
-        .collect();
-    texts.join("-")
+    let mut code = String::with_capacity(CODE_LETTERS + CODE_LETTERS / GROUP);
+    for (i, &value) in values.iter().enumerate() {
+        if i > 0 && i.is_multiple_of(GROUP) {
+            code.push('-');
+        }
+        code.push(char::from(LETTERS[usize::from(value)]));
+    }
+    code
 }
 
-/// Returns the key of a code; hyphens and spaces may stand anywhere.
+/// Returns the key of a code; hyphens and spaces may be anywhere.
 ///
 /// # Errors
 ///
@@ -40,7 +43,10 @@ pub fn encode(key: &[u8; KEY_BYTES]) -> String {
 pub fn decode(code: &str) -> Result<Zeroizing<[u8; KEY_BYTES]>, SecretError> {
     let mut values = Zeroizing::new([0u8; CODE_LETTERS]);
     let mut found = 0;
-    for (i, character) in code.chars().enumerate().filter(|(_, c)| !is_separator(*c)) {
+    for (i, character) in code.chars().enumerate() {
+        if is_separator(character) {
+            continue;
+        }
         let value = value_of(character).ok_or(SecretError::Character { position: i + 1 })?;
         if let Some(place) = values.get_mut(found) {
             *place = value;
@@ -54,13 +60,15 @@ pub fn decode(code: &str) -> Result<Zeroizing<[u8; KEY_BYTES]>, SecretError> {
     if values[0] > 7 || remainder(&values[..]) != [0, 0] {
         return Err(SecretError::Check);
     }
-    let bits = values[..KEY_LETTERS].iter().fold(0u128, |bits, &v| bits << 5 | u128::from(v));
+    let mut bits: u128 = 0;
+    for &value in &values[..KEY_LETTERS] {
+        bits = bits << 5 | u128::from(value);
+    }
     Ok(Zeroizing::new(bits.to_be_bytes()))
 }
 
-/// Returns true for a text that somebody may have meant as a code: its letters in about its
-/// number, all capital or none, with a digit (one code in 30,000 has none), and in short groups or
-/// in one.
+/// Returns true for a text that may be meant as a code: about as many letters of a code, all
+/// capital or none, with a digit (one code in 30,000 has none), and in short groups or in one.
 pub(crate) fn resembles(text: &str) -> bool {
     let letters = || text.chars().filter(|c| !is_separator(*c));
     let mixes_cases =
@@ -89,13 +97,17 @@ fn value_of(c: char) -> Option<u8> {
 }
 
 /// Returns the remainder of the division of a polynomial over GF(32), highest coefficient first, by
-/// x^2 + 3x + 2 = (x - 1)(x - a); that of letters with their checks is zero.
+/// x^2 + 3x + 2 = (x - 1)(x - a); it is zero for letters with their checks.
 fn remainder(values: &[u8]) -> [u8; 2] {
-    values.iter().fold([0, 0], |[high, low], value| {
+    let mut high = 0;
+    let mut low = 0;
+    for value in values {
         let factor = value ^ high;
         let doubled = double(factor);
-        [low ^ doubled ^ factor, doubled]
-    })
+        high = low ^ doubled ^ factor;
+        low = doubled;
+    }
+    [high, low]
 }
 
 /// Returns a value of GF(32) (modulo x^5 + x^2 + 1) times a, which is 2.

@@ -31,10 +31,10 @@ use potluck_parallel::comm::Mailbox;
 
 /// Priority of the control stream; all others have 0.
 const CONTROL_PRIORITY: i32 = 1;
-/// Bound of the most links that are asked for.
+/// Upper bound of [`EndpointOptions::links_max`].
 const LINKS_LIMIT: usize = 1 << 16;
-/// Time after which the next address of a node is dialed beside the ones before: a little more than
-/// a round trip to anywhere (RFC 8305, section 5, has 250 ms for servers of the web).
+/// Time after which the next address of a node is dialed beside the earlier ones: a little more
+/// than the longest usual round trip (RFC 8305, section 5, has 250 ms for web servers).
 const DIALS_APART: Duration = Duration::from_millis(200);
 /// Time for the last packets of an endpoint that closes.
 const CLOSE_MARGIN: Duration = Duration::from_millis(200);
@@ -46,21 +46,21 @@ pub struct Endpoint {
     runtime: Option<Runtime>,
 }
 
-/// Way to a node.
+/// Request to reach a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Approach {
     /// Addresses of the node, the likeliest one first.
     pub addresses: Vec<SocketAddr>,
-    /// Longest time for all of them.
+    /// Longest time for all addresses.
     pub limit: Duration,
-    /// Idle timeout of the link, if it is another one than that of the endpoint.
+    /// Idle timeout of the link, if it differs from the endpoint's.
     pub idle_timeout: Option<Duration>,
-    /// Hello of the node, if it is known: an address may be that of another node as well, in
-    /// another network, and that one is not taken.
+    /// Hello of the node, if it is known: the address may also belong to another node, in another
+    /// network, which is then refused.
     pub hello: Option<Vec<u8>>,
 }
 
-/// What the attempts to reach a node have in common.
+/// Common parameters of the attempts to reach a node.
 #[derive(Clone)]
 struct Dial {
     until: tokio::time::Instant,
@@ -69,8 +69,13 @@ struct Dial {
     hello: Option<Vec<u8>>,
 }
 
-/// Address that has answered, with the connection to it.
-type Dialed = (SocketAddr, Connection, Greeting, Control);
+/// Connection to a peer after the exchange of greetings.
+struct GreetedPeer {
+    address: SocketAddr,
+    connection: Connection,
+    greeting: Greeting,
+    control: Control,
+}
 
 /// Part of an endpoint that its tasks hold.
 struct EndpointCore {
@@ -113,7 +118,8 @@ impl Endpoint {
             .map_err(threads)?;
         let guard = runtime.enter();
         let adapter = Arc::new(quinn::TokioRuntime);
-        let (knock, refusals) = (Arc::new(Knock::of(secret)), Arc::<Refusals>::default());
+        let knock = Arc::new(Knock::of(secret));
+        let refusals = Arc::<Refusals>::default();
         let socket = adapter.wrap_udp_socket(socket).map_err(threads)?;
         let socket = Arc::new(QuietSocket::new(socket, knock.clone(), refusals.clone()));
         let endpoint =
@@ -130,7 +136,7 @@ impl Endpoint {
             knock,
             gate: Arc::new(Gate::default()),
             refusals,
-            // Each has one of the places, so this is never full.
+            // Each peer has one of the places, so this is never full.
             accepted: Mailbox::new(options.links_max),
             links: Lock::new(Vec::new()),
             options,
@@ -158,7 +164,7 @@ impl Endpoint {
     }
 
     /// Connects to a node at the first of its addresses that answers, and exchanges greetings. The
-    /// addresses are dialed side by side, each a little later than the one before it, or as soon as
+    /// addresses are dialed in parallel, each a little later than the previous one, or as soon as
     /// that one fails.
     ///
     /// # Errors
@@ -176,7 +182,8 @@ impl Endpoint {
         &self.core.accepted
     }
 
-    /// Returns who was refused since the last call, at most one line per address in some seconds.
+    /// Returns the peers that were refused since the last call, at most one line per address in
+    /// some seconds.
     pub fn refusals(&self) -> Vec<RefusedPeer> {
         self.core.refusals.take()
     }
@@ -197,8 +204,8 @@ impl Endpoint {
         self.core.gate.crowd()
     }
 
-    /// Closes all links, as [`Link::close`] does, and waits until they have sent what was queued,
-    /// for a bounded time.
+    /// Closes all links, as [`Link::close`] does, and waits until they have sent their queues, for
+    /// a bounded time.
     pub fn close(&self, why: &str) {
         self.core.accepted.close(why);
         if Handle::try_current().is_err() {
@@ -224,8 +231,8 @@ impl EndpointCore {
     /// Admits clients until the endpoint is closed.
     async fn accept(self: Arc<Self>) {
         while let Some(incoming) = self.endpoint.accept().await {
-            // The socket has asked for the knock of a first packet. One behind a Retry has another
-            // id, and its token the first one.
+            // The socket has checked the knock of first packets. A packet after a Retry has another
+            // id, and its token has the first one.
             if !self.knock.opens(&incoming.orig_dst_cid()) {
                 incoming.ignore();
                 continue;
@@ -290,22 +297,21 @@ impl EndpointCore {
         match Greeting::decode(&behind) {
             Err(error) => {
                 if matches!(error, GreetingError::OtherProtocol { .. }) {
-                    // It reads what is wrong from the greeting, unless a close overtakes that.
+                    // The peer learns the fault from the greeting, unless a close overtakes that.
                     let _ = timeout(CLOSE_MARGIN, connection.closed()).await;
                 }
                 refuse(&error.sentence(false))
             }
             Ok(greeting) => {
-                let options = self.options.clone();
-                let pending =
-                    self.pending((connection, address), control, greeting, place, options);
+                let peer = GreetedPeer { address, connection, greeting, control };
+                let pending = self.pending(peer, place, self.options.clone());
                 // Closed only while the endpoint closes.
                 self.accepted.send(pending).map_err(|closed| closed.to_string())
             }
         }
     }
 
-    /// Exchanges greetings; returns the bytes of the peer's behind its head.
+    /// Exchanges greetings; returns the bytes of the peer's greeting after its head.
     async fn greet_client(&self, connection: &Connection) -> Result<(Vec<u8>, Control), Stop> {
         let (mut send, mut receive) = connection.accept_bi().await.map_err(|_| Stop::Ended)?;
         let theirs = read_greeting(&mut receive).await?;
@@ -353,15 +359,7 @@ impl EndpointCore {
                 }
             };
             match ended {
-                Some(Ok(Ok((address, connection, greeting, control)))) => {
-                    return Ok(self.pending(
-                        (connection, address),
-                        control,
-                        greeting,
-                        place,
-                        options,
-                    ));
-                }
+                Some(Ok(Ok(peer))) => return Ok(self.pending(peer, place, options)),
                 Some(Ok(Err(error))) => errors.push(error),
                 // A task that panicked.
                 Some(Err(_)) => {}
@@ -372,7 +370,11 @@ impl EndpointCore {
     }
 
     /// Connects to an address and exchanges greetings.
-    async fn dial(self: Arc<Self>, address: SocketAddr, dial: Dial) -> Result<Dialed, NetError> {
+    async fn dial(
+        self: Arc<Self>,
+        address: SocketAddr,
+        dial: Dial,
+    ) -> Result<GreetedPeer, NetError> {
         let Dial { until, limit, options, hello } = dial;
         let mut client = self.client.clone();
         transport::set_up_dial(&mut client, &options);
@@ -395,7 +397,7 @@ impl EndpointCore {
                 close(&connection, CloseCode::End, "another node is looked for");
                 Err(NetError::OtherNode { address })
             }
-            Ok((greeting, control)) => Ok((address, connection, greeting, control)),
+            Ok((greeting, control)) => Ok(GreetedPeer { address, connection, greeting, control }),
             Err(Stop::Violation(why)) => {
                 close(&connection, CloseCode::Violation, &why);
                 Err(NetError::OtherProtocol { address, why })
@@ -406,12 +408,11 @@ impl EndpointCore {
 
     fn pending(
         self: &Arc<Self>,
-        (connection, address): (Connection, SocketAddr),
-        control: Control,
-        greeting: Greeting,
+        peer: GreetedPeer,
         place: OwnedSemaphorePermit,
         mut options: EndpointOptions,
     ) -> PendingPeer {
+        let GreetedPeer { address, connection, greeting, control } = peer;
         let Greeting { hello, idle_timeout } = greeting;
         // QUIC closes a connection after the shorter one of both (RFC 9000, section 10.1).
         options.idle_timeout = options.idle_timeout.min(idle_timeout);
@@ -434,8 +435,7 @@ impl EndpointCore {
         for link in links.iter().filter_map(Weak::upgrade) {
             link.end(why);
         }
-        // All places are free when all links have ended. Whoever still has a pending peer is not
-        // waited for.
+        // All places are free when all links have ended. Pending peers are not waited for.
         let all = self.options.links_max.min(LINKS_LIMIT) as u32;
         let all = self.places.acquire_many(all);
         let limit = self.options.flush_timeout + CLOSE_MARGIN;
@@ -446,10 +446,10 @@ impl EndpointCore {
     }
 }
 
-/// Reads a greeting, and returns its bytes behind the head.
+/// Reads a greeting, and returns its bytes after the head.
 async fn read_greeting(receive: &mut RecvStream) -> Result<Vec<u8>, Stop> {
     let mut head = [0; GREETING_HEAD_BYTES];
-    // Read alone: another program is refused by it, and may send less than a greeting has.
+    // Read on its own: it identifies another program, which may send less than a greeting.
     read_full(receive, &mut head, None).await?;
     let mut behind = vec![0; wire::greeting_length(&head).map_err(Stop::Violation)?];
     read_full(receive, &mut behind, None).await?;
@@ -466,7 +466,7 @@ fn refusal(end: &ConnectionError) -> String {
     }
 }
 
-/// Authenticated peer whose hello is known, and that is not accepted yet. Dropped, it is refused.
+/// Authenticated peer with a known hello that is not accepted yet. Dropping it refuses the peer.
 pub struct PendingPeer {
     hello: Vec<u8>,
     address: SocketAddr,
@@ -482,7 +482,7 @@ impl std::fmt::Debug for PendingPeer {
 }
 
 impl PendingPeer {
-    /// Returns what the peer gave to [`Endpoint::bind`].
+    /// Returns the hello that the peer passed to [`Endpoint::bind`].
     pub fn hello(&self) -> &[u8] {
         &self.hello
     }

@@ -8,19 +8,20 @@ use std::time::Duration;
 pub struct EndpointOptions {
     /// Address of the socket; port 0 is any that is free.
     pub listen: SocketAddr,
-    /// Most links at a time, with peers that are not accepted yet.
+    /// Maximum number of links, including peers that are not accepted yet.
     pub links_max: usize,
     /// Time without any packet of the peer after which a link ends; the shorter one of both sides
-    /// counts. Packets that keep it alive are sent by themselves.
+    /// counts. Packets that keep it alive are sent automatically.
     pub idle_timeout: Duration,
     /// Time for a handshake, and then for the greeting.
     pub handshake_timeout: Duration,
-    /// Most time for which a closed link sends what was queued.
+    /// Maximum time for which a closed link sends its queues.
     pub flush_timeout: Duration,
-    /// Most bytes of a stream that were received and not taken. A link has one stream of payloads
+    /// Maximum number of received and unread bytes of a stream. A link has one stream of payloads
     /// and up to four blobs.
     pub window_bytes: u64,
-    /// Most bytes of payloads in a link's queue, beyond which a sender waits; blobs have as much.
+    /// Maximum number of bytes of payloads in a link's queue, beyond which a sender waits; the same
+    /// for blobs.
     pub queue_bytes: usize,
     /// Threads. Two let one connection decrypt while the socket is read; between two processes on
     /// two cores, one thread each is as fast.

@@ -1,4 +1,4 @@
-//! Errors of endpoints and dials, and why a link ended: each one sentence for the user.
+//! Errors of endpoints and dials, and reasons for the end of a link: each a sentence for the user.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub enum NetError {
 }
 
 impl NetError {
-    /// Returns what heals the failure.
+    /// Returns the remedy of the failure.
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::NoAnswer { .. }
@@ -83,7 +83,7 @@ impl NetError {
         }
     }
 
-    /// Returns true for an error of an address at which nobody has answered.
+    /// Returns true for an error of an address without an answer.
     pub(crate) fn is_silence(&self) -> bool {
         matches!(self, Self::NoAnswer { .. } | Self::Unreachable { .. })
     }
@@ -138,7 +138,7 @@ impl NetError {
     }
 }
 
-/// Reason of TLS to end a handshake, on the side that found it or told by the other one.
+/// Reason of TLS to end a handshake, found by this side or reported by the other one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Denial {
     /// A certificate of another authority, or none.
@@ -176,7 +176,7 @@ pub enum CloseReason {
     /// The peer closed it, with a sentence.
     #[error("closed by the peer: {0}")]
     Peer(String),
-    /// The peer did not accept this node, and says why.
+    /// The peer did not accept this node, with its reason.
     #[error("refused by the peer: {0}")]
     Refused(String),
     #[error("the peer was silent for {} s", .0.as_secs_f32())]
@@ -212,7 +212,7 @@ impl CloseReason {
         }
     }
 
-    /// Returns what the peer is told, if this side closes the connection.
+    /// Returns the code and the text for the peer if this side closes the connection.
     pub(super) fn code(&self) -> (CloseCode, &str) {
         match self {
             Self::Refused(why) => (CloseCode::Refused, why),
@@ -226,7 +226,7 @@ impl CloseReason {
     }
 }
 
-/// Returns the end of a connection as text: what the peer wrote, made harmless, or quinn's words.
+/// Returns the end of a connection as text: the peer's reason, sanitized, or quinn's wording.
 pub fn sentence(end: &ConnectionError) -> String {
     match end {
         ConnectionError::ApplicationClosed(close) => wire::reason_text(&close.reason),

@@ -1,5 +1,5 @@
-//! Bounds on handshakes in progress, and the record of who was refused: all that a node does for
-//! those who have not shown that they know the secret.
+//! Bounds on handshakes in progress, and the record of refused peers: all that a node does for
+//! peers that have not proven that they know the secret.
 
 use potluck_core::Lock;
 use std::collections::{HashMap, VecDeque};
@@ -15,14 +15,14 @@ use tokio::sync::oneshot;
 pub(crate) const HANDSHAKES_MAX: usize = 64;
 /// Handshakes in progress of one network.
 const PER_NETWORK_MAX: usize = 16;
-/// Handshakes in progress with addresses that have not shown that they receive packets: beyond
-/// that, a client must return a token first (RFC 9000, section 8.1.2), which spoofed ones cannot.
+/// Handshakes in progress with unvalidated addresses: beyond this, a client must return a token
+/// first (RFC 9000, section 8.1.2), which is impossible from a spoofed address.
 const UNPROVEN_MAX: usize = 16;
 
 /// Answer to a client that begins a handshake.
 #[derive(Debug)]
 pub(crate) enum Entrance {
-    /// Goes on until the ticket is dropped, or its place is given to a later client.
+    /// May continue until the ticket is dropped, or its place is given to a later client.
     Admit(Ticket),
     /// Must prove its address first.
     Prove,
@@ -45,13 +45,13 @@ struct Crowd {
     places: VecDeque<GatePlace>,
 }
 
-/// Bound on handshakes in progress. A client beyond it takes the place of the oldest one, so that
-/// who begins many handshakes and ends none, with a knock that was seen on its way, keeps nobody
-/// out: an honest one ends within some round trips.
+/// Bound on handshakes in progress. A client beyond it takes the place of the oldest one. So an
+/// attacker with an overheard knock that begins many handshakes and ends none keeps no client out:
+/// an honest handshake ends within some round trips.
 #[derive(Debug, Default)]
 pub(crate) struct Gate(Lock<Crowd>);
 
-/// Place of one handshake in progress; dropped, it is free.
+/// Place of one handshake in progress; dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     gate: Arc<Gate>,
@@ -60,7 +60,7 @@ pub(crate) struct Ticket {
 }
 
 impl Gate {
-    /// Decides about a client; `is_proven` if its address is known to be its own.
+    /// Decides about a client; `is_proven` if its address is validated.
     pub fn enter(self: &Arc<Self>, address: IpAddr, is_proven: bool) -> Entrance {
         let mut crowd = self.0.lock();
         let unproven = crowd.places.iter().filter(|place| !place.is_proven).count();
@@ -100,7 +100,8 @@ impl Crowd {
         }
     }
 
-    /// Returns the network with the most places, of several the one that has the oldest.
+    /// Returns the network with the most places; the one with the oldest place if there are
+    /// several.
     fn fullest_network(&self) -> IpAddr {
         let mut fullest = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
         for place in &self.places {
@@ -134,8 +135,8 @@ impl Drop for Ticket {
     }
 }
 
-/// Returns what one host may have at will: an IPv4 address, or the first half of an IPv6 address,
-/// which a router gives to a network (RFC 4291, section 2.5.4).
+/// Returns the part of an address that one host cannot choose: a whole IPv4 address, or the first
+/// half of an IPv6 address, which a router assigns to a network (RFC 4291, section 2.5.4).
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -146,7 +147,7 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns an IPv4 address as such where a socket for both kinds gives it as one of IPv6.
+/// Returns an IPv4 address as such if a socket for both kinds reports it as an IPv6 address.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => (ip, address.port()).into(),
@@ -155,7 +156,7 @@ pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Line about somebody who tried to connect and was refused.
+/// Line about a refused attempt to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedPeer {
     pub address: SocketAddr,
@@ -193,8 +194,8 @@ impl Refusals {
         ledger.lines.push_back(RefusedPeer { address, why: why.into() });
     }
 
-    /// Records a packet that begins a connection without the knock. Everybody can send those, with
-    /// any address and as often as they like: at most one counts in a while, with its line.
+    /// Records a packet that begins a connection without the knock. Anyone can send such packets,
+    /// with any address and in any number: at most one per [`QUIET`] counts, with its line.
     pub fn note_stranger(&self, now: Instant, address: SocketAddr, why: &str) {
         let mut ledger = self.0.lock();
         if ledger.last_stranger.is_some_and(|at| now.saturating_duration_since(at) < QUIET) {

@@ -1,5 +1,5 @@
 //! Identity of a node: a certificate that it issues to itself with the key of the run's authority,
-//! which every node derives from the [`Secret`]. So knowing the secret is being a node, nothing is
+//! which every node derives from the [`Secret`]. So knowing the secret makes a node, nothing is
 //! exchanged before a connection, and no secret crosses the wire.
 //!
 //! TLS 1.3 only, both sides authenticated, without session tickets, resumption and 0-RTT, whose
@@ -39,8 +39,8 @@ pub const NODE_NAME: &str = "node.potluck.internal";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Margin for clocks that differ, on both ends of a certificate's life.
 const CLOCKS_DIFFER: Duration = DAY;
-/// Age at which a node issues itself another certificate. Those of a connection are checked once,
-/// as it begins, so a run may last longer.
+/// Age at which a node issues itself another certificate. The certificates of a connection are
+/// checked once, at its begin, so a run may last longer.
 const RENEWED_AFTER: Duration = DAY;
 /// Ed25519 private key of 32 bytes in PKCS#8 (RFC 8410): all before the key.
 const PKCS8_HEAD: [u8; 16] = *b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20";
@@ -52,14 +52,17 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// Creates the authority of everybody who knows the secret. Its name is another one for each
-    /// secret, so that a certificate of another run has an unknown issuer, and no bad signature.
+    /// Creates the authority of all nodes that know the secret. Its name differs for each secret,
+    /// so that a certificate of another run has an unknown issuer, and no bad signature.
     pub fn of(secret: &Secret) -> Self {
         let name = secret.derive(b"potluck/1 name of the authority");
-        let name: String = name[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut common_name = String::from("potluck run ");
+        for byte in &name[..8] {
+            common_name += &format!("{byte:02x}");
+        }
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, format!("potluck run {name}"));
+        params.distinguished_name.push(DnType::CommonName, common_name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         Self { seed: secret.derive(b"potluck/1 key of the authority"), params }
@@ -99,7 +102,8 @@ impl Authority {
     ) -> Result<CertifiedKey, NetError> {
         let leaf = KeyPair::generate_for(&PKCS_ED25519).map_err(NetError::identity)?;
         let mut params = leaf_params(role)?;
-        (params.not_before, params.not_after) = (from.into(), until.into());
+        params.not_before = from.into();
+        params.not_after = until.into();
         let mut key = self.key()?;
         let signed = params.signed_by(&leaf, &Issuer::from_params(&self.params, &key));
         key.zeroize();
@@ -117,7 +121,7 @@ fn leaf_params(role: &str) -> Result<CertificateParams, NetError> {
     Ok(params)
 }
 
-/// Returns a node's certificate that nobody but its own key has signed.
+/// Returns a node's certificate that only its own key has signed.
 #[cfg(test)]
 pub fn self_signed() -> CertifiedKey {
     let leaf = KeyPair::generate_for(&PKCS_ED25519).unwrap();
@@ -133,8 +137,7 @@ fn certified(
     CertifiedKey::from_der(vec![certificate], key, &provider()).map_err(NetError::identity)
 }
 
-/// Certificate of this process, for both sides of connections. It is issued anew when it is a day
-/// old.
+/// Certificate of this process, for both sides of connections. It is renewed when it is a day old.
 pub(crate) struct Identity {
     authority: Authority,
     current: Lock<Option<(SystemTime, Arc<CertifiedKey>)>>,
@@ -232,16 +235,14 @@ pub fn quic(
     Ok((Arc::new(server), Arc::new(client)))
 }
 
-/// Returns true if the peer's certificate, which was verified already, is that of a node. The side
-/// that dials has checked it by the name of the server.
+/// Returns true if the peer's certificate, which was verified already, is a node's. The side that
+/// dials has checked it by the name of the server.
 pub(crate) fn is_node(connection: &quinn::Connection) -> bool {
-    let identity = connection.peer_identity();
-    let chain = identity.and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
-    let Some(leaf) = chain.as_ref().and_then(|chain| chain.first()) else { return false };
-    let (Ok(leaf), Ok(name)) = (ParsedCertificate::try_from(leaf), ServerName::try_from(NODE_NAME))
-    else {
-        return false;
-    };
+    let Some(identity) = connection.peer_identity() else { return false };
+    let Ok(chain) = identity.downcast::<Vec<CertificateDer<'static>>>() else { return false };
+    let Some(leaf) = chain.first() else { return false };
+    let Ok(leaf) = ParsedCertificate::try_from(leaf) else { return false };
+    let Ok(name) = ServerName::try_from(NODE_NAME) else { return false };
     verify_server_name(&leaf, &name).is_ok()
 }
 

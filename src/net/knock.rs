@@ -1,13 +1,13 @@
 //! The knock: the first id of a connection (the destination connection id of a client's first
-//! packet, RFC 9000, section 7.2), by which a node knows before it does anything else that a packet
-//! comes from somebody with the secret.
+//! packet, RFC 9000, section 7.2), by which a node checks before anything else that the sender of a
+//! packet has the secret.
 //!
 //! ```text
 //! random (8)  the first 12 bytes of HMAC-SHA256 of them, with a key that follows from the secret
 //! ```
 //!
-//! It has no time in it, because the clocks of machines differ: who sees a knock can send it again,
-//! and so take one place among the handshakes in progress, and nothing else.
+//! It contains no time, because the clocks of machines differ: an observer of a knock can replay
+//! it, which takes one place among the handshakes in progress, and nothing else.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ use super::secret::{Secret, random_bytes};
 const KNOCK_BYTES: usize = 20;
 const RANDOM_BYTES: usize = 8;
 
-/// Key of the knocks of everybody who knows a secret.
+/// Key of the knocks of all nodes that know a secret.
 pub(crate) struct Knock(hmac::Key);
 
 impl fmt::Debug for Knock {
@@ -49,14 +49,14 @@ impl Knock {
         Ok(ConnectionId::new(&id))
     }
 
-    /// Returns true for the first id of a connection of somebody who knows the secret.
+    /// Returns true for the first id of a connection whose sender knows the secret.
     pub fn opens(&self, id: &[u8]) -> bool {
         if id.len() != KNOCK_BYTES {
             return false;
         }
         let (random, tag) = id.split_at(RANDOM_BYTES);
         let right = hmac::sign(&self.0, random);
-        // ring compares whole tags in constant time, and not parts of them: so the tags of both.
+        // ring compares only whole tags in constant time, so the tags of both are compared.
         let of_right = hmac::sign(&self.0, &right.as_ref()[..tag.len()]);
         hmac::verify(&self.0, tag, of_right.as_ref()).is_ok()
     }

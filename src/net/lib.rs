@@ -1,10 +1,10 @@
 //! Authenticated links between the nodes of a run: QUIC (RFC 9000) with mutual TLS 1.3, over one
 //! UDP socket per process.
 //!
-//! Whoever knows the [`Secret`] is a node. An [`Endpoint`] dials and accepts; a [`PendingPeer`] is
-//! authenticated and has sent its greeting (hello), and becomes a [`Link`] or is refused. The room
-//! knows bytes and addresses, and nothing about runs; it is the only one with asynchronous code,
-//! whose threads call a [`Receiver`] back.
+//! A peer that knows the [`Secret`] is a node. An [`Endpoint`] dials and accepts; a [`PendingPeer`]
+//! is authenticated and has sent its greeting (hello), and becomes a [`Link`] or is refused. Links
+//! carry bytes between addresses, and know nothing about runs. This is the only crate with
+//! asynchronous code, whose threads call a [`Receiver`] back.
 
 #[cfg(test)]
 mod approaches;

@@ -1,4 +1,5 @@
-//! A link to an accepted peer: what is sent is queued, what arrives is handed to a [`Receiver`].
+//! A link to an accepted peer: outgoing messages are queued, and incoming ones are handed to a
+//! [`Receiver`].
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,7 +32,7 @@ const PAYLOADS_MAX: usize = 1024;
 /// Both directions of the control stream.
 pub type Control = (SendStream, RecvStream);
 
-/// Bytes to send, which are not copied: the owner is dropped when the peer has them.
+/// Bytes to send, without a copy: the owner is dropped when the peer has received them.
 #[derive(Clone, Debug, Default)]
 pub struct Payload(pub(super) Bytes);
 
@@ -56,7 +57,7 @@ impl From<Vec<u8>> for Payload {
     }
 }
 
-/// Parts of which a link is made.
+/// Parts of a link to be opened.
 pub(crate) struct LinkParts {
     pub connection: Connection,
     pub control: Control,
@@ -115,16 +116,17 @@ impl Link {
     /// Returns the reason of a closed link. A message that is too long, or one more than the queue
     /// holds, closes it.
     pub fn send_control(&self, message: Vec<u8>) -> Result<(), Closed> {
-        let (shared, bytes) = (&self.0.0, message.len());
+        let bytes = message.len();
         if bytes > CONTROL_MAX {
             return self.defect(format!("a control message of {bytes} bytes, over {CONTROL_MAX}"));
         }
-        let pushed = shared.controls.push(Bytes::from(message), bytes, false);
+        let pushed = self.0.0.controls.push(Bytes::from(message), bytes, false);
         self.result(pushed, "control messages")
     }
 
-    /// Queues bytes, at most 64 MiB, for a stream of their own; their hash is computed here. Waits
-    /// while the queue is full, except on a thread of the network, where that closes the link.
+    /// Queues bytes, at most 64 MiB, for a separate stream; their hash is computed here. Waits
+    /// while the queue is full, except on a thread of the network, where a full queue closes the
+    /// link.
     ///
     /// # Errors
     ///
@@ -139,8 +141,8 @@ impl Link {
         self.result(pushed, "blobs")
     }
 
-    /// Queues a payload of at most 64 MiB behind those before. Waits while the queue is full,
-    /// except on a thread of the network, where that closes the link.
+    /// Queues a payload of at most 64 MiB after the earlier ones. Waits while the queue is full,
+    /// except on a thread of the network, where a full queue closes the link.
     ///
     /// # Errors
     ///
@@ -172,36 +174,35 @@ impl Link {
         Err(closed)
     }
 
-    /// Closes the link: what was queued is sent first, for a bounded time, then the peer gets the
+    /// Closes the link: the queues are sent first, for a bounded time, then the peer gets the
     /// sentence. Returns at once. The first close counts.
     pub fn close(&self, why: &str) {
         self.0.0.end(why);
     }
 
-    /// Returns true once the connection is closed, by whichever side.
+    /// Returns true once the connection is closed by either side.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.0.connection.close_reason().is_some()
     }
 
-    /// Returns what QUIC has counted.
+    /// Returns the statistics of the QUIC connection.
     pub fn stats(&self) -> LinkStats {
         LinkStats::of(&self.0.0.connection)
     }
 
-    /// Returns the present address of the peer. One that has dialed may come from another one
-    /// later, as its network gives it one; QUIC makes sure that it is the same peer (RFC 9000,
-    /// section 9).
+    /// Returns the present address of the peer. A peer that has dialed may change its address
+    /// later; QUIC makes sure that it is the same peer (RFC 9000, section 9).
     pub fn address(&self) -> SocketAddr {
         canonical(self.0.0.connection.remote_address())
     }
 
-    /// Returns the bytes of blobs that have arrived, also of those that are not complete.
+    /// Returns the bytes of blobs that have arrived, also of incomplete ones.
     pub(crate) fn blob_bytes_received(&self) -> u64 {
         self.0.0.blob_bytes.load(Ordering::Relaxed)
     }
 }
 
-/// Returns true if the calling thread may wait for room: those of the network make the room.
+/// Returns true if the calling thread may wait for room: threads of the network make the room.
 fn waits() -> bool {
     Handle::try_current().is_err()
 }
@@ -210,9 +211,10 @@ fn waits() -> bool {
 async fn serve(
     shared: Arc<Shared>,
     receiver: Arc<dyn Receiver>,
-    (send, receive): Control,
+    control: Control,
     place: OwnedSemaphorePermit,
 ) {
+    let (send, receive) = control;
     let mut writers = JoinSet::new();
     writers.spawn(writing::write_controls(shared.clone(), send));
     writers.spawn(writing::write_payloads(shared.clone()));
@@ -224,22 +226,20 @@ async fn serve(
     let end = shared.connection.closed().await;
     let reason = {
         let mut reason = shared.reason.lock();
-        let ended_here = || shared.ending.get().map(|why| CloseReason::Here(why.clone()));
-        let of_end = || match end {
-            quinn::ConnectionError::LocallyClosed => ended_here(),
-            _ => None,
-        };
         reason
-            .get_or_insert_with(|| {
-                of_end().unwrap_or_else(|| CloseReason::of(&end, shared.idle_timeout()))
+            .get_or_insert_with(|| match (&end, shared.ending.get()) {
+                (quinn::ConnectionError::LocallyClosed, Some(why)) => {
+                    CloseReason::Here(why.clone())
+                }
+                _ => CloseReason::of(&end, shared.idle_timeout()),
             })
             .clone()
     };
-    // What has arrived before the end is still handed over. Only then do sends fail: the peer may
-    // have said why it ended.
+    // Messages that have arrived before the end are still handed over. Only then do sends fail: the
+    // messages may have the peer's reason for the end.
     while readers.join_next().await.is_some() {}
     shared.close_queues(&reason.to_string());
-    // A task that panicked has closed the connection, which is what is done about it.
+    // A task that panicked has closed the connection; nothing else is to be done.
     let _ = written.await;
     receiver.closed(&reason);
     drop(place);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use quinn::{Connection, ConnectionStats};
 
-/// Figures of a link since it was opened; what is sent and received counts with all headers.
+/// Figures of a link since it was opened; bytes include all headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
     /// Smoothed round trip time.
@@ -12,11 +12,11 @@ pub struct LinkStats {
     pub bytes_sent: u64,
     pub bytes_received: u64,
     pub packets_sent: u64,
-    /// Packets that did not arrive in time; what they held was sent again.
+    /// Packets that did not arrive in time; their content was sent again.
     pub packets_lost: u64,
     /// Times at which losses made the congestion window smaller.
     pub congestion_events: u64,
-    /// Bytes that may be on their way at a time.
+    /// Maximum number of bytes in flight.
     pub congestion_window: u64,
     /// Bytes of the largest packets at present.
     pub datagram_bytes: u16,

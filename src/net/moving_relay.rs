@@ -1,5 +1,5 @@
-//! Relay of UDP for tests that a node sees at one port after another, as behind a router that
-//! forgets its mapping, and tests of links over it.
+//! Relay of UDP for tests, which changes the port that a node sees, like a router that forgets its
+//! mapping; and tests of links over it.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::test_peer::{Sink, TEST_TIMEOUT, node, secret, wait};
 
 /// Relay between one client and a node; dropped, it ends.
 pub struct MovingRelay {
-    /// Address to dial instead of that of the node.
+    /// Address to dial instead of the node's.
     pub address: SocketAddr,
     ip: [u8; 4],
     state: Arc<RelayState>,
@@ -20,7 +20,7 @@ pub struct MovingRelay {
 
 #[derive(Default)]
 struct RelayState {
-    /// Port at which the node sees the client; 0 asks for another one.
+    /// Port at which the node sees the client; 0 requests another one.
     port: AtomicU16,
     is_over: AtomicBool,
 }

@@ -1,7 +1,7 @@
-//! Socket that hands no packet of a stranger to QUIC, which would answer some of them: with the
-//! versions that it speaks, with errors, with a certificate. So a port is silent to those who do
-//! not know the secret. First packets with an id of the length of our own pass, because they may be
-//! those of a connection; the endpoint drops them without an answer.
+//! Socket that hands no packet of a stranger to QUIC, which would answer some of them: with its
+//! versions, with errors, with a certificate. So a port is silent to peers that do not know the
+//! secret. First packets with an id of the length of our own pass, because they may belong to a
+//! connection; the endpoint drops them without an answer.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -17,10 +17,10 @@ use quinn::{AsyncUdpSocket, UdpPoller};
 use super::gate::{Refusals, canonical};
 use super::knock::Knock;
 
-/// Version of QUIC that nodes speak (RFC 9000); 0 names packets with the versions of a server.
+/// Version of QUIC of nodes (RFC 9000); 0 marks packets with the versions of a server.
 const VERSION: u32 = 1;
 const VERSIONS_OF_A_SERVER: u32 = 0;
-/// Bytes of the ids that nodes give to their connections.
+/// Bytes of the connection ids of nodes.
 const ID_BYTES: usize = 8;
 /// Sentence about a packet that begins a connection without the knock.
 const NO_KNOCK: &str = "it has another code than this node, or is a stranger, and gets no answer";
@@ -38,10 +38,10 @@ impl fmt::Debug for QuietSocket {
     }
 }
 
-/// What the first bytes of a datagram say about it.
+/// Class of a datagram by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Datagram<'a> {
-    /// Of a connection that is there already: QUIC drops it in silence if there is none.
+    /// Of an existing connection: QUIC drops it silently if there is none.
     Known,
     /// Of a client that begins a connection with this id.
     First(&'a [u8]),
@@ -57,8 +57,8 @@ impl<'a> Datagram<'a> {
                 match u32::from_be_bytes([*a, *b, *c, *d]) {
                     VERSIONS_OF_A_SERVER => Self::Known,
                     VERSION if first & 0x30 != 0 => Self::Known,
-                    // Ids of this length are given by servers: to go on with a handshake, and to
-                    // begin it again after a Retry, whose token has the first id of all.
+                    // Servers assign ids of this length: for the rest of a handshake, and for
+                    // another start after a Retry, whose token has the very first id.
                     VERSION if usize::from(*length) == ID_BYTES => Self::Known,
                     VERSION => match rest.get(..usize::from(*length)) {
                         Some(id) => Self::First(id),

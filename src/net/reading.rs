@@ -1,5 +1,5 @@
-//! Tasks that read the streams of a peer. Nothing is allocated from a length before it was checked
-//! and, for payloads and blobs, the receiver has agreed.
+//! Tasks that read the streams of a peer. A length is checked before it is allocated; for payloads
+//! and blobs, the receiver must also have agreed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,7 @@ impl From<ReadError> for Stop {
     }
 }
 
-/// Reads until the buffer is full; with a stall, each part of it must come within that time.
+/// Reads until the buffer is full; with `stall`, each part must arrive within that time.
 pub(crate) async fn read_full(
     stream: &mut RecvStream,
     buffer: &mut [u8],
@@ -47,8 +47,10 @@ pub(crate) async fn read_full(
             None => read.await,
             Some(stall) => timeout(stall, read).await.map_err(|_| stalled(stall))?,
         };
-        let early = || Stop::Violation("a stream ended before what it announced".into());
-        filled += read?.ok_or_else(early)?;
+        let Some(read) = read? else {
+            return Err(Stop::Violation("a stream ended before what it announced".into()));
+        };
+        filled += read;
     }
     Ok(())
 }
@@ -58,8 +60,8 @@ fn stalled(stall: Duration) -> Stop {
     Stop::Violation(format!("a stream stopped for {seconds} s before what it announced"))
 }
 
-/// Reads a head, which may come at any time, but then without a pause. Returns false at the end of
-/// the stream in its place.
+/// Reads a head, which may begin at any time, but must then arrive without a pause. Returns false
+/// at the end of the stream.
 async fn read_head(
     stream: &mut RecvStream,
     head: &mut [u8],
@@ -102,7 +104,7 @@ async fn controls(
     Ok(())
 }
 
-/// Returns an error once the receiver is to get nothing more.
+/// Returns an error once nothing more may be handed to the receiver.
 fn go_on(shared: &Shared) -> Result<(), Stop> {
     if shared.is_broken() { Err(Stop::Ended) } else { Ok(()) }
 }

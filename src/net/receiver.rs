@@ -1,13 +1,13 @@
-//! Receivers of what arrives on a link.
+//! Receivers of the messages of a link.
 
 use super::error::CloseReason;
 use super::wire::TAG_BYTES;
 
-/// Takes what arrives on a link. Called on the threads of the network, which must not wait: other
-/// links, and the packets that keep this one alive, wait with them. An error closes the link with
-/// its sentence, which the peer gets.
+/// Receiver of the messages of a link. Called on the threads of the network, which must not wait:
+/// other links, and the packets that keep this one alive, wait with them. An error closes the link
+/// with its sentence, which the peer gets.
 pub trait Receiver: Send + Sync {
-    /// Takes a control message; they come in the order in which they were sent.
+    /// Takes a control message; they arrive in the order in which they were sent.
     fn control(&self, message: Vec<u8>) -> Result<(), String>;
 
     /// Agrees to a blob, before anything is allocated for it.
@@ -16,7 +16,7 @@ pub trait Receiver: Send + Sync {
     /// Takes a blob whose hash was checked. Blobs overtake each other.
     fn blob(&self, id: u64, bytes: Vec<u8>) -> Result<(), String>;
 
-    /// Gives the place of a payload, which must have exactly this length; payloads come in the
+    /// Returns the place for a payload, which must have exactly this length; payloads arrive in the
     /// order in which they were sent.
     fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
 
@@ -24,7 +24,7 @@ pub trait Receiver: Send + Sync {
     fn closed(&self, why: &CloseReason);
 }
 
-/// Place of a payload that arrives. It is dropped if the link ends before all of it is there.
+/// Place for a payload. It is dropped if the link ends before the payload is complete.
 pub trait Landing: Send {
     fn bytes_mut(&mut self) -> &mut [u8];
 

@@ -1,4 +1,4 @@
-//! The secret that the nodes of a run share: whoever knows it is a node, and nobody else is.
+//! The secret that the nodes of a run share: knowing it makes a node.
 
 use std::fmt;
 use std::fs::File;
@@ -20,8 +20,8 @@ const FILE_BYTES_MAX: u64 = 1024;
 const ROUNDS: u32 = 200_000;
 const TEXT_SALT: &[u8] = b"potluck/1 text";
 
-/// Key material of a run, 16 bytes or, made of a text, 32. Its memory is zeroed on drop, and
-/// nothing prints it but [`Secret::code`].
+/// Key material of a run, 16 bytes or, made of a text, 32. Its memory is zeroed on drop, and only
+/// [`Secret::code`] prints it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
@@ -38,7 +38,7 @@ impl Secret {
         Ok(Self(Zeroizing::new(key.to_vec())))
     }
 
-    /// Reads a code as [`Secret::code`] gives it, with or without hyphens, spaces and capitals.
+    /// Reads a code of [`Secret::code`], with or without hyphens, spaces and capitals.
     ///
     /// # Errors
     ///
@@ -48,14 +48,14 @@ impl Secret {
         Ok(Self(Zeroizing::new(code::decode(code)?.to_vec())))
     }
 
-    /// Reads a file of one line: a code, or a text of 26 to 128 characters, of which the key is
-    /// derived. A text of about the length of a code, in its letters, is taken for a code, so that
-    /// a typing error in it is found.
+    /// Reads a file of one line: a code, or a text of 26 to 128 characters, from which the key is
+    /// derived. A text of about the length and the letters of a code is read as a code, so that a
+    /// typing error in it is found.
     ///
     /// # Errors
     ///
     /// Returns an error if the file cannot be read, if on Unix other users may read or write it, if
-    /// elsewhere it is no regular file, if its length is another one, or if it holds a code with a
+    /// on other systems it is no regular file, if its length is wrong, or if it holds a code with a
     /// typing error. The access lists of Windows are not checked.
     pub fn read_file(path: &Path) -> Result<Self, SecretError> {
         let text = read_protected(path)?;
@@ -72,12 +72,12 @@ impl Secret {
         Self::of_line(path, &text)
     }
 
-    /// Reads what an open file descriptor of this process gives, like the line of a file: a pipe,
-    /// or a file that this process may open, whatever its mode.
+    /// Reads from an open file descriptor of this process, like the line of a file: a pipe, or a
+    /// file of any mode that this process may open.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Secret::read_file`], but for those of the rights of others.
+    /// Returns the errors of [`Secret::read_file`], except for those of the rights of others.
     #[cfg(unix)]
     pub fn read_descriptor(descriptor: u32) -> Result<Self, SecretError> {
         let path = format!("/dev/fd/{descriptor}");
@@ -86,13 +86,11 @@ impl Secret {
         Self::of_line(path, &text)
     }
 
-    /// Returns the secret of the text of a file.
     fn of_line(path: &Path, text: &str) -> Result<Self, SecretError> {
         let text = text.trim_end_matches(['\r', '\n']);
         if code::resembles(text) {
-            let in_file =
-                |error| SecretError::Code { path: path.to_owned(), error: Box::new(error) };
-            return Self::parse(text).map_err(in_file);
+            return Self::parse(text)
+                .map_err(|error| SecretError::Code { path: path.to_owned(), error: error.into() });
         }
         let found = text.chars().count();
         if !TEXT_CHARACTERS.contains(&found) {
@@ -101,7 +99,7 @@ impl Secret {
         Ok(Self::of_text(text))
     }
 
-    /// Returns the secret that is derived of a text, by PBKDF2-HMAC-SHA256 (RFC 8018).
+    /// Returns the secret that is derived from a text, by PBKDF2-HMAC-SHA256 (RFC 8018).
     fn of_text(text: &str) -> Self {
         let mut key = Zeroizing::new(vec![0; 32]);
         let rounds = NonZeroU32::new(ROUNDS).unwrap_or(NonZeroU32::MIN);
@@ -109,7 +107,7 @@ impl Secret {
         Self(key)
     }
 
-    /// Returns the code to show to the user, or nothing for a secret made of a text.
+    /// Returns the code to show to the user; `None` for a secret derived from a text.
     pub fn code(&self) -> Option<String> {
         let key = <&[u8; KEY_BYTES]>::try_from(self.0.as_slice()).ok()?;
         Some(code::encode(key))
@@ -139,13 +137,13 @@ pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], SecretError> {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read or is no text in UTF-8, if on Unix other users may
-/// read or write it, and if elsewhere it is no regular file.
+/// read or write it, and if on other systems it is no regular file.
 pub(crate) fn read_protected(path: &Path) -> Result<Zeroizing<String>, SecretError> {
     read(path, Some(0o077))
 }
 
-/// Reads the first 1024 bytes of a file, of which `refused` are the rights that it may not have, if
-/// they count.
+/// Reads the first 1024 bytes of a file; `refused` are the rights that it must not have, if they
+/// are checked.
 fn read(path: &Path, refused: Option<u32>) -> Result<Zeroizing<String>, SecretError> {
     let unreadable = |why: String| SecretError::Read { path: path.to_owned(), why };
     let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
@@ -155,15 +153,15 @@ fn read(path: &Path, refused: Option<u32>) -> Result<Zeroizing<String>, SecretEr
     if let Some(refused) = refused {
         refuse_unprotected(&file, path, refused)?;
     }
-    // All the room at once, so that no copy is left behind by a text that grows.
+    // All the capacity at once, so that a growing text leaves no copy behind.
     let mut text = Zeroizing::new(String::with_capacity(FILE_BYTES_MAX as usize));
     let mut file = file.take(FILE_BYTES_MAX);
     file.read_to_string(&mut text).map_err(|error| unreadable(error.to_string()))?;
     Ok(text)
 }
 
-/// Returns an error if a file has one of the rights in the mode `refused`, those of others than its
-/// owner. The open file is asked, so that no other one can take its place in between.
+/// Returns an error if a file has one of the rights in the mode `refused`, the rights of users
+/// other than its owner. The open file is checked, so that it cannot be exchanged in between.
 #[cfg(unix)]
 fn refuse_unprotected(file: &File, path: &Path, refused: u32) -> Result<(), SecretError> {
     use std::os::unix::fs::PermissionsExt;
@@ -177,9 +175,8 @@ fn refuse_unprotected(file: &File, path: &Path, refused: u32) -> Result<(), Secr
     Err(SecretError::Mode { path: path.to_owned(), mode })
 }
 
-/// Returns an error for a console or a pipe, which the owner of a file does not protect. The access
-/// list of a file is up to the user: by default, that of a home directory admits its owner and
-/// administrators.
+/// Returns an error for a console or a pipe, which no file owner protects. The access list of a
+/// file is left to the user: by default, a home directory admits its owner and administrators.
 #[cfg(not(unix))]
 fn refuse_unprotected(file: &File, path: &Path, _: u32) -> Result<(), SecretError> {
     if file.metadata().is_ok_and(|about| about.is_file()) {

@@ -20,7 +20,7 @@ pub(crate) enum Overflow {
 struct Lane<T> {
     items: VecDeque<(T, usize)>,
     bytes: usize,
-    /// Set once no more items are taken; those that are here are still written.
+    /// Set once no more items are accepted; queued ones are still written.
     ended: Option<Closed>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct SendQueue<T> {
     lane: Lock<Lane<T>>,
     /// Notified when an item was taken, or the queue ended.
     room: Condvar,
-    /// Notified when an item came, or the queue ended.
+    /// Notified when an item was added, or the queue ended.
     filled: Notify,
     items_max: usize,
     bytes_max: usize,
@@ -40,11 +40,16 @@ impl<T> SendQueue<T> {
     /// Creates an empty queue. An item of more than `bytes_max` bytes passes alone.
     pub fn new(items_max: usize, bytes_max: usize) -> Self {
         let lane = Lane { items: VecDeque::new(), bytes: 0, ended: None };
-        let (room, filled) = (Condvar::new(), Notify::new());
-        Self { lane: Lock::new(lane), room, filled, items_max, bytes_max }
+        Self {
+            lane: Lock::new(lane),
+            room: Condvar::new(),
+            filled: Notify::new(),
+            items_max,
+            bytes_max,
+        }
     }
 
-    /// Adds an item of a number of bytes; where `waits`, blocks until there is room.
+    /// Adds an item of `bytes`; with `waits`, blocks until there is room.
     pub fn push(&self, item: T, bytes: usize, waits: bool) -> Result<(), Overflow> {
         let mut lane = self.lane.lock();
         loop {
@@ -67,7 +72,7 @@ impl<T> SendQueue<T> {
         Ok(())
     }
 
-    /// Waits for the next item; returns none after the last one of a queue that ended.
+    /// Waits for the next item; returns `None` after the last one of a queue that ended.
     pub async fn take(&self) -> Option<T> {
         loop {
             {
@@ -85,7 +90,7 @@ impl<T> SendQueue<T> {
         }
     }
 
-    /// Ends the queue: no more items are accepted, and those that are here are still taken.
+    /// Ends the queue: no more items are accepted, and queued ones are still taken.
     pub fn end(&self, why: &str) {
         self.lane.lock().ended.get_or_insert_with(|| Closed(why.into()));
         self.room.notify_all();

@@ -1,4 +1,4 @@
-//! Part of a link that its tasks hold: its queues, and how it ends.
+//! Part of a link that its tasks share: its queues, and its end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,23 +13,23 @@ use super::closing::close;
 use super::endpoint_options::EndpointOptions;
 use super::error::CloseReason;
 use super::send_queue::SendQueue;
-use super::wire::{BlobHead, DataHead};
+use super::wire::{BlobHead, CloseCode, DataHead};
 use potluck_core::Lock;
 
-/// Part of a link that its tasks hold.
+/// Part of a link that its tasks share.
 pub struct Shared {
     pub connection: Connection,
     pub controls: SendQueue<Bytes>,
     pub payloads: SendQueue<(DataHead, Bytes)>,
     pub blobs: SendQueue<(BlobHead, Bytes)>,
-    /// Set once the data stream of the peer is known; there is one.
+    /// Set once the data stream of the peer is open; there is only one.
     pub(crate) has_data_stream: AtomicBool,
     /// Bytes of blobs that have arrived.
     pub(crate) blob_bytes: AtomicU64,
-    /// Set once nothing is to be handed to the receiver any more.
+    /// Set once nothing more may be handed to the receiver.
     pub(super) is_broken: AtomicBool,
     pub(super) reason: Lock<Option<CloseReason>>,
-    /// Sentence of a close that still sends what was queued.
+    /// Sentence of a close that still sends the queues.
     pub(super) ending: OnceLock<String>,
     pub(super) options: EndpointOptions,
     pub(super) handle: Handle,
@@ -58,7 +58,7 @@ impl Shared {
         self.is_broken.load(Ordering::SeqCst)
     }
 
-    /// Closes the link when all that was queued has arrived, or after the time for that.
+    /// Closes the link when all queued messages have arrived, or after the timeout for that.
     pub fn end(&self, why: &str) {
         if self.ending.set(why.to_owned()).is_err() {
             return;
@@ -66,11 +66,12 @@ impl Shared {
         self.controls.end(why);
         self.payloads.end(why);
         self.blobs.end(why);
-        let (connection, limit) = (self.connection.clone(), self.options.flush_timeout);
-        let (code, text) = (super::wire::CloseCode::End, why.to_owned());
+        let connection = self.connection.clone();
+        let limit = self.options.flush_timeout;
+        let why = why.to_owned();
         self.handle.spawn(async move {
             if timeout(limit, connection.closed()).await.is_err() {
-                close(&connection, code, &text);
+                close(&connection, CloseCode::End, &why);
             }
         });
     }
@@ -82,7 +83,7 @@ impl Shared {
     }
 }
 
-/// Closes the link when its task panics, in the code of the receiver for example.
+/// Closes the link when its task panics, for example in the code of the receiver.
 pub(crate) struct PanicGuard(pub Arc<Shared>);
 
 impl Drop for PanicGuard {

@@ -1,13 +1,13 @@
-//! Buffers of the UDP socket, which the system may make smaller than was asked for.
+//! Buffers of the UDP socket, which the system may make smaller than requested.
 
 use socket2::Socket;
 
-/// Bytes of each buffer that are asked for: over 600 of the largest packets, more than a burst of a
-/// link has. What does not fit is dropped by the system, which congestion control takes for a
-/// crowded network.
+/// Requested bytes of each buffer: over 600 of the largest packets, more than a burst of a link
+/// has. The system drops packets that do not fit, which congestion control interprets as a
+/// congested network.
 pub(crate) const SOCKET_BYTES: usize = 4 << 20;
 
-/// Bytes of the buffers of a socket, in the system's way of counting what was asked for.
+/// Bytes of the buffers of a socket, counted like the requested bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketBuffers {
     pub receive: usize,
@@ -15,12 +15,12 @@ pub struct SocketBuffers {
 }
 
 impl SocketBuffers {
-    /// Asks for buffers of so many bytes, and returns those that there are.
+    /// Requests buffers of `bytes`, and returns the actual ones.
     pub(crate) fn ask(socket: &Socket, bytes: usize) -> Self {
-        // Smaller buffers cost speed and nothing else.
+        // Smaller buffers only cost speed.
         let _ = socket.set_recv_buffer_size(bytes);
         let _ = socket.set_send_buffer_size(bytes);
-        // Linux counts its own management too: twice what was asked for (socket(7)).
+        // Linux includes its own management: twice the requested size (socket(7)).
         let per_byte = if cfg!(target_os = "linux") { 2 } else { 1 };
         Self {
             receive: socket.recv_buffer_size().unwrap_or_default() / per_byte,
@@ -28,8 +28,8 @@ impl SocketBuffers {
         }
     }
 
-    /// Returns a sentence for the user if a buffer is smaller than what links ask for, with the
-    /// command that makes them larger.
+    /// Returns a sentence for the user if a buffer is smaller than requested, with the command that
+    /// makes buffers larger.
     pub fn note(&self) -> Option<String> {
         let Self { receive, send } = *self;
         if receive >= SOCKET_BYTES && send >= SOCKET_BYTES {

@@ -26,13 +26,13 @@ pub fn secret() -> Secret {
     Secret::generate().unwrap()
 }
 
-/// Returns an endpoint whose timeouts are passed by nothing that succeeds, but for the flush: no
-/// test expects what is sent before an end to arrive.
+/// Returns an endpoint with timeouts that no successful operation exceeds, except for the flush: no
+/// test expects messages sent before an end to arrive.
 pub fn node(secret: &Secret) -> Endpoint {
     node_with(secret, |_| {})
 }
 
-/// Returns an endpoint with timeouts of its own, for what passes them.
+/// Returns an endpoint with other timeouts, for tests that exceed them.
 pub(crate) fn node_with(secret: &Secret, change: impl FnOnce(&mut EndpointOptions)) -> Endpoint {
     let mut options = EndpointOptions {
         handshake_timeout: TEST_TIMEOUT,
@@ -65,7 +65,7 @@ pub(crate) fn client(tls: rustls::ClientConfig, secret: &Secret) -> quinn::Clien
 pub struct Peer {
     pub runtime: Runtime,
     pub endpoint: quinn::Endpoint,
-    /// That of its connections, and of its greeting.
+    /// Idle timeout of its connections and in its greeting.
     pub idle_timeout: Duration,
 }
 
@@ -94,7 +94,7 @@ impl Peer {
         Self { runtime, endpoint: endpoint.unwrap(), idle_timeout: IDLE_TIMEOUT }
     }
 
-    /// Connects with any TLS, and the knock of those who know the secret.
+    /// Connects with any TLS, and a valid knock.
     pub fn connect(
         &self,
         address: SocketAddr,

@@ -19,25 +19,24 @@ use super::identity::{self, Identity};
 use super::socket_buffers::{SOCKET_BYTES, SocketBuffers};
 use super::wire::IDLE_TIMEOUT_MIN;
 
-/// Blobs that are on their way at a time, per direction.
+/// Maximum number of blobs in flight, per direction.
 pub(crate) const BLOBS_MAX: usize = 4;
-/// Largest datagram that is tried; on loopback it doubles the speed of the 1452 bytes that quinn
-/// tries. quinn hands up to ten to the system at once, which together must not exceed 65,507 bytes:
-/// with larger ones nothing arrives.
+/// Largest datagram to probe; on loopback it doubles the speed of quinn's 1452 bytes. quinn hands
+/// up to ten to the system at once, which together must not exceed 65,507 bytes: larger ones are
+/// lost.
 const DATAGRAM_MAX: u16 = 6500;
-/// Round trip that is assumed before one was measured: the packets of a dial are repeated after
-/// three times as long.
+/// Assumed round trip before the first measurement: the packets of a dial are repeated after three
+/// times this.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(100);
-/// First congestion window: a node talks to another one in a data center or a home, and not to a
-/// phone. (The control is CUBIC, RFC 9438: on loopback, BBR was not faster, and quinn calls its own
-/// experimental.)
+/// First congestion window: nodes are in data centers or homes, not on phones. (The control is
+/// CUBIC, RFC 9438: on loopback, BBR was not faster, and quinn calls its own experimental.)
 const WINDOW_START: u64 = 256 << 10;
 /// Bounds of the window of a stream.
 const WINDOW_MIN: u64 = 64 << 10;
 const WINDOW_MAX: u64 = 1 << 30;
 /// Part of the windows of a link that only control messages fill.
 const CONTROL_ROOM: u64 = 1 << 20;
-/// Bytes that are kept of a client that was not admitted yet.
+/// Buffered bytes of a client that is not admitted yet.
 const INCOMING_BYTES: u64 = 16 << 10;
 
 /// Settings of both sides of connections, and of their endpoint.
@@ -65,17 +64,17 @@ impl Transport {
     }
 }
 
-/// Sets the side that dials up for connections with these options.
+/// Configures the dialing side for connections with these options.
 pub(crate) fn set_up_dial(client: &mut ClientConfig, options: &EndpointOptions) {
     client.transport_config(Arc::new(settings(options, true)));
 }
 
-/// Returns the settings of a connection. Only the side that dials opens a stream of two
-/// directions, one.
+/// Returns the settings of a connection. Only the dialing side opens a bidirectional stream, and
+/// only one.
 fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
     let idle = options.idle_timeout.max(IDLE_TIMEOUT_MIN);
     let window = options.window_bytes.clamp(WINDOW_MIN, WINDOW_MAX);
-    // All streams together: so payloads and blobs that are not taken, or not sent yet, leave room
+    // All streams together: so payloads and blobs that are not read, or not sent yet, leave room
     // for control messages.
     let windows = window * (1 + BLOBS_MAX as u64) + CONTROL_ROOM;
     let mut mtu = MtuDiscoveryConfig::default();
@@ -90,7 +89,7 @@ fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
         .keep_alive_interval(Some((idle / 4).min(Duration::from_secs(5))))
         .stream_receive_window(VarInt::from_u64(window).unwrap_or(VarInt::MAX))
         .receive_window(VarInt::from_u64(windows).unwrap_or(VarInt::MAX))
-        // What was taken is acknowledged a little later.
+        // Received data is acknowledged a little later.
         .send_window(windows + window)
         .datagram_receive_buffer_size(None)
         .initial_rtt(ROUND_TRIP_GUESS)
@@ -111,7 +110,7 @@ pub(crate) fn open_socket(address: SocketAddr) -> Result<(UdpSocket, SocketBuffe
 fn bind(address: SocketAddr) -> io::Result<(UdpSocket, SocketBuffers)> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
-        // Takes IPv4 too where the system can; where it cannot, IPv6 alone is what was asked for.
+        // Accepts IPv4 too if the system can; otherwise IPv6 alone, as requested.
         let _ = socket.set_only_v6(false);
     }
     let buffers = SocketBuffers::ask(&socket, SOCKET_BYTES);

@@ -11,12 +11,12 @@
 //!   blob       2  version (1)  id (8)  bytes (4)  BLAKE3 (32)  payload, and the end of the stream
 //! ```
 //!
-//! A greeting stays as it is up to the version in all protocols, and so does the name that TLS
-//! agrees upon (ALPN): nodes of two protocols can tell each other by their versions.
+//! All protocols have the same greeting up to the version, and the same name for TLS (ALPN): nodes
+//! of two protocols can report each other's versions.
 
 use std::time::Duration;
 
-/// Bytes of the tag of a payload, which mean something to the layer above only.
+/// Bytes of the tag of a payload, which only the layer above interprets.
 pub const TAG_BYTES: usize = 40;
 /// Most bytes of the hello in a node's greeting.
 pub const HELLO_MAX: usize = 4 << 10;
@@ -32,7 +32,7 @@ const REASON_BYTES: usize = 900;
 pub(crate) const GREETING_HEAD_BYTES: usize = 6;
 const PROTOCOL_BYTES: usize = 2;
 const IDLE_TIMEOUT_BYTES: usize = 8;
-/// Most bytes of a greeting behind its head.
+/// Maximum number of bytes of a greeting after its head.
 const GREETING_BYTES_MAX: usize =
     PROTOCOL_BYTES + 1 + u8::MAX as usize + IDLE_TIMEOUT_BYTES + HELLO_MAX;
 pub(crate) const CONTROL_HEAD_BYTES: usize = 4;
@@ -41,8 +41,8 @@ pub(crate) const BLOB_HEAD_BYTES: usize = 1 + 8 + 4 + 32;
 /// Shortest idle timeout of a connection.
 pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
-/// Protocol of everything behind the version in a greeting, the messages between nodes included. A
-/// change of any of it is another protocol.
+/// Protocol of everything after the version in a greeting, the messages between nodes included. Any
+/// change makes another protocol.
 const PROTOCOL: u16 = 7;
 const VERSION: u8 = 1;
 
@@ -90,7 +90,7 @@ pub(crate) struct Greeting {
 /// Reason to refuse a greeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GreetingError {
-    /// It is none.
+    /// The bytes are no greeting.
     Malformed(String),
     /// It is of another protocol, by a program of this version.
     OtherProtocol { protocol: u16, version: String },
@@ -122,7 +122,7 @@ pub fn greeting(hello: &[u8], idle_timeout: Duration) -> Vec<u8> {
     greeting_of(PROTOCOL, env!("CARGO_PKG_VERSION"), &rest)
 }
 
-/// Returns a greeting of a protocol; `rest` is what is up to it.
+/// Returns a greeting of a protocol; `rest` are the bytes that it defines.
 pub(crate) fn greeting_of(protocol: u16, version: &str, rest: &[u8]) -> Vec<u8> {
     let mut behind = protocol.to_be_bytes().to_vec();
     behind.push(version.len() as u8);
@@ -134,7 +134,7 @@ pub(crate) fn greeting_of(protocol: u16, version: &str, rest: &[u8]) -> Vec<u8> 
     bytes
 }
 
-/// Returns the number of bytes of a greeting behind this head.
+/// Returns the number of bytes of a greeting after this head.
 pub(crate) fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize, String> {
     if head[..4] != MAGIC {
         return Err("a greeting does not begin as one".into());
@@ -144,11 +144,11 @@ pub(crate) fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize,
 }
 
 impl Greeting {
-    /// Returns the greeting of the bytes behind its head. Its idle timeout is at least 1 ms, as
-    /// that of the connection.
+    /// Returns the greeting of the bytes after its head. Its idle timeout is at least 1 ms, as in
+    /// the options of a connection.
     ///
     /// # Errors
-    /// Returns what is wrong with it, or its protocol if that is another one.
+    /// Returns the fault of the bytes, or their protocol if that is another one.
     pub fn decode(behind: &[u8]) -> Result<Self, GreetingError> {
         let short = || GreetingError::Malformed("a greeting is too short".into());
         let (protocol, behind) = behind.split_first_chunk::<PROTOCOL_BYTES>().ok_or_else(short)?;
@@ -200,7 +200,7 @@ impl DataHead {
     }
 }
 
-/// Head of a blob, behind the kind of its stream.
+/// Head of a blob, after the kind of its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlobHead {
     pub id: u64,
@@ -221,7 +221,9 @@ impl BlobHead {
     pub fn decode(head: &[u8; BLOB_HEAD_BYTES]) -> Result<Self, String> {
         version("a blob", head[0])?;
         let bytes = within("a blob", length(&head[9..13]), PAYLOAD_MAX)?;
-        let id = head[1..9].iter().fold(0, |id, byte| id << 8 | u64::from(*byte));
+        let mut id = [0; 8];
+        id.copy_from_slice(&head[1..9]);
+        let id = u64::from_be_bytes(id);
         let mut hash = [0; 32];
         hash.copy_from_slice(&head[13..]);
         Ok(Self { id, bytes, hash })
@@ -229,7 +231,11 @@ impl BlobHead {
 }
 
 fn length(bytes: &[u8]) -> usize {
-    bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte))
+    let mut length = 0;
+    for byte in bytes {
+        length = length << 8 | usize::from(*byte);
+    }
+    length
 }
 
 fn version(what: &str, found: u8) -> Result<(), String> {
@@ -246,7 +252,7 @@ fn within(what: &str, bytes: usize, max: usize) -> Result<usize, String> {
     Err(format!("{what} has {bytes} bytes, and at most {max} are allowed"))
 }
 
-/// Returns a reason as it is sent.
+/// Returns the bytes of a reason to send.
 pub(crate) fn reason_bytes(why: &str) -> &[u8] {
     let mut end = why.len().min(REASON_BYTES);
     while !why.is_char_boundary(end) {
@@ -255,24 +261,25 @@ pub(crate) fn reason_bytes(why: &str) -> &[u8] {
     &why.as_bytes()[..end]
 }
 
-/// Returns a peer's reason as it is shown: one line, without anything that controls a terminal,
-/// and not longer than a message.
+/// Returns a peer's reason for display: one line, without characters that control a terminal, and
+/// not longer than a message.
 pub(crate) fn reason_text(bytes: &[u8]) -> String {
     // A character has at most four bytes.
     let bytes = &bytes[..bytes.len().min(4 * REASON_CHARACTERS)];
     let text = String::from_utf8_lossy(bytes);
-    // Marks that turn the direction of text around would disguise it.
-    let turns = |c| {
-        matches!(c, '\u{200E}'..='\u{200F}' | '\u{2028}'..='\u{202E}')
-            || matches!(c, '\u{2066}'..='\u{2069}')
-    };
-    let is_harmful = |c: char| c.is_control() || turns(c);
-    let text: String = text
-        .chars()
-        .map(|c| if is_harmful(c) { '\u{FFFD}' } else { c })
-        .take(REASON_CHARACTERS)
-        .collect();
-    if text.is_empty() { "no reason was given".into() } else { text }
+    let mut shown = String::new();
+    for character in text.chars().take(REASON_CHARACTERS) {
+        shown.push(if is_harmful(character) { '\u{FFFD}' } else { character });
+    }
+    if shown.is_empty() { "no reason was given".into() } else { shown }
+}
+
+/// Returns true for a control character, and for a mark that reverses the direction of text, which
+/// would disguise it.
+fn is_harmful(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200E}'..='\u{200F}' | '\u{2028}'..='\u{202E}')
+        || matches!(character, '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]
@@ -341,7 +348,7 @@ mod tests {
         let idle_timeout = Duration::from_millis(1500);
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };
         assert_eq!(Greeting::decode(behind), Ok(decoded));
-        // One of a later protocol, of which only the beginning is known.
+        // A greeting of a later protocol, of which only the beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
         let own = format!("potluck {} (protocol 7)", env!("CARGO_PKG_VERSION"));

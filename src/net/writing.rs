@@ -55,7 +55,7 @@ pub(crate) async fn write_controls(shared: Arc<Shared>, mut stream: SendStream) 
 pub(crate) async fn write_payloads(shared: Arc<Shared>) {
     let _guard = PanicGuard(shared.clone());
     let result = async {
-        // Opened before any blob, so that those cannot take its place.
+        // Opened before any blob, so that blobs cannot take its place.
         let mut stream = shared.connection.open_uni().await?;
         stream.write_all(&[StreamKind::Data as u8]).await?;
         while let Some((head, payload)) = shared.payloads.take().await {

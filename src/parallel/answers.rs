@@ -6,18 +6,17 @@ pub enum MismatchAction {
     /// An error.
     #[default]
     Stop,
-    /// They are overwritten by what most devices hold, or without a majority by what their owner
-    /// holds.
+    /// They are overwritten by the values of most devices, or by their owner's without a majority.
     Repair,
 }
 
-/// Answer to the loss of one of several devices: it is gone, hangs, or has no memory left.
+/// Answer to the loss of one of several devices, which is lost, hangs, or has no memory left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceLoss {
     /// An error.
     #[default]
     Stop,
-    /// Going on, on the devices that are left, from the last saved state, or else from the start
-    /// of the call.
+    /// Continue on the remaining devices from the last saved state, or from the start of the call
+    /// if there is none.
     Continue,
 }

@@ -1,9 +1,9 @@
-//! State machine of a step's decision: receives the votes, ends and failures of all ranks and
-//! what their threads show of themselves, and returns one decision for all. Time is an argument.
+//! State machine of a step's decision: receives the votes, ends, failures and activities of all
+//! ranks, and returns one decision for all. Time is an argument.
 //!
 //! No rank updates before a verdict of commit was announced, and a verdict is announced only
-//! after every rank has voted. So as long as a rank may still fail, all parameters are those of
-//! the previous step.
+//! after every rank has voted. So as long as a rank may still fail, all ranks have the parameters
+//! of the previous step.
 
 use super::StepError;
 use super::verdict::{Verdict, Vote};
@@ -32,7 +32,7 @@ pub struct Announcement {
     pub decision: Decision,
 }
 
-/// Activity of a rank as its threads show it: counters that only grow while it makes progress.
+/// Activity of a rank's threads: counters that grow only while it makes progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankActivity {
     /// Heartbeats of its device.
@@ -58,7 +58,7 @@ pub enum Expiry {
 #[derive(Debug, Default)]
 struct RankState {
     vote: Option<Vote>,
-    /// True once the rank's step has ended, by itself or by a failure.
+    /// True once the rank's step has ended, also by a failure.
     has_ended: bool,
     activity: RankActivity,
     /// Last time at which the rank waited or its heartbeat had advanced.
@@ -78,11 +78,12 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Creates the coordinator of one round of ranks `0..world`, none of which has voted, at the
-    /// time `now`. `deadline` is the longest time without a sign of life; [`Nanos::MAX`] is none.
+    /// Creates the coordinator of one round of ranks `0..world`, before any vote, at the time
+    /// `now`. `deadline` is the longest time without a sign of life; [`Nanos::MAX`] means no
+    /// deadline.
     pub fn new(round: Round, world: u32, deadline: Nanos, now: Nanos) -> Self {
-        let rank = |_| RankState { alive_at: now, ..RankState::default() };
-        let ranks = (0..world).map(rank).collect();
+        let ranks = (0..world).map(|_| RankState { alive_at: now, ..RankState::default() });
+        let ranks = ranks.collect();
         Self { round, deadline, ranks, progress_at: now, has_failed: false }
     }
 
@@ -117,8 +118,8 @@ impl Coordinator {
         Ok(Some(self.announce(Decision::Verdict(Verdict::from_votes(&votes)))))
     }
 
-    /// Records the end of a rank's step without a failure of its own. A rank that was given up may
-    /// still report its end, which changes nothing.
+    /// Records the end of a rank's step without a failure. A rank that was given up may still
+    /// report its end, which changes nothing.
     ///
     /// # Errors
     /// Returns [`StepError`] for a rank outside the world.
@@ -129,8 +130,8 @@ impl Coordinator {
     }
 
     /// Records a rank's failure, which also ends its step. Returns the decision to abort if no
-    /// failure was announced before. After a verdict of commit the step cannot be taken back: the
-    /// failure is announced all the same, once, as what ends the run.
+    /// failure was announced before. After a verdict of commit the step cannot be undone: the
+    /// failure is still announced, once, as the end of the run.
     ///
     /// # Errors
     /// Returns [`StepError`] for a rank outside the world.
@@ -166,7 +167,7 @@ impl Coordinator {
 
     // ---- Deadlines ----
 
-    /// Records what a rank's threads show of themselves at the time `now`.
+    /// Records the activity of a rank's threads at the time `now`.
     ///
     /// # Errors
     /// Returns [`StepError`] for a rank outside the world.
@@ -194,21 +195,24 @@ impl Coordinator {
     /// [`Coordinator::handle_timeout`] next; `None` without a deadline or once every rank has
     /// ended.
     pub fn poll_timeout(&self, now: Nanos) -> Option<Nanos> {
-        let is_over = self.ranks.iter().all(|rank| rank.has_ended);
-        let interval = check_interval(self.deadline);
-        (!is_over && self.deadline < Nanos::MAX).then(|| now.saturating_add(interval))
+        if self.deadline == Nanos::MAX || self.ranks.iter().all(|rank| rank.has_ended) {
+            return None;
+        }
+        Some(now.saturating_add(check_interval(self.deadline)))
     }
 
     /// Returns the deadlines that have passed at the time `now`.
     pub fn handle_timeout(&self, now: Nanos) -> Vec<Expiry> {
         let is_past = |since: Nanos| now.saturating_sub(since) >= self.deadline;
-        let is_hung = |rank: &Rank| {
+        let pending = self.pending();
+        let mut expired = Vec::new();
+        for &rank in &pending {
             let state = &self.ranks[rank.index()];
-            !state.activity.is_waiting && is_past(state.alive_at)
-        };
-        let mut expired: Vec<Expiry> =
-            self.pending().into_iter().filter(is_hung).map(Expiry::Hung).collect();
-        if expired.is_empty() && !self.pending().is_empty() && is_past(self.progress_at) {
+            if !state.activity.is_waiting && is_past(state.alive_at) {
+                expired.push(Expiry::Hung(rank));
+            }
+        }
+        if expired.is_empty() && !pending.is_empty() && is_past(self.progress_at) {
             expired.push(Expiry::Deadlock { unvoted: self.unvoted() });
         }
         expired
@@ -227,8 +231,13 @@ impl Coordinator {
     }
 
     fn ranks_where(&self, is_wanted: impl Fn(&RankState) -> bool) -> Vec<Rank> {
-        let ranks = self.ranks.iter().enumerate().filter(|(_, state)| is_wanted(state));
-        ranks.map(|(rank, _)| Rank(rank as u32)).collect()
+        let mut ranks = Vec::new();
+        for (rank, state) in self.ranks.iter().enumerate() {
+            if is_wanted(state) {
+                ranks.push(Rank(rank as u32));
+            }
+        }
+        ranks
     }
 }
 

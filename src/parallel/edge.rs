@@ -16,7 +16,7 @@ pub struct Edge {
     pub from: Rank,
     /// Ranks that read it, ascending: one of another stage, or all of a tensor group, with `from`.
     pub to: Vec<Rank>,
-    /// The most micro-batches whose values may have been sent and not be received yet.
+    /// Maximum number of micro-batches whose values have been sent and not received yet.
     pub in_flight: usize,
     /// All-reduce that it is a part of.
     pub reduction: Option<ReductionId>,
@@ -41,19 +41,20 @@ impl Edge {
     /// Returns the ranges in which the elements of a micro-batch of `rows` samples are sent, each
     /// of at most `piece_max` elements.
     pub fn pieces(&self, rows: usize, piece_max: usize) -> impl Iterator<Item = Range<usize>> {
-        let (elements, piece_max) = (self.elements(rows), piece_max.max(1));
+        let elements = self.elements(rows);
+        let piece_max = piece_max.max(1);
         let starts = (0..elements).step_by(piece_max);
         starts.map(move |start| start..(start + piece_max).min(elements))
     }
 
-    /// Returns the most messages of the edge that are on their way at a time to one rank.
+    /// Returns the maximum number of messages of the edge that are in flight to one rank.
     pub fn messages_max(&self, rows: usize, piece_max: usize) -> usize {
         self.in_flight * self.elements(rows).div_ceil(piece_max.max(1))
     }
 }
 
-/// All-reduce of a tensor group: every rank sends what it has computed to all, and each reduces
-/// what all have in the order of the ranks.
+/// All-reduce of a tensor group: every rank sends its part to all, and each reduces the parts of
+/// all in the order of the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GroupReduction {
     pub kind: Reduction,

@@ -1,5 +1,5 @@
-//! State machine of the tensors that one rank sends and receives: which pieces are read back, which
-//! have arrived, which are written, and which are reduced before. It holds no values.
+//! State machine of the tensors that one rank sends and receives: the pieces to read back, the
+//! pieces that have arrived, and those to write or to reduce. It holds no values.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use super::{Edge, Event, GroupReduction, StepError, Token};
 use potluck_core::{DType, EdgeId, EdgePiece, Rank, ReductionId};
 use potluck_graph::Place;
 
-/// Edges of a run as its ranks see them.
+/// Edges of a run, shared by all its ranks.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct EdgeLayout {
     /// All edges of the run; [`EdgeId`] indexes them.
@@ -27,71 +27,90 @@ impl EdgeLayout {
         &self.edges[id.index()]
     }
 
-    /// Returns true if all ranks of the edges are among `world`, and all all-reduces have the edges
-    /// that name them: false only for a layout of a damaged message.
+    /// Returns true if all ranks of the edges are below `world`, and the edges of all all-reduces
+    /// refer to them: false only for the layout of a damaged message.
     pub fn is_sound(&self, world: usize) -> bool {
-        let is_rank = |rank: &Rank| rank.index() < world;
-        let is_edge = |edge: &Edge| {
-            let names = edge.reduction.is_none_or(|id| id.index() < self.reductions.len());
-            names && is_rank(&edge.from) && !edge.to.is_empty() && edge.to.iter().all(is_rank)
-        };
-        let are_sound = |(id, reduction): (usize, &GroupReduction)| {
-            let has_edge = |edge: EdgeId| {
-                let edge = self.edges.get(edge.index());
-                edge.is_some_and(|edge| edge.reduction == Some(ReductionId(id as u32)))
-            };
+        for edge in self.edges.iter() {
+            let has_reduction = edge.reduction.is_none_or(|id| id.index() < self.reductions.len());
+            let has_ranks = !edge.to.is_empty()
+                && edge.from.index() < world
+                && edge.to.iter().all(|rank| rank.index() < world);
+            if !has_reduction || !has_ranks {
+                return false;
+            }
+        }
+        for (id, reduction) in self.reductions.iter().enumerate() {
             let tensors = reduction.kind.tensors();
-            !reduction.parts.is_empty()
-                && reduction.parts.iter().all(|own| own.len() == tensors)
-                && reduction.edges().all(has_edge)
-        };
-        self.edges.iter().all(is_edge) && self.reductions.iter().enumerate().all(are_sound)
+            if reduction.parts.is_empty() || reduction.parts.iter().any(|own| own.len() != tensors)
+            {
+                return false;
+            }
+            for edge in reduction.edges() {
+                let Some(edge) = self.edges.get(edge.index()) else { return false };
+                if edge.reduction != Some(ReductionId(id as u32)) {
+                    return false;
+                }
+            }
+        }
+        true
     }
 
     pub fn reduction(&self, id: ReductionId) -> &GroupReduction {
         &self.reductions[id.index()]
     }
 
-    /// Returns the most messages of edges that are on their way to a rank at a time.
+    /// Returns the maximum number of messages of edges that are in flight to a rank.
     pub(crate) fn messages_to(&self, rank: Rank) -> usize {
-        let messages = |edge: &Edge| edge.messages_max(self.rows_max, self.piece_max);
-        self.at_a_time(|edge| if edge.leads_to(rank) { messages(edge) } else { 0 })
+        self.in_use(|edge| {
+            if edge.leads_to(rank) { edge.messages_max(self.rows_max, self.piece_max) } else { 0 }
+        })
     }
 
-    /// Returns the most messages of edges that a rank has read back and not sent at a time.
+    /// Returns the maximum number of messages of edges that a rank has read back and not sent.
     pub fn messages_from(&self, rank: Rank) -> usize {
-        let messages = |edge: &Edge| edge.messages_max(self.rows_max, self.piece_max);
-        self.at_a_time(|edge| if edge.from == rank { messages(edge) } else { 0 })
+        self.in_use(|edge| {
+            if edge.from == rank { edge.messages_max(self.rows_max, self.piece_max) } else { 0 }
+        })
     }
 
-    /// Returns the most bytes of host memory that the values sent by a rank take at a time, until
-    /// they are received.
+    /// Returns the maximum bytes of host memory that the values sent by a rank take until they are
+    /// received.
     pub fn bytes_from(&self, rank: Rank) -> usize {
-        let elements = |edge: &Edge| edge.in_flight * edge.elements(self.rows_max);
-        let most = self.at_a_time(|edge| if edge.from == rank { elements(edge) } else { 0 });
-        most.saturating_mul(DType::F32.bytes())
+        let elements = self.in_use(|edge| {
+            if edge.from == rank { edge.in_flight * edge.elements(self.rows_max) } else { 0 }
+        });
+        elements.saturating_mul(DType::F32.bytes())
     }
 
-    /// Returns the sum of a count over the edges that may be in use at a time: all between stages,
-    /// and one all-reduce of each tensor group with its micro-batches in flight, which are those
-    /// that a rank begins before another one has ended the all-reduce before.
-    fn at_a_time(&self, count: impl Fn(&Edge) -> usize) -> usize {
-        let between_stages = self.edges.iter().filter(|edge| edge.reduction.is_none()).map(&count);
-        let of_reduction = |reduction: &GroupReduction| {
-            reduction.edges().map(|edge| count(self.edge(edge))).sum::<usize>()
-        };
-        let most = self.reductions.iter().map(of_reduction).max().unwrap_or(0);
-        between_stages.sum::<usize>() + most
+    /// Returns the sum of a count over the edges that may be in use at the same time: all edges
+    /// between stages, and the edges of one all-reduce. Its micro-batches in flight cover the
+    /// all-reduces that a rank begins before another rank has ended the previous one.
+    fn in_use(&self, count: impl Fn(&Edge) -> usize) -> usize {
+        let mut between_stages = 0;
+        for edge in self.edges.iter() {
+            if edge.reduction.is_none() {
+                between_stages += count(edge);
+            }
+        }
+        let mut most = 0;
+        for reduction in self.reductions.iter() {
+            let sum: usize = reduction.edges().map(|edge| count(self.edge(edge))).sum();
+            most = most.max(sum);
+        }
+        between_stages + most
     }
 
     /// Returns the place of a piece on a device.
     pub fn place(&self, piece: &EdgePiece) -> Place {
-        let (tensor, micro_batch) = (self.edge(piece.edge).tensor, piece.micro_batch);
-        Place::Tensor { tensor, micro_batch, range: piece.range.clone() }
+        Place::Tensor {
+            tensor: self.edge(piece.edge).tensor,
+            micro_batch: piece.micro_batch,
+            range: piece.range.clone(),
+        }
     }
 }
 
-/// What becomes of a piece that has arrived.
+/// Treatment of a piece that has arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Arrival {
     /// It is kept until the program receives it, or until it is reduced with others.
@@ -116,9 +135,10 @@ struct Incoming {
 impl Incoming {
     /// Returns the pieces that have arrived, in order.
     fn pieces(&self, edge: EdgeId, micro_batch: usize) -> Vec<EdgePiece> {
-        let piece =
-            |(start, end): (&usize, &usize)| EdgePiece { edge, micro_batch, range: *start..*end };
-        self.arrived.iter().map(piece).collect()
+        self.arrived
+            .iter()
+            .map(|(start, end)| EdgePiece { edge, micro_batch, range: *start..*end })
+            .collect()
     }
 }
 
@@ -166,7 +186,7 @@ impl EdgeTransfers {
         Ok((early, self.over(edge, micro_batch)))
     }
 
-    /// Begins to wait for a tensor of so many rows. Returns what has arrived of it before.
+    /// Begins to wait for a tensor of `rows`. Returns its pieces that have already arrived.
     ///
     /// # Errors
     /// Returns [`StepError::UnexpectedPiece`] if more has arrived than the tensor has.
@@ -215,31 +235,41 @@ impl EdgeTransfers {
     /// Returns the pieces of the parts of an all-reduce, by rank of the group, then by tensor, each
     /// in order.
     pub fn parts(&self, reduction: ReductionId, micro_batch: usize) -> Vec<Vec<Vec<EdgePiece>>> {
-        let pieces = |edge: &EdgeId| {
-            let incoming = self.incoming.get(&(*edge, micro_batch));
-            incoming.map_or_else(Vec::new, |incoming| incoming.pieces(*edge, micro_batch))
-        };
-        let of_rank = |edges: &Vec<EdgeId>| edges.iter().map(pieces).collect();
-        self.layout.reduction(reduction).parts.iter().map(of_rank).collect()
+        let mut parts = Vec::new();
+        for edges in &self.layout.reduction(reduction).parts {
+            let mut of_rank = Vec::with_capacity(edges.len());
+            for &edge in edges {
+                of_rank.push(match self.incoming.get(&(edge, micro_batch)) {
+                    Some(incoming) => incoming.pieces(edge, micro_batch),
+                    None => Vec::new(),
+                });
+            }
+            parts.push(of_rank);
+        }
+        parts
     }
 
     /// Returns the place of this rank among those whose parts an all-reduce has; 0 if it has none.
     pub fn own_part(&self, reduction: ReductionId) -> usize {
-        let is_own = |own: &Vec<EdgeId>| {
-            own.first().is_some_and(|edge| self.layout.edge(*edge).from == self.rank)
-        };
-        self.layout.reduction(reduction).parts.iter().position(is_own).unwrap_or(0)
+        for (place, edges) in self.layout.reduction(reduction).parts.iter().enumerate() {
+            if let Some(edge) = edges.first()
+                && self.layout.edge(*edge).from == self.rank
+            {
+                return place;
+            }
+        }
+        0
     }
 
-    /// Processes a piece that has arrived, and returns what becomes of it.
+    /// Processes a piece that has arrived, and returns its treatment.
     ///
-    /// # Errors
-    /// Returns [`StepError::UnexpectedPiece`] for a piece of an edge that does not lead to this
-    /// rank, and for one that overlaps another or ends behind the tensor.
+    /// # Errors Returns [`StepError::UnexpectedPiece`] for a piece of an edge that does not lead to
+    /// this rank, and for one that overlaps another or ends beyond the tensor.
     pub fn arrive(&mut self, piece: &EdgePiece) -> Result<Arrival, StepError> {
-        let unexpected = || StepError::UnexpectedPiece { piece: piece.clone() };
-        let edge = self.layout.edges.get(piece.edge.index());
-        let edge = edge.filter(|edge| edge.leads_to(self.rank)).ok_or_else(unexpected)?;
+        let edge = match self.layout.edges.get(piece.edge.index()) {
+            Some(edge) if edge.leads_to(self.rank) => edge,
+            _ => return Err(StepError::UnexpectedPiece { piece: piece.clone() }),
+        };
         let elements_max = edge.elements(self.layout.rows_max);
         let Range { start, end } = piece.range;
         let incoming = self.incoming.entry((piece.edge, piece.micro_batch)).or_default();
@@ -247,7 +277,7 @@ impl EdgeTransfers {
         let overlaps = before.is_some_and(|(_, other_end)| *other_end > start);
         let limit = incoming.awaited.unwrap_or(elements_max);
         if start >= end || end > limit || overlaps {
-            return Err(unexpected());
+            return Err(StepError::UnexpectedPiece { piece: piece.clone() });
         }
         incoming.arrived.insert(start, end);
         incoming.elements += end - start;
@@ -262,8 +292,10 @@ impl EdgeTransfers {
     /// Returns the event of a tensor that has been received whole.
     fn over(&self, edge: EdgeId, micro_batch: usize) -> Option<Event> {
         let incoming = &self.incoming[&(edge, micro_batch)];
-        let is_over = incoming.awaited == Some(incoming.elements);
-        is_over.then(|| Event::Done(Token::receive(edge, micro_batch)))
+        if incoming.awaited != Some(incoming.elements) {
+            return None;
+        }
+        Some(Event::Done(Token::receive(edge, micro_batch)))
     }
 }
 
@@ -290,8 +322,8 @@ mod tests {
         EdgeTransfers::new(Rank(rank), layout)
     }
 
-    /// Two all-reduces of the ranks 0 and 1, of which the second has two tensors: 3 elements per
-    /// row, messages of 4 elements, up to 3 rows.
+    /// Two all-reduces of the ranks 0 and 1, the second one of two tensors: 3 elements per row,
+    /// messages of 4 elements, up to 3 rows.
     fn reducing(rank: u32) -> EdgeTransfers {
         let edge = |from, reduction| Edge {
             tensor: TensorId(7),

@@ -3,8 +3,8 @@
 use super::Token;
 use potluck_core::{ChunkId, EdgePiece, Rank, Round};
 
-/// Report or message that the state machines of a step do not expect: a defect of whoever sent
-/// it. The machine is unchanged.
+/// Report or message that the state machines of a step do not expect: a defect of its sender. The
+/// machine is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
     #[error("{rank} reports in a world of {world}")]

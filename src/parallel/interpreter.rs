@@ -31,7 +31,7 @@ pub enum Action {
         edge: EdgeId,
         micro_batch: usize,
     },
-    /// Reduce what all ranks of the tensor group have sent, and write the result to the device;
+    /// Reduce the parts of all ranks of the tensor group, and write the result to the device;
     /// [`Event::Done`] reports that it is written, and no action follows before.
     AllReduce {
         reduction: ReductionId,

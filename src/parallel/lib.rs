@@ -1,7 +1,6 @@
-//! Schedules of a step: instructions, the programs made of them, the interpreter that turns a
-//! program into actions, the transfers between a device and its ring thread, the coordinator of
-//! the verdict, and the placement of a run. Pure and sans-IO: `runtime` performs the actions on
-//! real devices.
+//! Schedules of a step: instructions and programs, the interpreter that turns a program into
+//! actions, the transfers between a device and its ring thread, the coordinator of the verdict, and
+//! the placement of a run. Pure and sans-IO: `runtime` performs the actions on real devices.
 
 mod answers;
 pub mod collective;

@@ -1,10 +1,10 @@
-//! Mesh of the ranks of a run: pipelines beside each other, each of stages, each of ranks that
-//! share the tensors of a stage.
+//! Mesh of the ranks of a run: parallel pipelines, their stages, and the ranks that share the
+//! tensors of a stage.
 
 use potluck_core::Rank;
 
 /// Sizes of a mesh along its axes. Ranks are numbered along the axis of tensors first, then along
-/// that of stages, then along that of pipelines.
+/// the axis of stages, then along the axis of pipelines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Mesh {
     /// Pipelines, which have different samples. A device that holds the whole model is one.
@@ -40,7 +40,7 @@ impl Default for Mesh {
 }
 
 impl Mesh {
-    /// Returns the mesh of so many pipelines of so many stages.
+    /// Returns the mesh of pipelines with stages of one rank each.
     pub const fn of_pipelines(pipelines: usize, stages: usize) -> Self {
         Self { data: pipelines, pipeline: stages, tensor: 1 }
     }
@@ -64,7 +64,8 @@ impl Mesh {
     /// Returns the place of a rank.
     pub fn coordinates(self, rank: Rank) -> Coordinates {
         // A damaged record may have an axis of length 0.
-        let (stages, tensors) = (self.pipeline.max(1), self.tensor.max(1));
+        let stages = self.pipeline.max(1);
+        let tensors = self.tensor.max(1);
         let of_all_stages = rank.index() / tensors;
         Coordinates {
             data: of_all_stages / stages,
@@ -78,8 +79,8 @@ impl Mesh {
         Rank(((at.data * self.pipeline + at.pipeline) * self.tensor + at.tensor) as u32)
     }
 
-    /// Returns the ranks whose places differ from that of a rank along one axis only, in order of
-    /// ranks, with the rank itself.
+    /// Returns the ranks whose places differ from the place of a rank along one axis only, in order
+    /// of ranks, with the rank itself.
     pub fn group(self, axis: Axis, rank: Rank) -> Vec<Rank> {
         let own = self.coordinates(rank);
         let size = match axis {
@@ -87,20 +88,20 @@ impl Mesh {
             Axis::Pipeline => self.pipeline,
             Axis::Tensor => self.tensor,
         };
-        let member = |index: usize| {
-            self.rank(match axis {
+        let mut members = Vec::new();
+        for index in 0..size {
+            members.push(self.rank(match axis {
                 Axis::Data => Coordinates { data: index, ..own },
                 Axis::Pipeline => Coordinates { pipeline: index, ..own },
                 Axis::Tensor => Coordinates { tensor: index, ..own },
-            })
-        };
-        (0..size).map(member).collect()
+            }));
+        }
+        members
     }
 
     /// Returns the first rank of each pipeline.
     pub fn first_ranks(self) -> impl Iterator<Item = Rank> + Clone {
-        let first = move |data: usize| self.rank(Coordinates { data, pipeline: 0, tensor: 0 });
-        (0..self.data).map(first)
+        (0..self.data).map(move |data| self.rank(Coordinates { data, pipeline: 0, tensor: 0 }))
     }
 
     /// Returns the tensor groups of each pipeline, by stage.

@@ -1,4 +1,4 @@
-//! Options by which the work of a step is shared among devices: what decides a bit of the result.
+//! Options for the division of a step's work among devices, which affect the bits of results.
 
 use super::{PipelineSchedule, ReduceSite};
 use crate::collective::Topology;
@@ -63,13 +63,13 @@ impl ParallelOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shares {
-    /// By measured speed; of the devices `auto`, those that would make a step longer are left out.
-    /// For pipelines of a trainer of the library: evenly.
+    /// By measured speed; with the devices `auto`, devices that would make a step longer are left
+    /// out. For pipelines of a trainer of the library: evenly.
     #[default]
     Measured,
     /// As equal as they can be.
     Even,
-    /// So many, each at least 1, in the order of the devices.
+    /// Given numbers, each at least 1, in the order of the devices.
     Fixed(Vec<usize>),
 }
 
@@ -86,7 +86,7 @@ pub struct PipelineOptions {
     /// Stages of each pipeline; 1: none.
     pub stages: u32,
     pub schedule: PipelineSchedule,
-    /// Model chunks per stage; 2 or more if the schedule is interleaved, or else 1.
+    /// Model chunks per stage: 2 or more if the schedule is interleaved, otherwise 1.
     pub virtual_stages: u32,
     /// Blocks of each model chunk, in forward order; empty: cut by measured times.
     pub blocks_per_stage: Vec<u32>,

@@ -1,12 +1,12 @@
-//! Programs of pipelines: a model cut into stages and its stages into tensors, alone or beside data
+//! Programs of pipelines: a model cut into stages and stages cut into tensors, with or without data
 //! parallelism.
 //!
 //! `D` pipelines of `K` stages run their parts of the batch. A stage holds one model chunk, a run
 //! of consecutive blocks, or several of them: chunk `c` is on stage `c % K`. A stage has one rank,
-//! or a tensor group of `T`, which divide its tensors and all-reduce what they compute. The
-//! programs differ from those of data parallelism in the order of their segments, which a
-//! [`PipelineSchedule`] gives, and in the tensors that they send, receive and reduce; each bucket
-//! is reduced between the ranks that hold it.
+//! or a tensor group of `T`, which divide its tensors and all-reduce their results. The programs
+//! differ from the programs of data parallelism in the order of their segments, which a
+//! [`PipelineSchedule`] determines, and in the tensors that they send, receive and reduce; each
+//! bucket is reduced between the ranks that hold it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,18 +22,18 @@ use crate::collective::{BucketGroups, Collective, RankGroup};
 use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId, TensorId};
 use potluck_graph::{Node, PassKind, Plan, PlanPart, Reduction, Role, crossings};
 
-/// Tensors of all-reduces, each of a micro-batch, that a rank may have sent and others not read
-/// yet, for each micro-batch that a stage runs at a time: a rank begins the next all-reduce when it
-/// has what the others have sent for the one before.
+/// All-reduces in flight for each micro-batch that a stage runs at once: the tensors that a rank
+/// has sent and others may not have read yet. A rank begins the next all-reduce as soon as it has
+/// received the parts of the previous one.
 const REDUCTIONS_IN_FLIGHT: usize = 2;
-/// Micro-batches that a tensor group runs at a time, if it has so many and is the only stage of its
-/// pipeline: while the sum of one travels, its devices compute the other.
+/// The most micro-batches that a tensor group runs at once if it is the only stage of its pipeline:
+/// while the sum of one is in flight, the devices compute the other.
 pub const OVERLAPPED: usize = 2;
 
 /// One pipeline: its ranks, and the blocks of its model chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineRanks {
-    /// By stage: the ranks of its tensor group, as many for each.
+    /// By stage: the ranks of its tensor group, the same number for each.
     pub groups: Vec<Vec<Rank>>,
     /// By model chunk, in forward order: consecutive runs of blocks, which are all blocks.
     pub chunks: Vec<Range<u32>>,
@@ -55,8 +55,8 @@ impl PipelineRanks {
         self.groups.first().map_or(1, Vec::len)
     }
 
-    /// Returns true if the only stage has a tensor group, which runs two micro-batches at a time if
-    /// it has so many.
+    /// Returns true if the only stage has a tensor group, which then runs up to two micro-batches
+    /// at once.
     pub fn is_paired(&self) -> bool {
         self.tensor_ranks() > 1 && self.chunks.len() == 1
     }
@@ -68,14 +68,11 @@ impl PipelineRanks {
 
     /// Returns the ranks with their stages and their places in the tensor group.
     fn places(&self) -> impl Iterator<Item = (usize, usize, Rank)> {
-        let of_stage = |(stage, group): (usize, &Vec<Rank>)| {
-            let of_group = group.clone().into_iter().enumerate();
-            of_group.map(move |(tensor, rank)| (stage, tensor, rank))
-        };
-        self.groups.iter().enumerate().flat_map(of_stage)
+        self.groups.iter().enumerate().flat_map(|(stage, group)| {
+            group.iter().enumerate().map(move |(tensor, rank)| (stage, tensor, *rank))
+        })
     }
 
-    /// Returns the stage of a model chunk.
     pub(crate) fn stage_of_chunk(&self, chunk: usize) -> usize {
         chunk % self.stages()
     }
@@ -85,21 +82,22 @@ impl PipelineRanks {
         chunks_of_stage(&self.chunks, self.stages(), stage).cloned().collect()
     }
 
-    /// Returns by block the stage that holds it.
+    /// Returns the stage of each block.
     pub fn stage_of_block(&self) -> Vec<u32> {
-        let of_chunk = |(chunk, blocks): (usize, &Range<u32>)| {
-            vec![self.stage_of_chunk(chunk) as u32; blocks.len()]
-        };
-        self.chunks.iter().enumerate().flat_map(of_chunk).collect()
+        let mut stages = Vec::new();
+        for (chunk, blocks) in self.chunks.iter().enumerate() {
+            stages.resize(stages.len() + blocks.len(), self.stage_of_chunk(chunk) as u32);
+        }
+        stages
     }
 
-    /// Returns by block true if a stage holds it.
+    /// Returns true for each block that the stage holds.
     pub(crate) fn blocks_of(&self, stage: usize) -> Vec<bool> {
         self.stage_of_block().iter().map(|of| *of as usize == stage).collect()
     }
 }
 
-/// Returns the blocks of the model chunks that a stage of so many has, in forward order.
+/// Returns the blocks of the model chunks of one of `stages` stages, in forward order.
 pub(crate) fn chunks_of_stage(
     chunks: &[Range<u32>],
     stages: usize,
@@ -111,8 +109,8 @@ pub(crate) fn chunks_of_stage(
 /// Request for the programs of pipelines.
 #[derive(Clone, Copy, Debug)]
 pub struct PipelineRequest<'a> {
-    /// Plans of what each rank of a tensor group computes of the whole graph, for the most rows of
-    /// a micro-batch: of one rank, all of it.
+    /// Plans of the whole graph by rank of a tensor group, each with that rank's part of every
+    /// tensor, for the most rows of a micro-batch. One plan if stages have one rank each.
     pub plans: &'a [Arc<Plan>],
     pub pipelines: &'a [PipelineRanks],
     /// Samples of each pipeline.
@@ -122,8 +120,8 @@ pub struct PipelineRequest<'a> {
     pub overlap: bool,
     /// The most elements of a message.
     pub piece_max: usize,
-    /// Least number of micro-batches of an activation that may be on their way at a time, for
-    /// forward passes outside of training.
+    /// Minimum number of micro-batches of an activation that may be in flight, for forward passes
+    /// outside of training.
     pub in_flight_min: usize,
 }
 
@@ -133,13 +131,12 @@ impl PipelineRequest<'_> {
         &self.plans[0]
     }
 
-    /// Returns the number of ranks.
     fn world(&self) -> usize {
         self.pipelines.iter().map(|pipeline| pipeline.ranks().count()).sum()
     }
 }
 
-/// Programs of all ranks of pipelines, with what they need.
+/// Programs of all ranks of pipelines, with their plans, edges and groups.
 #[derive(Clone, Debug)]
 pub struct PipelinePrograms {
     /// By rank.
@@ -172,8 +169,8 @@ impl PipelinePrograms {
     }
 
     /// Returns the programs of a forward pass over these micro-batches of each pipeline, at whose
-    /// end all ranks report the sums of their losses. They run on the plans of training, or on
-    /// those of a forward graph.
+    /// end all ranks report the sums of their losses. They run on the plans of training, or of a
+    /// forward graph.
     pub fn forward(
         request: &PipelineRequest,
         edges: &EdgeLayout,
@@ -262,14 +259,17 @@ pub fn bucket_groups(plan: &Plan, pipelines: &[PipelineRanks], world: u32) -> Bu
             }
         }
     }
-    // A bucket belongs to at least one block, so it has a rank in every pipeline, and no rank is
-    // listed twice.
-    let group = |ranks: &Vec<Rank>| RankGroup::new(ranks).unwrap_or_else(|_| RankGroup::all(1));
-    BucketGroups::new(world, ranks.iter().map(group).collect())
+    let mut groups = Vec::with_capacity(ranks.len());
+    for ranks in &ranks {
+        // A bucket belongs to at least one block, so it has a rank in every pipeline, and no rank
+        // is listed twice.
+        groups.push(RankGroup::new(ranks).unwrap_or_else(|_| RankGroup::all(1)));
+    }
+    BucketGroups::new(world, groups)
 }
 
 /// Returns the edges between the stages of all pipelines: each rank of a tensor group has the whole
-/// tensor, and sends it to the rank in its place.
+/// tensor, and sends it to the rank at the same place of the other stage's group.
 fn edges_between_stages(request: &PipelineRequest) -> Vec<Edge> {
     let mut edges = Vec::new();
     for (pipeline, share) in request.pipelines.iter().zip(request.shares) {
@@ -277,10 +277,11 @@ fn edges_between_stages(request: &PipelineRequest) -> Vec<Edge> {
         for (tensor, plan) in request.plans.iter().enumerate() {
             let graph = &plan.graph;
             for crossing in crossings(graph, &pipeline.stage_of_block()) {
-                let (from, to) = (crossing.from as usize, crossing.to as usize);
+                let from = crossing.from as usize;
+                let to = crossing.to as usize;
                 let shape = shape_of(request, pipeline, count);
-                // The earlier of the two stages runs at most so many micro-batches ahead, or all of
-                // them, if it waits for no gradients.
+                // The earlier of the two stages runs ahead by at most the micro-batches in flight,
+                // or by all of them if it waits for no gradients.
                 let ahead = if has_backward(plan, pipeline, from.min(to)) {
                     in_flight(request.schedule, shape, from.min(to)).min(count)
                 } else {
@@ -304,12 +305,13 @@ fn edges_between_stages(request: &PipelineRequest) -> Vec<Edge> {
     edges
 }
 
-/// Returns true if a stage has a backward pass: not all of its parameters, and of those before
-/// them, are frozen.
+/// Returns true if a stage has a backward pass: not all parameters of this and of earlier stages
+/// are frozen.
 fn has_backward(plan: &Plan, pipeline: &PipelineRanks, stage: usize) -> bool {
     let blocks = pipeline.blocks_of(stage);
-    let mut backward = plan.segments.iter().filter(|of| of.phase != PassKind::Forward);
-    backward.any(|segment| blocks[segment.block as usize])
+    plan.segments
+        .iter()
+        .any(|segment| segment.phase != PassKind::Forward && blocks[segment.block as usize])
 }
 
 /// Returns the all-reduces of the tensor groups of all stages, in the order of the plan, and adds
@@ -324,9 +326,13 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
             let blocks = pipeline.blocks_of(stage);
             let mut of_ranks = Vec::new();
             for plan in request.plans {
-                let segments = (0..plan.segments.len() as u32).map(SegmentId);
-                let held = segments.filter(|id| blocks[plan.segments[id.index()].block as usize]);
-                of_ranks.push(held.filter_map(|id| reduction_of(plan, id)).collect::<Vec<_>>());
+                let mut own = Vec::new();
+                for (id, segment) in plan.segments.iter().enumerate() {
+                    if blocks[segment.block as usize] {
+                        own.extend(reduction_of(plan, SegmentId(id as u32)));
+                    }
+                }
+                of_ranks.push(own);
             }
             let count = of_ranks[0].len();
             let are_alike = of_ranks.iter().all(|own| own.len() == count);
@@ -334,8 +340,9 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
             for nth in 0..count {
                 let id = ReductionId(reductions.len() as u32);
                 let mut parts = Vec::new();
-                for ((plan, of_rank), from) in request.plans.iter().zip(&of_ranks).zip(group) {
-                    let (_, node) = of_rank[nth];
+                for (place, from) in group.iter().enumerate() {
+                    let plan = &request.plans[place];
+                    let (_, node) = of_ranks[place][nth];
                     let mut own = Vec::new();
                     for input in &node.inputs {
                         let tensor = plan.graph.root(*input);
@@ -358,7 +365,7 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
     reductions
 }
 
-/// Returns the reduction with which a segment ends, if it does, and its node.
+/// Returns the reduction at the end of a segment, if there is one, and its node.
 fn reduction_of(plan: &Plan, segment: SegmentId) -> Option<(Reduction, &Node)> {
     let nodes = plan.segments[segment.index()].nodes.clone();
     let last = plan.graph.nodes[nodes].last()?;
@@ -381,7 +388,7 @@ fn shape_of(
 /// Writer of the program of one rank of one stage of a pipeline.
 struct StageWriter<'a> {
     request: &'a PipelineRequest<'a>,
-    /// Plan of what the rank's place in a tensor group computes of the whole graph.
+    /// Plan of the whole graph for the rank's place in a tensor group.
     plan: &'a Plan,
     pipeline: &'a PipelineRanks,
     stage: usize,
@@ -408,34 +415,29 @@ impl StageWriter<'_> {
 
     /// Returns the edges of the rank by segment, given the segments of a micro-batch in order.
     fn edges_by_segment(&self, order: &[SegmentId]) -> SegmentEdges {
-        let plan = self.plan;
         let mut by_segment = SegmentEdges::default();
         for (index, edge) in self.edges.edges.iter().enumerate() {
-            let touches = |segment: &&SegmentId, reads: bool| {
-                let nodes = &plan.graph.nodes[plan.segments[segment.index()].nodes.clone()];
-                let tensors = nodes.iter().flat_map(|n| if reads { &n.inputs } else { &n.outputs });
-                tensors.into_iter().any(|tensor| plan.graph.root(*tensor) == edge.tensor)
-            };
             let id = EdgeId(index as u32);
             if let Some(reduction) = edge.reduction {
-                let reduces = |segment: &&SegmentId| {
-                    touches(segment, false) && reduction_of(plan, **segment).is_some()
-                };
                 if edge.from == self.rank
-                    && let Some(segment) = order.iter().find(reduces)
+                    && let Some(segment) = order.iter().find(|segment| {
+                        self.writes(**segment, edge.tensor)
+                            && reduction_of(self.plan, **segment).is_some()
+                    })
                 {
-                    let empty = || (reduction, Vec::new());
-                    by_segment.reduced.entry(*segment).or_insert_with(empty).1.push(id);
+                    let reduced = by_segment.reduced.entry(*segment);
+                    reduced.or_insert_with(|| (reduction, Vec::new())).1.push(id);
                 }
                 continue;
             }
             if edge.leads_to(self.rank)
-                && let Some(first) = order.iter().find(|segment| touches(segment, true))
+                && let Some(first) = order.iter().find(|segment| self.reads(**segment, edge.tensor))
             {
                 by_segment.received.entry(*first).or_default().push(id);
             }
             if edge.from == self.rank
-                && let Some(writer) = order.iter().rfind(|segment| touches(segment, false))
+                && let Some(writer) =
+                    order.iter().rfind(|segment| self.writes(**segment, edge.tensor))
             {
                 by_segment.sent.entry(*writer).or_default().push(id);
             }
@@ -443,50 +445,73 @@ impl StageWriter<'_> {
         by_segment
     }
 
-    /// Returns the instructions of all work of a training step, without those of collectives.
+    fn reads(&self, segment: SegmentId, tensor: TensorId) -> bool {
+        self.nodes_of(segment).iter().any(|node| self.contains_root(&node.inputs, tensor))
+    }
+
+    fn writes(&self, segment: SegmentId, tensor: TensorId) -> bool {
+        self.nodes_of(segment).iter().any(|node| self.contains_root(&node.outputs, tensor))
+    }
+
+    fn nodes_of(&self, segment: SegmentId) -> &[Node] {
+        &self.plan.graph.nodes[self.plan.segments[segment.index()].nodes.clone()]
+    }
+
+    /// Returns true if one of these tensors is a view of `root`, or `root` itself.
+    fn contains_root(&self, tensors: &[TensorId], root: TensorId) -> bool {
+        tensors.iter().any(|tensor| self.plan.graph.root(*tensor) == root)
+    }
+
+    /// Returns the instructions of all work of a training step, without collectives.
     fn training(&self, batches: &[MicroBatch]) -> Vec<Instruction> {
         let shape = shape_of(self.request, self.pipeline, batches.len());
-        // Stages compute other micro-batches while one travels to the next stage, which would wait
-        // longer for what is computed two at a time.
+        // With several stages, a stage computes other micro-batches while one is in flight to the
+        // next stage, which would wait longer for micro-batches that are computed in pairs.
         if self.pipeline.is_paired() {
             return self.lower(&in_pairs(batches.len()), true);
         }
         self.lower(&stage_work(self.request.schedule, shape, self.stage), false)
     }
 
-    /// Returns the instructions of a forward pass of so many micro-batches.
+    /// Returns the instructions of a forward pass of `micro_batches`.
     fn forward(&self, micro_batches: usize) -> Vec<Instruction> {
         let chunks = self.pipeline.chunks_of(self.stage).len();
         let pass = StagePass::Forward;
-        // In rounds of as many micro-batches as there are stages, which no stage waits for in a
-        // cycle: a later chunk of a round needs only earlier chunks of the same round.
+        // In rounds of as many micro-batches as there are stages, so that stages do not wait for
+        // each other in a cycle: a later chunk of a round needs only earlier chunks of that round.
         let stages = self.pipeline.stages();
-        let rounds = (0..micro_batches).step_by(stages);
-        let work = rounds.flat_map(|first| {
-            (0..chunks).flat_map(move |chunk| {
-                let round = first..(first + stages).min(micro_batches);
-                round.map(move |micro_batch| StageWork { pass, chunk, micro_batch })
-            })
-        });
-        self.lower(&work.collect::<Vec<_>>(), false)
+        let mut work = Vec::new();
+        for first in (0..micro_batches).step_by(stages) {
+            for chunk in 0..chunks {
+                for micro_batch in first..(first + stages).min(micro_batches) {
+                    work.push(StageWork { pass, chunk, micro_batch });
+                }
+            }
+        }
+        self.lower(&work, false)
     }
 
-    /// Returns the instructions of work. With `overlaps`, two neighbours that differ in their
-    /// micro-batch only run at a time: one computes while what the other has computed is reduced.
+    /// Returns the instructions of work. With `overlaps`, two consecutive units that differ only in
+    /// their micro-batch run together: one computes while the results of the other are reduced.
     fn lower(&self, work: &[StageWork], overlaps: bool) -> Vec<Instruction> {
         let Some(first) = work.first() else { return Vec::new() };
-        let of_first = work.iter().filter(|other| other.micro_batch == first.micro_batch);
-        let order: Vec<SegmentId> = of_first.flat_map(|work| self.segments_of(*work)).collect();
+        let mut order = Vec::new();
+        for other in work {
+            if other.micro_batch == first.micro_batch {
+                order.extend(self.segments_of(*other));
+            }
+        }
         let edges = self.edges_by_segment(&order);
         let mut instructions = Vec::new();
         let mut loaded = Vec::new();
         let mut work = work.iter().copied().peekable();
         while let Some(now) = work.next() {
-            let is_alike = |next: &StageWork| {
-                (next.pass, next.chunk) == (now.pass, now.chunk)
+            let beside = work.next_if(|next| {
+                overlaps
+                    && next.pass == now.pass
+                    && next.chunk == now.chunk
                     && next.micro_batch != now.micro_batch
-            };
-            let beside = work.next_if(|next| overlaps && is_alike(next));
+            });
             let mut lanes = Vec::new();
             for work in [Some(now), beside].into_iter().flatten() {
                 let micro_batch = work.micro_batch;
@@ -494,39 +519,40 @@ impl StageWriter<'_> {
                     loaded.push(micro_batch);
                     instructions.push(Instruction::Load { micro_batch });
                 }
-                lanes.push(self.sections(work, &edges).into_iter());
+                lanes.push(self.sections(work, &edges));
             }
-            // Lanes run the same segments, so that all have as many sections.
+            // Lanes run the same segments, so all have the same number of sections.
             debug_assert!(lanes.iter().all(|lane| lane.len() == lanes[0].len()));
-            while let Some(sections) =
-                lanes.iter_mut().map(Iterator::next).collect::<Option<Vec<_>>>()
-            {
-                instructions.extend(sections.into_iter().flatten());
+            for section in 0..lanes[0].len() {
+                for lane in &mut lanes {
+                    instructions.append(&mut lane[section]);
+                }
             }
         }
         instructions
     }
 
-    /// Returns the instructions of a unit of work, in sections of which all but the first begin
-    /// with an all-reduce of what the one before has computed and sent.
+    /// Returns the instructions of a unit of work, in sections. All but the first begin with an
+    /// all-reduce of the tensors that the previous section has computed and sent.
     fn sections(&self, work: StageWork, edges: &SegmentEdges) -> Vec<Vec<Instruction>> {
         let micro_batch = work.micro_batch;
         let mut sections = vec![Vec::new()];
         for segment in self.segments_of(work) {
-            let of = |list: &HashMap<SegmentId, Vec<EdgeId>>| {
-                list.get(&segment).cloned().unwrap_or_default().into_iter()
-            };
             let mut now = sections.pop().unwrap_or_default();
-            let received = of(&edges.received);
-            now.extend(received.map(|edge| Instruction::Recv { edge, micro_batch }));
+            for &edge in edges.received.get(&segment).into_iter().flatten() {
+                now.push(Instruction::Recv { edge, micro_batch });
+            }
             now.push(Instruction::Run { segment, micro_batch });
             if let Some((reduction, parts)) = edges.reduced.get(&segment) {
-                let sent = parts.iter().map(|part| Instruction::Send { edge: *part, micro_batch });
-                now.extend(sent);
+                for &edge in parts {
+                    now.push(Instruction::Send { edge, micro_batch });
+                }
                 sections.push(now);
                 now = vec![Instruction::AllReduce { reduction: *reduction, micro_batch }];
             }
-            now.extend(of(&edges.sent).map(|edge| Instruction::Send { edge, micro_batch }));
+            for &edge in edges.sent.get(&segment).into_iter().flatten() {
+                now.push(Instruction::Send { edge, micro_batch });
+            }
             sections.push(now);
         }
         sections
@@ -546,67 +572,75 @@ impl StageWriter<'_> {
         let part = PlanPart { blocks: &blocks, runs: &runs };
         let plan = Plan::part(graph.clone(), *options, &part);
         let buckets = held_in_order(&plan, &runs);
-        let shared = |bucket: &&BucketId| groups.of(**bucket).size() > 1;
+        let mut shared = buckets.clone();
+        shared.retain(|bucket| groups.of(*bucket).size() > 1);
+
         let mut instructions = vec![Instruction::ZeroGradients];
         instructions.extend(self.with_early_reductions(work, &plan, groups));
-        let reduce = |bucket: &BucketId| Collective::reduce_scatter(*bucket);
-        // In one order on all ranks, which is also that of the early ones: a rank that read back
-        // first what another one reads back last would wait for it with its slots taken.
-        let mut late: Vec<BucketId> = buckets.iter().filter(shared).copied().collect();
+        // In one order on all ranks, which is also the order of the early ones: a rank that reads
+        // back first the bucket that another rank reads back last would wait for that rank while
+        // its slots are taken.
+        let mut late = shared.clone();
         late.sort_by_key(|bucket| (!self.may_start_early(*bucket, groups), *bucket));
-        for start in late.iter().map(|bucket| Instruction::Start(reduce(bucket))) {
+        for bucket in late {
+            let start = Instruction::Start(Collective::reduce_scatter(bucket));
             if !instructions.contains(&start) {
                 instructions.push(start);
             }
         }
-        let waits = buckets.iter().filter(shared);
-        instructions.extend(waits.map(|b| Instruction::Wait(Token::of(reduce(b)))));
+        for &bucket in &shared {
+            instructions.push(Instruction::Wait(Token::of(Collective::reduce_scatter(bucket))));
+        }
         instructions.push(Instruction::Verdict);
-        for bucket in &buckets {
-            instructions.push(Instruction::Update { bucket: *bucket });
-            if shared(&bucket) {
-                instructions.push(Instruction::Start(Collective::all_gather(*bucket)));
+        for &bucket in &buckets {
+            instructions.push(Instruction::Update { bucket });
+            if shared.contains(&bucket) {
+                instructions.push(Instruction::Start(Collective::all_gather(bucket)));
             }
         }
-        let gather = |b: &BucketId| Instruction::Wait(Token::of(Collective::all_gather(*b)));
-        instructions.extend(buckets.iter().filter(shared).map(gather));
+        for bucket in shared {
+            instructions.push(Instruction::Wait(Token::of(Collective::all_gather(bucket))));
+        }
         (Program { micro_batches, instructions }, Arc::new(plan))
     }
 
     /// Returns true if a bucket is reduced, and its reduction may start before the last segment.
     ///
-    /// A bucket that several stages of one pipeline hold is complete at unlike times: in a ring,
-    /// the readbacks of the stage that is early would take the slots that its later sends need, so
-    /// that its neighbours would wait for each other. It starts behind all sends then, on the ranks
-    /// of all pipelines: one with another cut may hold it on one stage, and all ranks start their
-    /// reductions in one order. In a star of two, the stage that does not own it sends at once.
-    /// What all ranks of a tensor group hold starts late as well: only the first of them computes
-    /// the gradients, and its readbacks must not take the slots of the sums that the others wait
-    /// for.
+    /// A bucket of several stages of one pipeline is complete at different times on them. In a
+    /// ring, the readbacks of the early stage would take the slots that its later sends need, and
+    /// its neighbours would wait for each other. The reduction then starts after all sends, on the
+    /// ranks of all pipelines: another pipeline, cut otherwise, may hold the bucket on one stage,
+    /// and all ranks start their reductions in one order. In a star of two, the stage that does not
+    /// own the bucket sends at once.
+    ///
+    /// A bucket of all ranks of a tensor group starts late as well: only the first rank computes
+    /// the gradients, and its readbacks must not take the slots of the sums that the other ranks
+    /// wait for.
     fn may_start_early(&self, bucket: BucketId, groups: &BucketGroups) -> bool {
-        let (group, pipelines) = (groups.of(bucket), self.request.pipelines);
-        let is_of_one_stage = |pipeline: &PipelineRanks| {
-            pipeline.ranks().filter(|rank| group.position(*rank).is_some()).count() == 1
-        };
+        let group = groups.of(bucket);
+        if group.size() <= 1 {
+            return false;
+        }
         let is_of_one_place =
             self.pipeline.tensor_ranks() == 1 || self.plan.buckets[bucket.index()].rank.is_some();
-        group.size() > 1
-            && is_of_one_place
-            && (pipelines.len() == 1 || pipelines.iter().all(is_of_one_stage))
+        if !is_of_one_place {
+            return false;
+        }
+        let pipelines = self.request.pipelines;
+        pipelines.len() == 1
+            || pipelines.iter().all(|pipeline| {
+                pipeline.ranks().filter(|rank| group.position(*rank).is_some()).count() == 1
+            })
     }
 
-    /// Inserts the starts of reductions behind the segments that complete their gradients.
+    /// Inserts the starts of reductions after the segments that complete their gradients.
     fn with_early_reductions(
         &self,
         work: Vec<Instruction>,
         plan: &Plan,
         groups: &BucketGroups,
     ) -> Vec<Instruction> {
-        let micro_batch_of = |instruction: &Instruction| match instruction {
-            Instruction::Run { micro_batch, .. } => Some(*micro_batch),
-            _ => None,
-        };
-        let last = work.iter().filter_map(micro_batch_of).max();
+        let last = runs(&work).iter().map(|(_, micro_batch)| *micro_batch).max();
         let mut instructions = Vec::with_capacity(work.len());
         let mut due: Vec<BucketId> = Vec::new();
         for instruction in work {
@@ -614,32 +648,42 @@ impl StageWriter<'_> {
             let is_of_segment =
                 matches!(instruction, Instruction::Send { .. } | Instruction::AllReduce { .. });
             if !is_of_segment {
-                let starts = due.drain(..).map(Collective::reduce_scatter);
-                instructions.extend(starts.map(Instruction::Start));
+                start_reductions(&mut due, &mut instructions);
             }
             instructions.push(instruction);
             if let Instruction::Run { segment, micro_batch } = instruction
                 && self.request.overlap
                 && Some(micro_batch) == last
             {
-                let completed = plan.segments[segment.index()].completes.iter();
-                due.extend(completed.copied().filter(|of| self.may_start_early(*of, groups)));
+                for &bucket in &plan.segments[segment.index()].completes {
+                    if self.may_start_early(bucket, groups) {
+                        due.push(bucket);
+                    }
+                }
             }
         }
-        instructions
-            .extend(due.into_iter().map(Collective::reduce_scatter).map(Instruction::Start));
+        start_reductions(&mut due, &mut instructions);
         instructions
     }
 }
 
-/// Returns the work of the only stage of a pipeline, whose tensor group runs two micro-batches at a
-/// time: the forward passes of a pair, and then its backward passes.
+/// Appends the starts of the reductions of all buckets that are due.
+fn start_reductions(due: &mut Vec<BucketId>, instructions: &mut Vec<Instruction>) {
+    for bucket in due.drain(..) {
+        instructions.push(Instruction::Start(Collective::reduce_scatter(bucket)));
+    }
+}
+
+/// Returns the work of the only stage of a pipeline, whose tensor group runs micro-batches in
+/// pairs: the forward passes of a pair, and then its backward passes.
 fn in_pairs(micro_batches: usize) -> Vec<StageWork> {
     let mut work = Vec::with_capacity(2 * micro_batches);
     for first in (0..micro_batches).step_by(OVERLAPPED) {
         let pair = first..(first + OVERLAPPED).min(micro_batches);
         for pass in [StagePass::Forward, StagePass::Backward] {
-            work.extend(pair.clone().map(|micro_batch| StageWork { pass, chunk: 0, micro_batch }));
+            for micro_batch in pair.clone() {
+                work.push(StageWork { pass, chunk: 0, micro_batch });
+            }
         }
     }
     work
@@ -655,15 +699,17 @@ fn segments_of(plan: &Plan, chunks: &[Range<u32>], work: StageWork) -> Vec<Segme
         StagePass::BackwardWeight => &[PassKind::BackwardWeight],
     };
     // The plan's order: forward by block, then backward from the last block.
-    let segments = plan.segments.iter().enumerate();
-    let of_work = segments
-        .filter(|(_, segment)| blocks.contains(&segment.block) && passes.contains(&segment.phase));
-    of_work.map(|(index, _)| SegmentId(index as u32)).collect()
+    let mut segments = Vec::new();
+    for (index, segment) in plan.segments.iter().enumerate() {
+        if blocks.contains(&segment.block) && passes.contains(&segment.phase) {
+            segments.push(SegmentId(index as u32));
+        }
+    }
+    segments
 }
 
-/// Returns the segments that a stage with these model chunks runs in a training step, each with
-/// its micro-batch: what its program runs, without the program. The shape fits the schedule and
-/// has the stage.
+/// Returns the segments that a stage with these model chunks runs in a training step, each with its
+/// micro-batch, without writing the program. The shape must fit the schedule and have the stage.
 pub fn stage_runs(
     plan: &Plan,
     chunks: &[Range<u32>],
@@ -671,24 +717,28 @@ pub fn stage_runs(
     shape: PipelineShape,
     stage: usize,
 ) -> Vec<(SegmentId, usize)> {
-    let work = stage_work(schedule, shape, stage);
-    let runs = work.into_iter().flat_map(|work| {
-        segments_of(plan, chunks, work).into_iter().map(move |id| (id, work.micro_batch))
-    });
-    runs.collect()
+    let mut runs = Vec::new();
+    for work in stage_work(schedule, shape, stage) {
+        for segment in segments_of(plan, chunks, work) {
+            runs.push((segment, work.micro_batch));
+        }
+    }
+    runs
 }
 
 /// Returns the segments that instructions run, each with its micro-batch.
 pub fn runs(instructions: &[Instruction]) -> Vec<(SegmentId, usize)> {
-    let run = |instruction: &Instruction| match *instruction {
-        Instruction::Run { segment, micro_batch } => Some((segment, micro_batch)),
-        _ => None,
-    };
-    instructions.iter().filter_map(run).collect()
+    let mut runs = Vec::new();
+    for instruction in instructions {
+        if let Instruction::Run { segment, micro_batch } = *instruction {
+            runs.push((segment, micro_batch));
+        }
+    }
+    runs
 }
 
 /// Returns the buckets that a rank holds and updates, in the order in which its gradients become
-/// final, and last those that no segment completes.
+/// final, and last the buckets that no segment completes.
 fn held_in_order(plan: &Plan, runs: &[(SegmentId, usize)]) -> Vec<BucketId> {
     let completed = runs.iter().flat_map(|(segment, _)| &plan.segments[segment.index()].completes);
     let all = plan.updated_buckets();
@@ -703,11 +753,14 @@ fn held_in_order(plan: &Plan, runs: &[(SegmentId, usize)]) -> Vec<BucketId> {
 
 /// Returns the inputs that a rank with this plan reads in a step; none of them selects an output.
 pub fn used_inputs(plan: &Plan) -> Vec<TensorId> {
-    let is_used = |tensor: &TensorId| {
-        let is_input = plan.graph.tensor(*tensor).role == Role::Input;
-        is_input && plan.is_placed(*tensor) && !plan.graph.is_selector(*tensor)
-    };
-    plan.graph.inputs.iter().map(|(_, tensor)| *tensor).filter(is_used).collect()
+    let mut used = Vec::new();
+    for &(_, tensor) in &plan.graph.inputs {
+        let is_input = plan.graph.tensor(tensor).role == Role::Input;
+        if is_input && plan.is_placed(tensor) && !plan.graph.is_selector(tensor) {
+            used.push(tensor);
+        }
+    }
+    used
 }
 
 #[cfg(test)]

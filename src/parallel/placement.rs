@@ -1,4 +1,4 @@
-//! Placement of a run: what is decided about its devices before the first step. Recorded in
+//! Placement of a run: the decisions about its devices before the first step. Recorded in
 //! `resolved.toml` and in every checkpoint, and kept by a run that resumes on the same devices.
 
 mod change;
@@ -10,13 +10,12 @@ use std::ops::Range;
 use super::options::TENSOR_SHARE_MAX;
 use super::{Mesh, ParallelOptions, ReduceSite};
 
-use potluck_core::Rank;
 use potluck_graph::VariantChoices;
 
 /// Devices of a run, with the decisions about each.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Placement {
-    /// Device selector and options that were asked for: what a run that resumes asks for again.
+    /// Requested device selector and options, which a run that resumes requests again.
     pub devices_asked: String,
     pub options: ParallelOptions,
     /// Identities of all requested devices, in the order of the request.
@@ -36,10 +35,10 @@ pub struct Placement {
     pub cluster: Option<PlacedCluster>,
 }
 
-/// Nodes among which the candidates are, those of the first node first.
+/// Nodes of the candidates, in their order: the candidates of the first node come first.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlacedCluster {
-    /// Name of the run, by which nodes that come back know it.
+    /// Name of the run, which identifies it to returning nodes.
     pub run: String,
     pub nodes: Vec<PlacedNode>,
 }
@@ -74,7 +73,7 @@ pub struct RankPlacement {
     pub reduce_site: ReduceSite,
     /// Selected kernel variant of each call that has several.
     pub kernels: VariantChoices,
-    /// Keys of those of these calls whose variants were chosen without timings of all.
+    /// Keys of the calls whose variants were chosen without timings of all variants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub untimed: Vec<String>,
 }
@@ -100,32 +99,35 @@ impl Placement {
         identities.join(", ")
     }
 
-    /// Returns true if these are decisions about a run on such candidates, which divide the model
-    /// among them or not: what was chosen for a whole model is not for a part.
+    /// Returns true if these decisions apply to a run on these candidates that divides the model
+    /// among them or not: choices for a whole model do not apply to a part.
     pub fn is_of(&self, candidates: &[String], is_divided: bool) -> bool {
         self.candidates == candidates && self.mesh.is_divided() == is_divided
     }
 
     /// Returns the decisions about the device at a position among the candidates, for a run with
-    /// `world` ranks; `None` if it has no rank, or if only one of the two runs has several. Ranks
-    /// may be in another order of devices than those of the other run.
+    /// `world` ranks; `None` if it has no rank, or if only one of the two runs has several. The two
+    /// runs may have their devices in different orders of ranks.
     pub fn of_position(&self, position: usize, world: usize) -> Option<&RankPlacement> {
         let rank = self.ranks.iter().find(|rank| rank.position == position);
         rank.filter(|_| (self.ranks.len() == 1) == (world == 1))
     }
 
-    /// Returns the first rank of each pipeline, whose share is that of all stages.
+    /// Returns the first rank of each pipeline; all stages have its share.
     pub fn units(&self) -> impl Iterator<Item = &RankPlacement> + Clone {
         self.mesh.first_ranks().map_while(|rank| self.ranks.get(rank.index()))
     }
 
-    /// Returns the tensor groups of each pipeline, by stage; of a damaged record the ranks that
-    /// there are.
+    /// Returns the tensor groups of each pipeline, by stage; of a damaged record only the ranks
+    /// that exist.
     pub fn pipelines(&self) -> impl Iterator<Item = Vec<Vec<&RankPlacement>>> + Clone {
-        let of = |ranks: Vec<Rank>| -> Vec<&RankPlacement> {
-            ranks.iter().filter_map(|rank| self.ranks.get(rank.index())).collect()
-        };
-        self.mesh.pipelines().map(move |stages| stages.into_iter().map(of).collect())
+        self.mesh.pipelines().map(|stages| {
+            let mut groups = Vec::with_capacity(stages.len());
+            for ranks in stages {
+                groups.push(ranks.iter().filter_map(|rank| self.ranks.get(rank.index())).collect());
+            }
+            groups
+        })
     }
 
     /// Returns true if these shares were decided for batches of `batch` samples, in micro-batches
@@ -143,15 +145,19 @@ impl Placement {
     /// Returns true if the ranks are devices among the candidates, in their order, each with
     /// samples and micro-batches that it may have. False only for a damaged record.
     pub fn is_consistent(&self) -> bool {
+        self.has_ranks_of_mesh()
+            && self.ranks.iter().all(|rank| self.is_sound(rank))
+            && self.has_sound_order()
+    }
+
+    /// Returns true if a rank is one of the candidates and has possible samples and micro-batches.
+    fn is_sound(&self, rank: &RankPlacement) -> bool {
         let sizes = 1..=self.micro_batch_max;
-        let is_sound = |rank: &RankPlacement| {
-            rank.position < self.candidates.len()
-                && rank.share > 0
-                && sizes.contains(&rank.micro_batch)
-                && sizes.contains(&rank.rows)
-                && rank.has_its_share()
-        };
-        self.has_ranks_of_mesh() && self.ranks.iter().all(is_sound) && self.has_sound_order()
+        rank.position < self.candidates.len()
+            && rank.share > 0
+            && sizes.contains(&rank.micro_batch)
+            && sizes.contains(&rank.rows)
+            && rank.has_its_share()
     }
 
     /// Returns true if there are as many ranks as the mesh has places.
@@ -178,10 +184,9 @@ impl Placement {
     /// same blocks.
     fn is_pipeline(&self, stages: &[Vec<&RankPlacement>]) -> bool {
         let Some(first) = stages.first().and_then(|group| group.first()) else { return false };
-        let has_one_part = |group: &Vec<&RankPlacement>| {
+        stages.iter().all(|group| {
             group.iter().all(|rank| self.is_stage(rank, first) && rank.blocks == group[0].blocks)
-        };
-        stages.iter().all(has_one_part)
+        })
     }
 
     /// Returns true if every rank of a tensor group has a share.

@@ -52,29 +52,29 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns the slot behind the program's last sample: over all ranks, the samples of a step.
+    /// Returns the slot after the program's last sample; the largest over all ranks is the number
+    /// of samples of a step.
     pub fn samples_end(&self) -> usize {
         self.micro_batches.iter().map(|part| (part.first + part.rows) as usize).max().unwrap_or(0)
     }
 
     /// Returns the segment with which each micro-batch ends: all run the same in the same order.
     pub fn last_segment(&self) -> Option<SegmentId> {
-        let of_first = |instruction: &Instruction| match instruction {
+        self.instructions.iter().rev().find_map(|instruction| match instruction {
             Instruction::Run { segment, micro_batch: 0 } => Some(*segment),
             _ => None,
-        };
-        self.instructions.iter().rev().find_map(of_first)
+        })
     }
 
     /// Returns true if the program updates parameters if its verdict is a commit.
     pub fn updates(&self) -> bool {
-        let is_update =
-            |instruction: &Instruction| matches!(instruction, Instruction::Update { .. });
-        self.instructions.iter().any(is_update)
+        self.instructions
+            .iter()
+            .any(|instruction| matches!(instruction, Instruction::Update { .. }))
     }
 
-    /// Returns the program without what follows its verdict: gradients are summed up, and no
-    /// parameter is updated. For a program that neither begins with all-gathers nor leaves any.
+    /// Returns the program up to its verdict: gradients are summed up, and no parameter is updated.
+    /// For a program that neither begins with all-gathers nor leaves any.
     pub fn without_updates(&self) -> Self {
         let mut program = self.clone();
         program.instructions.truncate(self.before_verdict().count() + 1);
@@ -85,45 +85,53 @@ impl Program {
         self.instructions.iter().take_while(|one| **one != Instruction::Verdict)
     }
 
-    /// Returns true if the program begins with all-gathers that a step before it has left: no rank
-    /// has the parameters of that step before all have voted.
+    /// Returns true if the program begins with the all-gathers of the previous step: no rank has
+    /// the parameters of that step before all have voted.
     pub fn begins_with_gathers(&self) -> bool {
         self.before_verdict().any(is_start_of_gather)
     }
 
     /// Returns true if the program updates shards, and leaves their all-gathers to a later one.
     pub fn leaves_gathers(&self) -> bool {
-        let is_reduce = |instruction: &Instruction| match instruction {
+        if !self.updates() {
+            return false;
+        }
+        let reduces = self.instructions.iter().any(|instruction| match instruction {
             Instruction::Start(collective) => collective.kind == CollectiveKind::ReduceScatter,
             _ => false,
-        };
-        let behind = self.instructions.iter().skip_while(|one| **one != Instruction::Verdict);
-        let is_gathered = behind.into_iter().any(is_start_of_gather);
-        self.updates() && self.instructions.iter().any(is_reduce) && !is_gathered
+        });
+        let after_verdict = &self.instructions[self.before_verdict().count()..];
+        reduces && !after_verdict.iter().any(is_start_of_gather)
     }
 
-    /// Returns the buckets that the program updates and that a rank with this plan holds alone: the
-    /// norms of their gradients come from the device, those of all others from the collectives
-    /// that sum them over ranks.
+    /// Returns the buckets that the program updates and that a rank with this plan holds alone. The
+    /// norms of their gradients come from the device, the norms of all other gradients from the
+    /// collectives that sum them over ranks.
     pub fn unreduced(&self, plan: &Plan) -> Vec<BucketId> {
-        let has = |wanted: Instruction| self.instructions.contains(&wanted);
-        let is_alone = |bucket: &BucketId| {
-            has(Instruction::Update { bucket: *bucket })
-                && !has(Instruction::Start(Collective::reduce_scatter(*bucket)))
-        };
-        plan.updated_buckets().filter(|bucket| plan.holds(*bucket)).filter(is_alone).collect()
+        let mut alone = Vec::new();
+        for bucket in plan.updated_buckets() {
+            let update = Instruction::Update { bucket };
+            let reduction = Instruction::Start(Collective::reduce_scatter(bucket));
+            if plan.holds(bucket)
+                && self.instructions.contains(&update)
+                && !self.instructions.contains(&reduction)
+            {
+                alone.push(bucket);
+            }
+        }
+        alone
     }
 
     /// Formats the program with the texts that `text` gives for its instructions.
     pub fn text_of(&self, text: impl Fn(&Instruction) -> String) -> String {
-        let micro_batches = self.micro_batches.iter().enumerate();
-        let micro_batches = micro_batches.map(|(index, MicroBatch { first, rows })| {
-            format!("micro-batch {index}: {rows} samples from slot {first}\n")
-        });
-        let instructions = self.instructions.iter().enumerate();
-        let instructions =
-            instructions.map(|(index, instruction)| format!("{index:4} {}\n", text(instruction)));
-        micro_batches.chain(instructions).collect()
+        let mut lines = String::new();
+        for (index, MicroBatch { first, rows }) in self.micro_batches.iter().enumerate() {
+            lines += &format!("micro-batch {index}: {rows} samples from slot {first}\n");
+        }
+        for (index, instruction) in self.instructions.iter().enumerate() {
+            lines += &format!("{index:4} {}\n", text(instruction));
+        }
+        lines
     }
 }
 
@@ -139,7 +147,7 @@ pub struct Share {
     /// Slot of the share's first sample; `count` is its number of samples.
     pub first: u32,
     pub count: u32,
-    /// The most samples that the rank runs at a time.
+    /// The most samples that the rank runs at once.
     pub micro_batch: u32,
 }
 
@@ -147,19 +155,19 @@ pub struct Share {
 /// nearly equal: sizes differ by at most one, the larger ones first.
 pub(super) fn nearly_equal(share: Share) -> Vec<MicroBatch> {
     let pieces = share.count.div_ceil(share.micro_batch.max(1));
+    let mut batches = Vec::with_capacity(pieces as usize);
     let mut first = share.first;
-    let next = |index: u32| {
+    for index in 0..pieces {
         let rows = share.count / pieces + u32::from(index < share.count % pieces);
-        let micro_batch = MicroBatch { first, rows };
+        batches.push(MicroBatch { first, rows });
         first += rows;
-        micro_batch
-    };
-    (0..pieces).map(next).collect()
+    }
+    batches
 }
 
 /// Returns the buckets that a step updates in the order in which a rank's gradients become final:
-/// as the segments complete them, then those that no segment completes. A property of the plan, so
-/// it is the same on every rank, also on one that runs nothing.
+/// as the segments complete them, then the buckets that no segment completes. A property of the
+/// plan, so it is the same on every rank, also on one that runs nothing.
 fn completion_order(plan: &Plan) -> Vec<BucketId> {
     let (_, backward) = plan.passes();
     let mut order = Vec::with_capacity(plan.buckets.len());
@@ -172,10 +180,10 @@ fn completion_order(plan: &Plan) -> Vec<BucketId> {
     order
 }
 
-/// Returns the program of one data-parallel rank: it runs its share, reduce-scatters the
-/// gradients, updates the shards that it owns and all-gathers the parameters. With `overlap`, a
-/// bucket's reduction starts in the last micro-batch as soon as its gradients are complete, or
-/// else after the whole backward pass.
+/// Returns the program of one data-parallel rank: it runs its share, reduce-scatters the gradients,
+/// updates the shards that it owns and all-gathers the parameters. With `overlap`, a bucket's
+/// reduction starts in the last micro-batch as soon as its gradients are complete, otherwise after
+/// the whole backward pass.
 ///
 /// Micro-batches are nearly equal, at most `share.micro_batch` samples each. A rank without a
 /// sample runs no segment and takes part in every collective, with gradients of zero.
@@ -198,25 +206,29 @@ pub fn data_parallel(plan: &Plan, share: Share, overlap: bool) -> Program {
             }
         }
     }
-    let late = buckets.iter().filter(|bucket| !started.contains(bucket));
-    instructions.extend(late.map(|&bucket| Instruction::Start(Collective::reduce_scatter(bucket))));
-    instructions.extend(
-        buckets.iter().map(|&b| Instruction::Wait(Token::of(Collective::reduce_scatter(b)))),
-    );
+    for &bucket in &buckets {
+        if !started.contains(&bucket) {
+            instructions.push(Instruction::Start(Collective::reduce_scatter(bucket)));
+        }
+    }
+    for &bucket in &buckets {
+        instructions.push(Instruction::Wait(Token::of(Collective::reduce_scatter(bucket))));
+    }
     instructions.push(Instruction::Verdict);
     for &bucket in &buckets {
         instructions.push(Instruction::Update { bucket });
         instructions.push(Instruction::Start(Collective::all_gather(bucket)));
     }
-    instructions
-        .extend(buckets.iter().map(|&b| Instruction::Wait(Token::of(Collective::all_gather(b)))));
+    for &bucket in &buckets {
+        instructions.push(Instruction::Wait(Token::of(Collective::all_gather(bucket))));
+    }
     Program { micro_batches, instructions }
 }
 
-/// Programs of a data-parallel rank whose all-gathers travel in the next step, while it computes
-/// with the buckets that are there. Steps have the bits of [`data_parallel`].
+/// Programs of a data-parallel rank whose all-gathers run in the next step, while it computes with
+/// the buckets that have already arrived. Steps have the bits of [`data_parallel`].
 ///
-/// Behind such a step, ranks have old parameters of the shards of others, until the next one, or
+/// After such a step, ranks have old parameters of the shards of others, until the next step, or
 /// the program [`settle`](Self::settle), has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpreadPrograms {
@@ -229,8 +241,8 @@ pub struct SpreadPrograms {
 }
 
 impl SpreadPrograms {
-    /// Derives the programs from that of a rank with this plan, whose segments need the buckets of
-    /// `needs`.
+    /// Derives the programs from the program of a rank with this plan; `needs` has the buckets that
+    /// each segment needs.
     pub fn new(program: &Program, plan: &Plan, needs: &[Vec<BucketId>]) -> Self {
         let (forward, _) = plan.passes();
         let mut order = Vec::new();
@@ -247,20 +259,20 @@ impl SpreadPrograms {
         }
         let mut instructions = program.instructions.clone();
         instructions.retain(|instruction| !is_of_gather(instruction));
-        let of = |instructions| {
-            Arc::new(Program { micro_batches: program.micro_batches.clone(), instructions })
+        let next = Program {
+            micro_batches: program.micro_batches.clone(),
+            instructions: behind_gathers(&instructions, &gathers, &forward, needs),
         };
-        let gather = |bucket: &BucketId| Collective::all_gather(*bucket);
-        let starts = gathers.iter().map(|bucket| Instruction::Start(gather(bucket)));
-        let waits = gathers.iter().map(|bucket| Instruction::Wait(Token::of(gather(bucket))));
-        Self {
-            next: of(behind_gathers(&instructions, &gathers, &forward, needs)),
-            first: of(instructions),
-            settle: Arc::new(Program {
-                micro_batches: Vec::new(),
-                instructions: starts.chain(waits).collect(),
-            }),
+        let first = Program { micro_batches: program.micro_batches.clone(), instructions };
+        let mut settling = Vec::with_capacity(2 * gathers.len());
+        for &bucket in &gathers {
+            settling.push(Instruction::Start(Collective::all_gather(bucket)));
         }
+        for &bucket in &gathers {
+            settling.push(Instruction::Wait(Token::of(Collective::all_gather(bucket))));
+        }
+        let settle = Program { micro_batches: Vec::new(), instructions: settling };
+        Self { first: Arc::new(first), next: Arc::new(next), settle: Arc::new(settle) }
     }
 }
 
@@ -279,9 +291,9 @@ fn is_of_gather(instruction: &Instruction) -> bool {
     collective.kind == CollectiveKind::AllGather
 }
 
-/// Returns instructions behind the all-gathers of these buckets, each of which is awaited before
-/// the first segment that needs it, and all before the backward pass and before anything is
-/// reduced.
+/// Returns instructions preceded by the all-gathers of these buckets. Each one is awaited before
+/// the first segment that needs it, and all of them before the backward pass and before any
+/// reduction.
 fn behind_gathers(
     instructions: &[Instruction],
     gathers: &[BucketId],
@@ -292,14 +304,13 @@ fn behind_gathers(
     let mut placed: Vec<Instruction> =
         gathers.iter().map(|bucket| Instruction::Start(Collective::all_gather(*bucket))).collect();
     for instruction in instructions {
-        let is_needed = |bucket: &BucketId| match instruction {
+        let due = waiting.extract_if(.., |bucket| match instruction {
             Instruction::Run { segment, .. } if forward.contains(segment) => {
                 needs[segment.index()].contains(bucket)
             }
             Instruction::ZeroGradients | Instruction::Load { .. } => false,
             _ => true,
-        };
-        let due: Vec<BucketId> = waiting.extract_if(.., |bucket| is_needed(bucket)).collect();
+        });
         for bucket in due {
             placed.push(Instruction::Wait(Token::of(Collective::all_gather(bucket))));
         }
@@ -312,11 +323,17 @@ fn behind_gathers(
 /// sums, and does nothing else.
 pub fn gradient_all_reduce(plan: &Plan) -> Program {
     let buckets = completion_order(plan);
-    let all = |of: fn(BucketId) -> Instruction| buckets.iter().map(move |&bucket| of(bucket));
-    let instructions = all(|bucket| Instruction::Start(Collective::reduce_scatter(bucket)))
-        .chain(all(|bucket| Instruction::Wait(Token::of(Collective::reduce_scatter(bucket)))))
-        .chain(all(|bucket| Instruction::Wait(Token::of(Collective::all_gather(bucket)))));
-    Program { micro_batches: Vec::new(), instructions: instructions.collect() }
+    let mut instructions = Vec::with_capacity(3 * buckets.len());
+    for &bucket in &buckets {
+        instructions.push(Instruction::Start(Collective::reduce_scatter(bucket)));
+    }
+    for &bucket in &buckets {
+        instructions.push(Instruction::Wait(Token::of(Collective::reduce_scatter(bucket))));
+    }
+    for &bucket in &buckets {
+        instructions.push(Instruction::Wait(Token::of(Collective::all_gather(bucket))));
+    }
+    Program { micro_batches: Vec::new(), instructions }
 }
 
 /// Returns the program of a single rank without peers: each micro-batch forward and backward,
@@ -327,16 +344,13 @@ pub fn single_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
         1 => micro_batches(0, batch, micro_batch),
         _ => nearly_equal(Share { first: 0, count: batch, micro_batch }),
     };
+    let (forward, backward) = plan.passes();
     let mut instructions = vec![Instruction::ZeroGradients];
-    for index in 0..micro_batches.len() {
-        instructions.push(Instruction::Load { micro_batch: index });
-        let (forward, backward) = plan.passes();
-        instructions.extend(
-            forward
-                .into_iter()
-                .chain(backward)
-                .map(|segment| Instruction::Run { segment, micro_batch: index }),
-        );
+    for micro_batch in 0..micro_batches.len() {
+        instructions.push(Instruction::Load { micro_batch });
+        for &segment in forward.iter().chain(&backward) {
+            instructions.push(Instruction::Run { segment, micro_batch });
+        }
     }
     instructions.push(Instruction::Verdict);
     instructions.extend(plan.updated_buckets().map(|bucket| Instruction::Update { bucket }));
@@ -375,16 +389,16 @@ impl fmt::Display for Program {
 }
 
 /// Returns consecutive shares of `counts` samples, each with the most samples that its rank runs
-/// at a time.
+/// at once.
 pub fn contiguous_shares(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
     assert_eq!(counts.len(), micro_batches.len(), "a size and a micro-batch per rank");
+    let mut shares = Vec::with_capacity(counts.len());
     let mut first = 0;
-    let share = |(&count, &micro_batch): (&u32, &u32)| {
-        let share = Share { first, count, micro_batch };
+    for (&count, &micro_batch) in counts.iter().zip(micro_batches) {
+        shares.push(Share { first, count, micro_batch });
         first += count;
-        share
-    };
-    counts.iter().zip(micro_batches).map(share).collect()
+    }
+    shares
 }
 
 #[cfg(test)]
@@ -596,7 +610,7 @@ mod tests {
                 });
                 assert!(needing.is_none_or(|at| wait < at), "{next}");
             }
-            // Something is computed while the last bucket is on its way.
+            // Segments run while the last bucket is in flight.
             let last_wait = next.instructions.iter().rposition(is_of_gather).unwrap();
             let runs = next.instructions[..last_wait].iter();
             let runs = runs.filter(|i| matches!(i, Instruction::Run { .. })).count();

@@ -1,4 +1,4 @@
-//! Tokens: what a program waits for.
+//! Tokens: operations that a program waits for.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub enum Operation {
     Collective(Collective),
     /// Receives the tensor of an edge.
     Receive(EdgeId),
-    /// Reduces what the ranks of a tensor group have computed.
+    /// Reduces the parts of the ranks of a tensor group.
     AllReduce(ReductionId),
 }
 

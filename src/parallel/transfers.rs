@@ -1,6 +1,6 @@
-//! State machine of one rank's transfers between its device and its ring thread: which chunks are
-//! read back, in which order, what comes back, and what the device thread waits for. It holds no
-//! values.
+//! State machine of one rank's transfers between its device and its ring thread: the chunks to read
+//! back, in their order, the reactions to messages, and the event that the device thread waits for.
+//! It holds no values.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,9 +9,7 @@ use super::edge_transfers::{Arrival, EdgeLayout, EdgeTransfers};
 use super::verdict::{GradientSquares, Verdict, Vote};
 use super::{Event, ReduceSite, StepError, Token};
 use crate::collective::{Chunk, Collective, CollectiveKind, Positions, ShardLayout};
-use potluck_core::{
-    BucketId, ChunkId, EdgeId, EdgePiece, Nanos, Position, Rank, ReductionId, Round,
-};
+use potluck_core::{ChunkId, EdgeId, EdgePiece, Nanos, Position, Rank, ReductionId, Round};
 use potluck_graph::{BucketTensor, Place};
 
 /// Readback of a rank's own values of one chunk.
@@ -31,7 +29,7 @@ pub enum LocalTransfer {
     KeepOnDevice(Read),
 }
 
-/// Readback that was started, in its round: of a chunk, or of a piece of a tensor that is sent.
+/// Started readback of a chunk, or of a piece of a tensor to send, with its round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum StartedRead {
     Chunk(Read),
@@ -49,8 +47,8 @@ pub enum CompletedRead {
     Discard,
 }
 
-/// Longest wait for a message of a device thread without a free readback slot, before it looks for
-/// one.
+/// Longest time that a device thread without a free readback slot waits for a message before it
+/// looks for a free slot again.
 pub const SLOT_POLL_INTERVAL: Nanos = 2_000_000;
 
 /// Event for which a device thread without an action waits.
@@ -105,8 +103,8 @@ pub enum Response<S, P> {
     WritePiece { piece: EdgePiece, values: S, event: Option<Event> },
     /// Keep a piece until [`PeerTransfers::receive`] or [`PeerTransfers::parts`] returns it.
     Keep { piece: EdgePiece, values: S },
-    /// Keep a piece, and then reduce [`PeerTransfers::parts`], of which it is the last: the program
-    /// waits for the all-reduce of its micro-batch.
+    /// Keep a piece, the last of an all-reduce that the program waits for, and then reduce
+    /// [`PeerTransfers::parts`].
     Reduce { piece: EdgePiece, values: S, reduction: ReductionId },
     /// Add the device's gradients of a chunk to the partial sum, and send it to the ring thread.
     Add { chunk: ChunkId, partial: P },
@@ -133,8 +131,7 @@ pub struct PeerTransfers {
     round: Round,
     /// True once the current round was discarded.
     is_discarded: bool,
-    /// Readbacks that were started and have not completed, in order; also those of a discarded
-    /// round.
+    /// Readbacks that were started and have not completed, in order; also of discarded rounds.
     reads: VecDeque<StartedRead>,
     /// Per chunk that the rank owns: (sum of squares, number of non-finite values) of its
     /// gradient sums, once they have arrived.
@@ -151,23 +148,18 @@ impl PeerTransfers {
         reduce_site: ReduceSite,
         gathers: BucketTensor,
     ) -> Self {
-        let (round, reads, sums) = Default::default();
-        let (is_discarded, positions) = (false, positions.into());
-        // Without edges, the rank does not matter.
-        let edges = EdgeTransfers::new(Rank(0), EdgeLayout::default());
-        let mut transfers = Self {
-            layout,
-            positions,
+        Self {
+            positions: positions.into(),
             reduce_site,
             gathers,
-            round,
-            is_discarded,
-            reads,
-            sums,
-            edges,
-        };
-        transfers.restart(round);
-        transfers
+            round: Round::default(),
+            is_discarded: false,
+            reads: VecDeque::new(),
+            sums: vec![None; layout.chunks.len()],
+            // Without edges, the rank does not matter.
+            edges: EdgeTransfers::new(Rank(0), EdgeLayout::default()),
+            layout,
+        }
     }
 
     /// Sets the edges of the run, and the rank whose transfers these are.
@@ -175,7 +167,7 @@ impl PeerTransfers {
         Self { edges: EdgeTransfers::new(rank, edges), ..self }
     }
 
-    /// Begins a round. Readbacks of an earlier one that are still on their way are discarded when
+    /// Begins a round. Readbacks of an earlier round that are still in flight are discarded when
     /// they complete.
     pub fn restart(&mut self, round: Round) {
         self.round = round;
@@ -184,8 +176,8 @@ impl PeerTransfers {
         self.edges.restart();
     }
 
-    /// Discards the current round: no readback of it is forwarded any more, whenever it completes.
-    /// The caller takes from the device those that have.
+    /// Discards the current round: no further readback of it is forwarded. The caller takes
+    /// completed ones from the device.
     pub fn discard(&mut self) {
         self.is_discarded = true;
     }
@@ -210,12 +202,14 @@ impl PeerTransfers {
         kind: CollectiveKind,
         order: Vec<ChunkId>,
     ) -> Vec<LocalTransfer> {
-        let transfers = order.into_iter().filter_map(|chunk| self.begin(kind, chunk));
-        let transfers: Vec<LocalTransfer> = transfers.collect();
-        self.reads.extend(transfers.iter().filter_map(|transfer| match transfer {
-            LocalTransfer::Read(read) => Some(StartedRead::Chunk(*read)),
-            LocalTransfer::KeepOnDevice(_) => None,
-        }));
+        let mut transfers = Vec::new();
+        for chunk in order {
+            let Some(transfer) = self.begin(kind, chunk) else { continue };
+            if let LocalTransfer::Read(read) = transfer {
+                self.reads.push_back(StartedRead::Chunk(read));
+            }
+            transfers.push(transfer);
+        }
         transfers
     }
 
@@ -223,7 +217,7 @@ impl PeerTransfers {
         let read = Read { round: self.round, kind, chunk };
         let is_read = match (kind, self.reduce_site) {
             (CollectiveKind::AllGather, _) if !self.owns(chunk) => return None,
-            // Without other ranks, nobody needs the final values.
+            // Without other ranks, the final values stay on the device.
             (CollectiveKind::AllGather, _) => self.is_shared(chunk),
             (CollectiveKind::ReduceScatter, ReduceSite::Host) => true,
             (CollectiveKind::ReduceScatter, ReduceSite::Device) => !self.is_added_to(chunk),
@@ -280,8 +274,9 @@ impl PeerTransfers {
     /// order; `rows` are the samples of the micro-batch.
     pub fn send(&mut self, edge: EdgeId, micro_batch: usize, rows: usize) -> Vec<EdgePiece> {
         let pieces = self.edges.send(edge, micro_batch, rows);
-        let started = pieces.iter().map(|piece| StartedRead::Piece(self.round, piece.clone()));
-        self.reads.extend(started);
+        for piece in &pieces {
+            self.reads.push_back(StartedRead::Piece(self.round, piece.clone()));
+        }
         pieces
     }
 
@@ -304,8 +299,8 @@ impl PeerTransfers {
         self.edges.receive(edge, micro_batch, rows)
     }
 
-    /// Begins to wait for the parts of an all-reduce for a micro-batch of so many rows. Returns
-    /// true if all have arrived, so that they are to be reduced now.
+    /// Begins to wait for the parts of an all-reduce for a micro-batch of `rows`. Returns true if
+    /// all have arrived, so that they are to be reduced now.
     ///
     /// # Errors
     /// Returns [`StepError::UnexpectedPiece`] if more has arrived than a part has.
@@ -342,7 +337,8 @@ impl PeerTransfers {
     /// Returns [`StepError`] for a chunk that this rank does not expect, and for a message of a
     /// later round.
     pub fn handle<S, P>(&mut self, message: DeviceMsg<S, P>) -> Result<Response<S, P>, StepError> {
-        let (found, current) = (message.round(), self.round);
+        let found = message.round();
+        let current = self.round;
         if found > current {
             return Err(StepError::LaterRound { found, current });
         }
@@ -400,8 +396,8 @@ impl PeerTransfers {
 
     /// Returns true if a partial sum of the chunk arrives at this rank.
     fn is_added_to(&self, chunk: ChunkId) -> bool {
-        let adds = |own: Position| !self.layout.is_initiator(chunk, own);
-        self.is_shared(chunk) && self.own(chunk).is_some_and(adds)
+        self.is_shared(chunk)
+            && self.own(chunk).is_some_and(|own| !self.layout.is_initiator(chunk, own))
     }
 
     fn require(&self, is_due: bool, what: &'static str, chunk: ChunkId) -> Result<(), StepError> {
@@ -418,21 +414,19 @@ impl PeerTransfers {
         if !updates {
             return Ok(vote);
         }
-        let is_voted = |bucket: BucketId| vote.gradients.iter().any(|of| of.bucket == bucket);
         let mut summed = Vec::new();
         for (index, (sum, chunk)) in self.sums.iter().zip(&self.layout.chunks).enumerate() {
-            let (id, bucket) = (ChunkId(index as u32), chunk.bucket);
-            match *sum {
-                Some((squares, not_finite)) => {
-                    let position = chunk.owner;
-                    let of = GradientSquares { position, bucket, chunk: id, squares, not_finite };
-                    summed.push(of);
-                }
-                // The device has summed the squares of buckets that do not travel.
-                None if self.owns(id) && !is_voted(bucket) => {
-                    return Err(StepError::MissingSum { chunk: id });
-                }
-                None => {}
+            let id = ChunkId(index as u32);
+            let bucket = chunk.bucket;
+            if let Some((squares, not_finite)) = *sum {
+                let position = chunk.owner;
+                summed.push(GradientSquares { position, bucket, chunk: id, squares, not_finite });
+                continue;
+            }
+            // The device has summed the squares of the buckets that no other rank holds.
+            let is_voted = vote.gradients.iter().any(|of| of.bucket == bucket);
+            if self.owns(id) && !is_voted {
+                return Err(StepError::MissingSum { chunk: id });
             }
         }
         vote.gradients.extend(summed);

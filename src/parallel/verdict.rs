@@ -21,19 +21,21 @@ pub struct Vote {
 }
 
 impl Vote {
-    /// Removes the squares of running averages, which are no gradients of the loss; that one is not
-    /// finite still counts.
+    /// Removes the squares of running averages, which are no gradients of the loss; their
+    /// non-finite values still count.
     pub fn without_states(mut self, plan: &Plan) -> Self {
-        let is_state = |of: &&mut GradientSquares| plan.buckets[of.bucket.index()].kind.is_state();
-        self.gradients.iter_mut().filter(is_state).for_each(|of| of.squares = 0.0);
+        for of in &mut self.gradients {
+            if plan.buckets[of.bucket.index()].kind.is_state() {
+                of.squares = 0.0;
+            }
+        }
         self
     }
 }
 
 /// Sum of squares of gradient sums: of one chunk, or of a whole bucket, which counts as its first
-/// chunk. Ordered as norms are summed, so that the result does not depend on which rank has which
-/// bucket: first those of the owners at position 0 of their groups, in the order of buckets and
-/// chunks, then those of the owners at position 1, and so on.
+/// chunk. Norms are summed by owners' positions in their groups, then by bucket and chunk, so that
+/// the result does not depend on which rank has which bucket.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct GradientSquares {
     /// Position of the rank that owns the chunk.
@@ -49,8 +51,7 @@ pub struct GradientSquares {
 fn sum_of_squares(gradients: &mut [&GradientSquares]) -> f64 {
     gradients.sort_by_key(|of| (of.position, of.bucket, of.chunk));
     let positions = gradients.chunk_by(|one, next| one.position == next.position);
-    let of_position = |of: &[&GradientSquares]| of.iter().fold(0.0, |sum, of| sum + of.squares);
-    positions.map(of_position).sum()
+    positions.map(|of| of.iter().fold(0.0, |sum, of| sum + of.squares)).sum()
 }
 
 /// Verdict on a step, the same on all ranks.
@@ -88,12 +89,15 @@ impl Verdict {
     pub fn from_votes(votes: &[Vote]) -> Self {
         let mut ordered: Vec<&Vote> = votes.iter().collect();
         ordered.sort_by_key(|vote| vote.rank);
-        let sum = |value: fn(&Vote) -> f64| ordered.iter().map(|vote| value(vote)).sum::<f64>();
-        let count = sum(|vote| vote.count);
-        let mut gradients: Vec<&GradientSquares> =
-            ordered.iter().flat_map(|vote| &vote.gradients).collect();
-        let mut terms = vec![0.0; ordered.iter().map(|vote| vote.terms.len()).max().unwrap_or(0)];
+        let loss: f64 = ordered.iter().map(|vote| vote.loss).sum();
+        let count: f64 = ordered.iter().map(|vote| vote.count).sum();
+        let mut gradients: Vec<&GradientSquares> = Vec::new();
+        let mut terms: Vec<f64> = Vec::new();
         for vote in &ordered {
+            gradients.extend(&vote.gradients);
+            if vote.terms.len() > terms.len() {
+                terms.resize(vote.terms.len(), 0.0);
+            }
             for (sum, term) in terms.iter_mut().zip(&vote.terms) {
                 *sum += term;
             }
@@ -101,9 +105,12 @@ impl Verdict {
         for term in &mut terms {
             *term /= count;
         }
-        let loss_scale = ordered.first().map_or(1.0, |vote| vote.loss_scale);
+        let loss_scale = match ordered.first() {
+            Some(vote) => vote.loss_scale,
+            None => 1.0,
+        };
         let totals = Totals {
-            loss: sum(|vote| vote.loss) / count,
+            loss: loss / count,
             count,
             terms,
             gradient_norm: sum_of_squares(&mut gradients).sqrt() / (count * loss_scale),

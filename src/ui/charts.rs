@@ -1,5 +1,5 @@
-//! Line charts as SVG: of the course of a run, and of reports of benchmarks. What they share is
-//! here: a plot of lines over a pair of axes.
+//! Line charts as SVG: of the course of a run, and of reports of benchmarks. This module has their
+//! common part: a plot of lines over a pair of axes.
 
 mod axis;
 pub mod collectives;
@@ -17,8 +17,8 @@ use potluck_core::format::xml_character;
 
 /// Units of a drawing per pixel: places are whole numbers, and pixels are too coarse for curves.
 const UNIT: u32 = 10;
-/// Heights of lines of text, of which the drawing library makes fonts of four fifths; and an
-/// estimate of a character's width as a part of them.
+/// Heights of lines of text, in pixels, for which the drawing library takes fonts of four fifths;
+/// and an estimate of a character's width as a part of the height.
 const FONT: u32 = 16;
 const TITLE: u32 = 22;
 const CHARACTER: f64 = 0.48;
@@ -48,6 +48,13 @@ struct PlotLine {
     marks: Vec<(f64, f64)>,
 }
 
+impl PlotLine {
+    /// Creates a line without dashes and marks.
+    fn whole(points: Vec<(f64, f64)>, color: RGBAColor, width: f64) -> Self {
+        Self { points, color, width, dash: None, marks: Vec::new() }
+    }
+}
+
 /// Axis of a plot with its texts.
 struct PlotAxis<'a> {
     axis: TickAxis,
@@ -73,7 +80,7 @@ impl Plot<'_> {
         let font = ("sans-serif", units(FONT)).into_font().color(&TEXT);
         let mut builder = ChartBuilder::on(area);
         if !self.y.title.is_empty() {
-            // The title stands at the margin, with half of its height beyond.
+            // The title is centered on the margin, with half of its height beyond.
             builder.margin_left(units(FONT / 2));
         }
         let mut chart = builder
@@ -109,31 +116,43 @@ impl Plot<'_> {
             } else {
                 chart.draw_series(LineSeries::new(points, style))?;
             }
-            let circle = |place: &(f64, f64)| Circle::new(*place, units(3), line.color.filled());
-            chart.draw_series(line.marks.iter().map(circle))?;
+            let marks = line.marks.iter();
+            chart.draw_series(
+                marks.map(|place| Circle::new(*place, units(3), line.color.filled())),
+            )?;
         }
-        let place =
-            |line: &PlotLine| Some(chart.plotting_area().map_coordinate(line.points.last()?));
-        Ok(self.lines.iter().map(place).collect())
+        let area = chart.plotting_area();
+        let last = self.lines.iter().map(|line| line.points.last());
+        Ok(last.map(|point| Some(area.map_coordinate(point?))).collect())
     }
 }
 
-/// Returns a drawing of so many pixels as an SVG document.
+/// Returns a drawing of `width` by `height` pixels as an SVG document.
 ///
 /// # Errors
 /// Returns the error of the drawing library, which has none for drawings in memory.
 fn document(
-    (width, height): (u32, u32),
+    width: u32,
+    height: u32,
     draw: impl FnOnce(&SvgArea<'_>) -> DrawResult,
 ) -> io::Result<String> {
     let mut svg = String::new();
-    let root = SVGBackend::with_string(&mut svg, (units(width) as u32, units(height) as u32));
-    let root = root.into_drawing_area();
-    let drawn = root.fill(&WHITE).and_then(|()| draw(&root)).and_then(|()| root.present());
-    drawn.map_err(|why| io::Error::other(why.to_string()))?;
-    drop(root);
-    let size = |unit| format!("<svg width=\"{}\" height=\"{}\"", width * unit, height * unit);
-    Ok(svg.replacen(&size(UNIT), &size(1), 1))
+    draw_document(&mut svg, (units(width) as u32, units(height) as u32), draw)
+        .map_err(|why| io::Error::other(why.to_string()))?;
+    let in_units = format!("<svg width=\"{}\" height=\"{}\"", width * UNIT, height * UNIT);
+    let in_pixels = format!("<svg width=\"{width}\" height=\"{height}\"");
+    Ok(svg.replacen(&in_units, &in_pixels, 1))
+}
+
+fn draw_document(
+    svg: &mut String,
+    size: (u32, u32),
+    draw: impl FnOnce(&SvgArea<'_>) -> DrawResult,
+) -> DrawResult {
+    let root = SVGBackend::with_string(svg, size).into_drawing_area();
+    root.fill(&WHITE)?;
+    draw(&root)?;
+    root.present()
 }
 
 /// Returns the place of a pixel.
@@ -145,10 +164,11 @@ fn units(pixels: u32) -> i32 {
 fn text(
     area: &SvgArea<'_>,
     text: &str,
-    (x, y): (u32, u32),
-    (size, color): (u32, RGBColor),
+    place: (u32, u32),
+    size: u32,
+    color: RGBColor,
 ) -> DrawResult {
-    text_at(area, text, (units(x), units(y)), (size, color))
+    text_at(area, text, (units(place.0), units(place.1)), size, color)
 }
 
 /// Draws a text from a place on, in units.
@@ -156,10 +176,11 @@ fn text_at(
     area: &SvgArea<'_>,
     text: &str,
     place: (i32, i32),
-    (size, color): (u32, RGBColor),
+    size: u32,
+    color: RGBColor,
 ) -> DrawResult {
     let style = ("sans-serif", units(size)).into_font().color(&color);
-    // The drawing library escapes signs of markup only.
+    // The drawing library escapes only the characters of markup.
     let text: String = text.chars().map(xml_character).collect();
     area.draw_text(&text, &style.pos(Pos::new(HPos::Left, VPos::Center)), place)
 }

@@ -51,7 +51,7 @@ impl Sink for CurveDrawing {
     /// Returns [`MetricsError`] if the record cannot be read or the drawing cannot be written.
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         match event {
-            // The record is opened after it, also when a run goes on after the loss of a device.
+            // The record is opened after this, also when a run continues after a loss of a device.
             Event::Started { .. } => self.reader.restart(),
             Event::Evaluation(_) | Event::Checkpoint { .. } => {
                 if self.drawn.is_none_or(|drawn| drawn.elapsed() >= INTERVAL) {

@@ -1,4 +1,4 @@
-//! Lines of the program on stderr, as text or as JSON, and in a file besides.
+//! Lines of the program on stderr, as text or as JSON, and also in a file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use potluck_core::{Lock, NodeRank, Rank};
 /// Form of the lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Plain lines on stderr; in a file with their time, level and node in front.
+    /// Plain lines on stderr; in a file they begin with time, level and node.
     #[default]
     Text,
     /// One object of JSON per line.
@@ -62,7 +62,7 @@ struct Log {
 struct LogFile {
     name: String,
     file: Lock<File>,
-    /// True once it could not be written, which is told once.
+    /// True once a write has failed, which is reported once.
     has_failed: AtomicBool,
 }
 
@@ -122,7 +122,7 @@ pub fn set_node(node: NodeRank) {
     NODE.store(node.0, Ordering::Relaxed);
 }
 
-/// Returns true if lines are for people, and not for programs.
+/// Returns true if lines are plain text, and not JSON.
 pub fn is_text() -> bool {
     LOG.get().is_none_or(|log| log.format == LogFormat::Text)
 }
@@ -132,14 +132,14 @@ pub fn has_file() -> bool {
     LOG.get().is_some_and(|log| log.file.is_some())
 }
 
-/// Writes a line to stderr, and to the file if there is one. Errors of stderr (a closed pipe, a
-/// terminal that is gone) are ignored, and do not panic as `eprintln` would.
+/// Writes a line to stderr, and to the file if there is one. Errors of stderr (a closed pipe or
+/// terminal) are ignored, and do not panic as `eprintln` would.
 pub fn write(level: Level, rank: Option<Rank>, message: &str) {
     write_to_stderr(level, rank, message);
     write_to_file(level, rank, message);
 }
 
-/// Writes a line to stderr alone: a secret, or one that the file has in another form.
+/// Writes a line to stderr alone: a secret, or a line with another form in the file.
 pub fn write_to_stderr(level: Level, rank: Option<Rank>, message: &str) {
     let text = if is_text() {
         format!("{}{message}", level.prefix())
@@ -149,7 +149,7 @@ pub fn write_to_stderr(level: Level, rank: Option<Rank>, message: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Writes a line to the file alone, if there is one. That it cannot be written is told once.
+/// Writes a line to the file alone, if there is one. A failure is reported once.
 pub fn write_to_file(level: Level, rank: Option<Rank>, message: &str) {
     let Some(Log { format, file: Some(of) }) = LOG.get() else { return };
     let line = line(level, rank, message);

@@ -20,7 +20,8 @@ struct Mean {
     name: String,
     /// Share of the last step.
     share: u64,
-    /// Sums over steps: of samples, of the seconds that they took, of the fractions waited.
+    /// Sums over steps: samples, their seconds, and fractions of a step that the device waited and
+    /// was idle.
     samples: f64,
     seconds: f64,
     waited: f64,
@@ -38,7 +39,7 @@ impl RunningMeans {
             mean.share = rank.share;
             mean.stage = rank.stage;
             let samples_per_s = rank.samples_per_s();
-            // A speed that is not known yet does not count.
+            // Unknown speeds are left out.
             if samples_per_s > 0.0 && samples_per_s.is_finite() {
                 mean.samples += rank.share as f64;
                 mean.seconds += rank.share as f64 / samples_per_s;
@@ -70,9 +71,10 @@ impl RunningMeans {
         self.ranks.iter().any(|mean| mean.stage.is_some_and(|stage| stage.pipeline > 0))
     }
 
-    /// Formats all devices in short lines, at most as many as fit under a progress bar.
+    /// Formats all devices in at most `LINES_MAX` short lines, to fit under a progress bar.
     pub fn block(&self) -> String {
-        let (mut lines, pipelines) = (vec![String::new()], self.has_pipelines());
+        let mut lines = vec![String::new()];
+        let pipelines = self.has_pipelines();
         for (index, mean) in self.ranks.iter().enumerate() {
             let left = self.ranks.len() - index;
             let text = format!("{}{}", mean.text(pipelines), if left > 1 { "," } else { "" });
@@ -91,7 +93,7 @@ impl RunningMeans {
                 line.push_str(&text);
             }
         }
-        lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+        format!("  {}", lines.join("\n  "))
     }
 }
 
@@ -99,10 +101,14 @@ impl Mean {
     /// Formats one device: `llvmpipe: 4 (55/s, waits 3 %)`, or as the stage of a pipeline: `stage 1
     /// (llvmpipe): idle 3 %`.
     fn text(&self, pipelines: bool) -> String {
-        let [waits, idle] = [self.waited, self.idle].map(|sum| 100.0 * sum / self.steps);
+        let waits = 100.0 * self.waited / self.steps;
+        let idle = 100.0 * self.idle / self.steps;
         if let Some(StageRecord { pipeline, stage, tensor }) = self.stage {
             let of = if pipelines { format!(" of pipeline {pipeline}") } else { String::new() };
-            let place = tensor.map_or(String::new(), |rank| format!(", tensor rank {rank}"));
+            let place = match tensor {
+                Some(rank) => format!(", tensor rank {rank}"),
+                None => String::new(),
+            };
             return format!("stage {stage}{of}{place} ({}): idle {idle:.0} %", self.name);
         }
         let speed = self.samples / self.seconds;
@@ -127,8 +133,8 @@ pub fn short_name(name: &str) -> String {
     }
     let words = plain.split_whitespace();
     let dull = ["nvidia", "geforce", "amd", "intel", "corporation", "device", "mesa"];
-    let telling = words.filter(|word| !dull.contains(&word.to_lowercase().as_str()));
-    let telling: Vec<&str> = telling.collect();
+    let telling: Vec<&str> =
+        words.filter(|word| !dull.contains(&word.to_lowercase().as_str())).collect();
     let short = if telling.is_empty() { plain.trim().to_string() } else { telling.join(" ") };
     match short.char_indices().nth(20) {
         Some((end, _)) => format!("{}..", short[..end].trim_end()),

@@ -1,7 +1,6 @@
 //! Terminal sink of a run's events: a progress bar on a terminal, plain lines elsewhere, warnings
 //! only if quiet. It writes to stderr; stdout is for the results of the run.
 
-use std::borrow::Cow;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -17,8 +16,8 @@ const TEMPLATE: &str = "{pos}/{len} [{bar:16}] {msg} eta {eta} {prefix}";
 /// Decay per step of the means that the bar shows of each device.
 const SMOOTHING: f64 = 0.8;
 
-/// Delay of the first message about the progress of tuning, and interval of later ones: most
-/// tuning is over before anyone wonders.
+/// Delay of the first message about the progress of tuning, and interval of later ones: tuning
+/// mostly ends sooner.
 const TUNING_DELAY: Duration = Duration::from_secs(1);
 const TUNING_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -32,7 +31,7 @@ pub struct Terminal {
     log_every: u64,
     /// Bar on a terminal, with running means of the devices; `None` if quiet, or not started.
     bar: Option<(ProgressBar, RunningMeans)>,
-    /// Lines about the steps where no bar shows them, or for the file of the log besides.
+    /// Lines about the steps if no bar shows them, or if the log has a file.
     lines: Option<PlainText>,
     /// Time of tuning from which its progress is shown again.
     next_tuning: Duration,
@@ -71,9 +70,13 @@ impl Terminal {
         }
         let has_bar = std::io::stderr().is_terminal() && log::is_text();
         if !has_bar || log::has_file() {
-            let (started, device) = (Instant::now(), device.clone());
-            let means = RunningMeans::default();
-            self.lines = Some(PlainText { steps, started, first: done, device, means });
+            self.lines = Some(PlainText {
+                steps,
+                started: Instant::now(),
+                first: done,
+                device: device.clone(),
+                means: RunningMeans::default(),
+            });
         }
         if !has_bar {
             return;
@@ -91,7 +94,10 @@ impl Terminal {
 
     fn step(&mut self, step: &StepRecord) {
         let text = step_text(step);
-        let line = self.lines.as_mut().and_then(|lines| lines.step(step, &text, self.log_every));
+        let line = match &mut self.lines {
+            Some(lines) => lines.step(step, &text, self.log_every),
+            None => None,
+        };
         let Some((bar, means)) = &mut self.bar else {
             if let Some(line) = line {
                 print_line(&line);
@@ -124,8 +130,9 @@ impl Terminal {
         }
     }
 
-    fn evaluating(&mut self, (done, total): (u64, u64), elapsed: Duration) {
-        let (samples, of) = (thousands(done as f64), thousands(total as f64));
+    fn evaluating(&mut self, done: u64, total: u64, elapsed: Duration) {
+        let samples = thousands(done as f64);
+        let of = thousands(total as f64);
         let text = format!("evaluating {samples} of {of} samples");
         match &self.bar {
             Some((bar, _)) => bar.set_message(text),
@@ -144,14 +151,16 @@ impl Terminal {
         let EvalRecord { step, val_loss, metrics, terms, samples, is_best, .. } = record;
         let mark = if *is_best { ", the best so far" } else { "" };
         let samples = thousands(*samples as f64);
-        let metric = |(name, value): &(Cow<str>, f64)| format!("  {name} {value:.4}");
-        let metrics: String = metrics.iter().chain(terms).map(metric).collect();
+        let mut figures = String::new();
+        for (name, value) in metrics.iter().chain(terms) {
+            figures += &format!("  {name} {value:.4}");
+        }
         self.note(&format!(
-            "step {step}  val_loss {val_loss:.4}{metrics} on {samples} samples{mark}"
+            "step {step}  val_loss {val_loss:.4}{figures} on {samples} samples{mark}"
         ));
     }
 
-    fn tuning(&mut self, device: &str, (done, total): (usize, usize), elapsed: Duration) {
+    fn tuning(&mut self, device: &str, done: usize, total: usize, elapsed: Duration) {
         if elapsed < self.next_tuning {
             return;
         }
@@ -169,12 +178,12 @@ impl Sink for Terminal {
             Event::Note(text) => self.note(text),
             Event::Warning(text) => self.print(Level::Warning, text),
             Event::Tuning { device, done, total, elapsed } => {
-                self.tuning(device, (*done, *total), *elapsed);
+                self.tuning(device, *done, *total, *elapsed);
             }
             Event::Started { done, steps, device } => self.start(*done, *steps, device),
             Event::Step(step) => self.step(step),
             Event::Evaluating { done, total, elapsed } => {
-                self.evaluating((*done, *total), *elapsed);
+                self.evaluating(*done, *total, *elapsed);
             }
             Event::Evaluation(evaluation) => self.evaluation(evaluation),
             // Measures are shown after the sample text, at the end of the program.
@@ -211,7 +220,8 @@ impl PlainText {
 /// Formats the figures of a step: `loss 2.3775  lr 9.52e-4  norm 0.53  2,036 tokens/s`.
 fn step_text(step: &StepRecord) -> String {
     let StepRecord { loss, terms, lr, grad_norm: norm, unit, per_s, .. } = step;
-    let (speed, unit) = (thousands(*per_s), unit.name());
+    let speed = thousands(*per_s);
+    let unit = unit.name();
     let norm = if *norm < 1e4 { format!("{norm:.2}") } else { format!("{norm:.2e}") };
     let mut text = format!("loss {loss:.4}");
     for (name, value) in terms {

@@ -1,8 +1,8 @@
 //! Injected faults for tests, at named points of a step instead of by timing:
 //! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37. The faults
 //! `wrong@kernel:NAME`, `element@kernel:NAME` and `half@kernel:NAME` are not bound to a step: they
-//! corrupt what that kernel variant is certified by, and `shift@kernel:NAME` what it is checked by
-//! at full size; `kill@kernel:NAME` kills the process when it is compiled.
+//! corrupt the results by which that kernel variant is certified, and `shift@kernel:NAME` the
+//! results of its check at full size; `kill@kernel:NAME` kills the process when it is compiled.
 
 #[cfg(feature = "signals")]
 mod signal;
@@ -67,11 +67,12 @@ impl FaultyKernel {
 
     /// Parses a fault such as `wrong@kernel:NAME`; `None` if it is another.
     fn parse(item: &str) -> Option<Self> {
-        let of = |(prefix, fault): &(&str, KernelFault)| {
-            let name = item.strip_prefix(prefix)?.to_string();
-            Some(Self { name, fault: *fault })
-        };
-        KERNEL_FAULTS.iter().find_map(of)
+        for (prefix, fault) in KERNEL_FAULTS {
+            if let Some(name) = item.strip_prefix(prefix) {
+                return Some(Self { name: name.to_string(), fault });
+            }
+        }
+        None
     }
 }
 
@@ -80,7 +81,7 @@ impl FaultyKernel {
 pub enum Fault {
     /// The process ends at once, as by SIGKILL.
     Kill,
-    /// The process is stopped, as by SIGSTOP, and goes on after SIGCONT.
+    /// The process is stopped, as by SIGSTOP, and continues after SIGCONT.
     Stop,
     /// The process receives SIGTERM, as from a job manager.
     Sigterm,
@@ -247,20 +248,23 @@ impl Faults {
     /// # Errors
     /// Returns `FaultError::Kernel` for the first name that is not among `known`.
     pub fn check_kernels(&self, known: &[String]) -> Result<(), FaultError> {
-        let unknown = self.kernels.iter().find(|kernel| !known.contains(&kernel.name));
-        unknown.map_or(Ok(()), |kernel| {
-            Err(FaultError::Kernel { text: kernel.name.clone(), known: known.join(", ") })
-        })
+        for kernel in self.kernels.iter() {
+            if !known.contains(&kernel.name) {
+                let text = kernel.name.clone();
+                return Err(FaultError::Kernel { text, known: known.join(", ") });
+            }
+        }
+        Ok(())
     }
 
-    /// Returns the kernels that are to have a fault when they are certified.
+    /// Returns the kernels with a planned fault.
     pub fn kernels(&self) -> &[FaultyKernel] {
         &self.kernels
     }
 
-    /// Injects and returns the fault planned for a point of the process, which are those that
-    /// write metrics and checkpoints, and those of a node that joins. [`Fault::Kill`] and
-    /// [`Fault::Panic`] do not return; [`Fault::Stop`] returns once the process goes on, and
+    /// Injects and returns the fault planned for a point of the process: the points that write
+    /// metrics and checkpoints, and the points of a joining node. [`Fault::Kill`] and
+    /// [`Fault::Panic`] do not return; [`Fault::Stop`] returns once the process continues, and
     /// [`Fault::Sigterm`] and [`Fault::Sigint`] return after the signal was handled. On
     /// [`Fault::Full`] the caller must fail with [`full`].
     pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
@@ -273,7 +277,9 @@ impl Faults {
     /// ([`Fault::of_device`]) it injects into the device.
     pub fn at_rank(&self, point: Point, step: u64, rank: Rank) -> Option<Fault> {
         let planned = self.planned.iter().find(|planned| {
-            (planned.point, planned.step, planned.rank) == (point, step, rank)
+            planned.point == point
+                && planned.step == step
+                && planned.rank == rank
                 && !planned.happened.swap(true, Ordering::Relaxed)
         })?;
         match planned.fault {
@@ -320,23 +326,33 @@ impl FromStr for Faults {
 
 impl PlannedFault {
     fn parse(text: &str) -> Result<Self, FaultError> {
-        let form = || FaultError::Form { text: text.into() };
-        let (fault, rest) = text.split_once('@').ok_or_else(form)?;
-        let (point, step) = rest.split_once(':').ok_or_else(form)?;
-        let (fault, point): (Fault, Point) = (fault.parse()?, point.parse()?);
-        let (step, rank) = step.split_once('/').map_or((step, None), |(s, r)| (s, Some(r)));
+        let Some((fault, rest)) = text.split_once('@') else {
+            return Err(FaultError::Form { text: text.into() });
+        };
+        let Some((point, rest)) = rest.split_once(':') else {
+            return Err(FaultError::Form { text: text.into() });
+        };
+        let fault: Fault = fault.parse()?;
+        let point: Point = point.parse()?;
+        let (step, rank) = match rest.split_once('/') {
+            Some((step, rank)) => (step, Some(rank)),
+            None => (rest, None),
+        };
         let step = step.parse().map_err(|_| FaultError::Step { text: step.into() })?;
-        let rank =
-            rank.map(|text| text.parse().map_err(|_| FaultError::Rank { text: text.into() }));
-        let rank = rank.transpose()?;
-        // A fault that has no effect at its point would make a test pass that tests nothing.
+        let rank = match rank {
+            Some(text) => Some(text.parse().map_err(|_| FaultError::Rank { text: text.into() })?),
+            None => None,
+        };
+        // A fault without an effect at its point would make a test pass that tests nothing.
         if !fault.may_happen_at(point) {
             let points = POINTS.iter().filter(|(point, _)| fault.may_happen_at(*point));
             let allowed = listed(points.map(|(_, name)| name));
             return Err(FaultError::Place { fault, point, allowed });
         }
         // Points of the process query only rank 0, so that the fault would never be injected.
-        if let Some(rank) = rank.filter(|_| !point.is_of_rank()) {
+        if let Some(rank) = rank
+            && !point.is_of_rank()
+        {
             return Err(FaultError::NoRank { point, rank });
         }
         let rank = Rank(rank.unwrap_or(0));
@@ -427,8 +443,8 @@ impl FromStr for Fault {
     type Err = FaultError;
 
     fn from_str(text: &str) -> Result<Self, FaultError> {
-        let known = || FaultError::Fault { text: text.into(), known: names(&FAULTS) };
-        value_of(&FAULTS, text).ok_or_else(known)
+        value_of(&FAULTS, text)
+            .ok_or_else(|| FaultError::Fault { text: text.into(), known: names(&FAULTS) })
     }
 }
 
@@ -436,8 +452,8 @@ impl FromStr for Point {
     type Err = FaultError;
 
     fn from_str(text: &str) -> Result<Self, FaultError> {
-        let known = || FaultError::Point { text: text.into(), known: names(&POINTS) };
-        value_of(&POINTS, text).ok_or_else(known)
+        value_of(&POINTS, text)
+            .ok_or_else(|| FaultError::Point { text: text.into(), known: names(&POINTS) })
     }
 }
 
@@ -454,12 +470,16 @@ impl fmt::Display for Point {
 }
 
 fn value_of<T: Copy>(table: &[(T, &str)], text: &str) -> Option<T> {
-    table.iter().find(|(_, name)| *name == text).map(|(value, _)| *value)
+    let (value, _) = table.iter().find(|(_, name)| *name == text)?;
+    Some(*value)
 }
 
 fn name_of<T: PartialEq>(table: &[(T, &'static str)], value: T) -> &'static str {
     // The tests check that the tables are complete.
-    table.iter().find(|(known, _)| *known == value).map_or("?", |(_, name)| name)
+    match table.iter().find(|(known, _)| *known == value) {
+        Some((_, name)) => name,
+        None => "?",
+    }
 }
 
 fn names<T>(table: &[(T, &str)]) -> String {

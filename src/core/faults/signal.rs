@@ -7,11 +7,11 @@ use signal_hook::low_level;
 pub fn kill() -> ! {
     #[cfg(unix)]
     raise(signal_hook::consts::SIGKILL);
-    // Where there is no such signal, an abort comes nearest: nothing is cleaned up.
+    // Without such signals, an abort is the closest: nothing is cleaned up.
     std::process::abort()
 }
 
-/// Stops the process, as SIGSTOP does, until it is told to go on.
+/// Stops the process, as SIGSTOP does, until it is continued.
 pub fn stop() {
     #[cfg(unix)]
     raise(signal_hook::consts::SIGSTOP);

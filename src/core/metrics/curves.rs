@@ -39,12 +39,12 @@ impl CurvePoint {
     }
 }
 
-/// Finite values over steps. A long curve is thinned: a point stands for the values of as many
-/// steps as all others, a power of two.
+/// Finite values over steps. A long curve is thinned: each point stands for the values of the same
+/// number of steps, a power of two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     points: Vec<CurvePoint>,
-    /// Steps for which a point stands.
+    /// Number of steps per point.
     width: u64,
     /// Last step and its value.
     last: Option<(u64, f64)>,
@@ -86,12 +86,12 @@ impl Curve {
     }
 }
 
-/// Appends a point to points that each stand for `width` steps, or joins it with the last of them.
+/// Appends a point to points of `width` steps each, or joins it with the last one.
 fn append(points: &mut Vec<CurvePoint>, point: CurvePoint, width: u64) {
-    let bucket = |point: &CurvePoint| point.step as u64 / width;
-    match points.last_mut().filter(|last| bucket(last) == bucket(&point)) {
-        Some(last) => last.join(&point),
-        None => points.push(point),
+    let bucket = point.step as u64 / width;
+    match points.last_mut() {
+        Some(last) if last.step as u64 / width == bucket => last.join(&point),
+        _ => points.push(point),
     }
 }
 
@@ -113,8 +113,8 @@ impl Curves {
         [&self.loss, &self.lr, &self.val_loss].into_iter().chain(metrics)
     }
 
-    /// Appends the values of a line of a record; those of other lines than steps and evaluations,
-    /// and of damaged ones, are left out.
+    /// Appends the values of a line of a record; lines other than steps and evaluations, and
+    /// damaged lines, are ignored.
     fn add_line(&mut self, line: &[u8]) {
         let Ok(Value::Object(line)) = serde_json::from_slice(line) else { return };
         let Some(step) = line.get("step").and_then(Value::as_u64) else { return };
@@ -129,14 +129,19 @@ impl Curves {
     }
 
     fn add_metrics(&mut self, step: u64, line: &Map<String, Value>) {
-        let metrics = line.iter().filter(|(name, _)| !NO_METRICS.contains(&name.as_str()));
-        for (name, value) in metrics.filter_map(|(name, value)| Some((name, value.as_f64()?))) {
-            let known = self.metrics.iter().position(|(other, _)| other == name);
-            let index = known.unwrap_or_else(|| {
-                self.metrics.push((name.clone(), Curve::default()));
-                self.metrics.len() - 1
-            });
-            self.metrics[index].1.push(step, value);
+        for (name, value) in line {
+            if NO_METRICS.contains(&name.as_str()) {
+                continue;
+            }
+            let Some(value) = value.as_f64() else { continue };
+            match self.metrics.iter_mut().find(|(other, _)| other == name) {
+                Some((_, curve)) => curve.push(step, value),
+                None => {
+                    let mut curve = Curve::default();
+                    curve.push(step, value);
+                    self.metrics.push((name.clone(), curve));
+                }
+            }
         }
     }
 }
@@ -145,7 +150,7 @@ impl Curves {
 #[derive(Debug)]
 pub struct CurveReader {
     path: PathBuf,
-    /// Length of what was read, in bytes.
+    /// Number of bytes that were read.
     read: u64,
     curves: Curves,
 }
@@ -156,7 +161,7 @@ impl CurveReader {
         Self { path: path.into(), read: 0, curves: Curves::default() }
     }
 
-    /// Forgets what was read, because the record is opened again and its later lines may go.
+    /// Forgets all that was read, because the record is opened again and may lose its later lines.
     pub fn restart(&mut self) {
         *self = Self::new(&self.path);
     }
@@ -164,7 +169,7 @@ impl CurveReader {
     /// Reads the complete lines that were appended since the last call, and returns the curves.
     ///
     /// # Errors
-    /// Returns [`MetricsError::Read`] if the record is there and cannot be read.
+    /// Returns [`MetricsError::Read`] if the record exists and cannot be read.
     pub fn read(&mut self) -> Result<&Curves, MetricsError> {
         match self.read_lines() {
             Err(why) if why.kind() != io::ErrorKind::NotFound => {
@@ -177,7 +182,8 @@ impl CurveReader {
     fn read_lines(&mut self) -> io::Result<()> {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.read))?;
-        let (mut file, mut line) = (BufReader::new(file), Vec::new());
+        let mut file = BufReader::new(file);
+        let mut line = Vec::new();
         while file.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
             self.curves.add_line(&line);
             self.read += line.len() as u64;

@@ -1,5 +1,5 @@
-//! Events of a run, as they also go to other nodes, and the form as lines of JSON of those that are
-//! recorded. Numbers that are not finite become `null` there, because JSON has no such numbers.
+//! Events of a run, which are also sent to other nodes, and the lines of JSON of recorded events.
+//! Numbers that are not finite become `null` there, because JSON has no such numbers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ pub struct StepRecord {
     pub grad_norm: f64,
     /// Loss scale with which the step was computed; `None`, and left out of the line, in f32.
     pub loss_scale: Option<f64>,
-    /// What `count` counts.
+    /// Unit of `count`.
     pub unit: Unit,
     /// Tokens (targets that count) or samples in this step's global batch.
     pub count: u64,
@@ -62,10 +62,12 @@ impl StepRecord {
     /// Returns the bubble of a step of pipelines: the share of the time of all ranks in which their
     /// devices were idle; `None` without pipelines.
     pub fn bubble(&self) -> Option<f64> {
-        let times = || self.ranks.iter().map(|rank| (rank.time.as_secs_f64(), rank.idle));
-        let idle: f64 = times().map(|(time, idle)| time * idle).sum();
-        let has_stages = self.ranks.iter().any(|rank| rank.stage.is_some());
-        has_stages.then(|| idle / times().map(|(time, _)| time).sum::<f64>())
+        if self.ranks.iter().all(|rank| rank.stage.is_none()) {
+            return None;
+        }
+        let idle: f64 = self.ranks.iter().map(|rank| rank.time.as_secs_f64() * rank.idle).sum();
+        let total: f64 = self.ranks.iter().map(|rank| rank.time.as_secs_f64()).sum();
+        Some(idle / total)
     }
 }
 
@@ -112,8 +114,13 @@ fn rounded(share: f64) -> f64 {
     (share * 1e4).round() / 1e4
 }
 
-/// Record as a line of the run's record: keys of JSON that depend on what the record holds, unlike
-/// the fields that go to other nodes.
+/// Returns milliseconds, rounded to the microsecond: finer digits are noise.
+fn rounded_ms(time: Duration) -> f64 {
+    (1e3 * time.as_secs_f64() * 1e3).round() / 1e3
+}
+
+/// Record as a line of the run's record: its keys of JSON depend on the values, unlike the fields
+/// that are sent to other nodes.
 pub(super) struct JsonLine<'a, T>(pub &'a T);
 
 /// Written as the share, and the milliseconds of work and of waiting; of a rank with a part of the
@@ -121,12 +128,11 @@ pub(super) struct JsonLine<'a, T>(pub &'a T);
 impl Serialize for JsonLine<'_, RankRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(record) = self;
-        // Rounded to the microsecond: finer digits are noise.
-        let ms = |time: Duration| (1e3 * time.as_secs_f64() * 1e3).round() / 1e3;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("share", &record.share)?;
-        map.serialize_entry("work_ms", &ms(record.time.saturating_sub(record.waited)))?;
-        map.serialize_entry("wait_ms", &ms(record.waited))?;
+        let work = record.time.saturating_sub(record.waited);
+        map.serialize_entry("work_ms", &rounded_ms(work))?;
+        map.serialize_entry("wait_ms", &rounded_ms(record.waited))?;
         if let Some(StageRecord { pipeline, stage, tensor }) = record.stage {
             map.serialize_entry("pipeline", &pipeline)?;
             map.serialize_entry("stage", &stage)?;
@@ -153,8 +159,8 @@ pub struct EvalRecord {
     /// Samples that were evaluated, and the targets in them.
     pub samples: u64,
     pub targets: u64,
-    /// True if the loss is finite and below that of the best evaluation before, if there was one;
-    /// left out of the line.
+    /// True if the loss is finite and below the best earlier one, if there is one; left out of the
+    /// line.
     pub is_best: bool,
 }
 
@@ -215,14 +221,14 @@ impl MeasureRecord {
     }
 }
 
-/// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen.
-/// Notes and warnings may come at any time, [`Tuning`](Event::Tuning) before
+/// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen. Notes
+/// and warnings may occur at any time, [`Tuning`](Event::Tuning) before
 /// [`Started`](Event::Started), and all others after it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// Message for the user.
     Note(String),
-    /// Message about something that went wrong without ending the run.
+    /// Message about a problem that does not end the run.
     Warning(String),
     /// Progress of certifying and timing the kernels of a device, before the first step.
     Tuning {
@@ -232,8 +238,8 @@ pub enum Event {
         elapsed: Duration,
     },
     /// The devices are open and the run's directory is in use: of `steps`, `done` are done, which
-    /// may be all of them. What can still fail before the first step, such as restoring a
-    /// checkpoint, comes after it. `device` is the name of the first rank's device.
+    /// may be all of them. Preparations of the first step, such as restoring a checkpoint, follow
+    /// and may still fail. `device` is the name of the first rank's device.
     Started {
         done: u64,
         steps: u64,

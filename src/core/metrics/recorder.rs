@@ -21,8 +21,8 @@ const WAITING_BYTES_MAX: usize = 64 << 20;
 const UNWRITTEN_MAX: Duration = Duration::from_secs(3600);
 
 /// Appends steps, evaluations and measures to a file; each is written to the file (though not yet
-/// synced to the disk) when [`Recorder::event`] returns. While the disk is full or away, lines are
-/// kept in memory and written before those of later events: a run does not end for a line.
+/// synced to the disk) when [`Recorder::event`] returns. While the disk is full or unavailable,
+/// lines are kept in memory and written before later ones: a lost line does not end a run.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
@@ -33,15 +33,15 @@ pub struct Recorder {
     waiting_bytes: usize,
     /// First failure since the last line or checkpoint that was written.
     failing_since: Option<Instant>,
-    /// What users are to be told.
+    /// Event for the user.
     news: Option<Event>,
     /// Faults to inject, for tests.
     faults: Faults,
 }
 
 impl Recorder {
-    /// Creates the empty record of a new run. Returns also how many lines of another run's record
-    /// were there; they move to the end of the file [`aside`].
+    /// Creates the empty record of a new run. Returns also the number of lines of another run's
+    /// record at this path; they move to the end of the file [`aside`].
     pub fn create(path: &Path) -> Result<(Self, u64), MetricsError> {
         let Truncation { dropped, damaged, .. } = truncate(path, None)?;
         let file = File::create(path).map_err(|why| write_error(path, why))?;
@@ -82,7 +82,8 @@ impl Recorder {
         Ok((Self::of(path, file, length), truncation))
     }
 
-    /// Appends one line behind those that wait. `prepared` is an error of a step's write, in tests.
+    /// Appends one line after the waiting ones. `prepared` is an injected error of a step's write,
+    /// in tests.
     fn record(
         &mut self,
         record: &impl Serialize,
@@ -94,17 +95,21 @@ impl Recorder {
         self.waiting_bytes += line.len();
         self.waiting.push_back(line);
         let waited = self.waiting.len() - 1;
-        match prepared.and_then(|()| self.write_waiting()) {
+        let written = match prepared {
+            Ok(()) => self.write_waiting(),
+            Err(why) => Err(why),
+        };
+        match written {
             Ok(()) => {
-                self.tell_written(waited);
+                self.note_written(waited);
                 Ok(())
             }
             Err(why) => self.keep(why, waited == 0),
         }
     }
 
-    /// Takes note that the file can be written, and that lines had waited for that.
-    fn tell_written(&mut self, waited: usize) {
+    /// Records that the file can be written, and notifies the user if lines had waited for that.
+    fn note_written(&mut self, waited: usize) {
         self.failing_since = None;
         if waited > 0 {
             self.news = Some(Event::Note(format!(
@@ -115,8 +120,8 @@ impl Recorder {
         }
     }
 
-    /// Writes the lines that wait, in order. Of one that fails nothing stays in the file, so that
-    /// it can still be appended later.
+    /// Writes the waiting lines, in order. Nothing of a failed line stays in the file, so that it
+    /// can still be appended later.
     fn write_waiting(&mut self) -> io::Result<()> {
         while let Some(line) = self.waiting.front() {
             if let Err(why) = self.file.write_all(line) {
@@ -132,7 +137,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Keeps what could not be written, of which users are told at the first line.
+    /// Keeps lines that could not be written; the user is warned at the first one.
     fn keep(&mut self, why: io::Error, is_first: bool) -> Result<(), MetricsError> {
         let since = *self.failing_since.get_or_insert_with(Instant::now);
         if since.elapsed() > UNWRITTEN_MAX || self.waiting_bytes > WAITING_BYTES_MAX {
@@ -160,18 +165,18 @@ impl Sink for Recorder {
             Event::Evaluation(record) => self.record(&JsonLine(record), Ok(())),
             Event::Measure(record) => self.record(&record.json(), Ok(())),
             Event::Checkpoint { .. } => {
-                // The run is safe, and the disk has room, perhaps for the lines before it too.
+                // The run is safe, and the disk has room, perhaps for the waiting lines too.
                 self.failing_since = None;
                 let waited = self.waiting.len();
                 if self.write_waiting().is_ok() {
-                    self.tell_written(waited);
+                    self.note_written(waited);
                 }
                 Ok(())
             }
             Event::Ended => {
                 let waited = self.waiting.len();
                 self.write_waiting().map_err(|why| write_error(&self.path, why))?;
-                self.tell_written(waited);
+                self.note_written(waited);
                 Ok(())
             }
             Event::Note(_)
@@ -208,7 +213,7 @@ pub fn aside(path: &Path) -> PathBuf {
 
 /// Truncates a record after the step that a run is resumed from: moves lines of later steps and
 /// damaged lines to the end of the file [`aside`]. The record is replaced whole or not at all,
-/// after what leaves it is on the disk. A missing record stays missing.
+/// after the moved lines are on the disk. A missing record stays missing.
 pub(crate) fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError> {
     truncate(path, Some(step))
 }
@@ -232,7 +237,10 @@ fn truncate(path: &Path, step: Option<u64>) -> Result<Truncation, MetricsError> 
         loop {
             line.clear();
             match reader.read_until(b'\n', &mut line) {
-                Ok(0) => return left.sync().and_then(|()| kept.flush()),
+                Ok(0) => {
+                    left.sync()?;
+                    return kept.flush();
+                }
                 Ok(_) => {}
                 Err(why) => {
                     let kind = why.kind();
@@ -244,8 +252,9 @@ fn truncate(path: &Path, step: Option<u64>) -> Result<Truncation, MetricsError> 
                 Some((found, val_loss)) if step.is_some_and(|step| found <= step) => {
                     kept.write_all(&line)?;
                     truncation.kept += 1;
-                    truncation.val_loss =
-                        val_loss.filter(|_| Some(found) == step).or(truncation.val_loss);
+                    if Some(found) == step && val_loss.is_some() {
+                        truncation.val_loss = val_loss;
+                    }
                 }
                 found => {
                     left.append(&line)?;

@@ -4,7 +4,7 @@ use super::{Event, MetricsError};
 
 /// Receiver of the events of a run.
 pub trait Sink {
-    /// Handles one event; events come in the order in which they happen.
+    /// Handles one event; events are passed in the order in which they happen.
     ///
     /// # Errors
     /// Returns [`MetricsError`] if something is lost that a later run relies on; the run then
@@ -20,7 +20,8 @@ pub trait Sink {
 
 /// The record of a run, if it is open, a chart of it, if there is one, and a sink that shows
 /// events, as one. The latter two get an event only if it was recorded. A failure of the chart is
-/// shown as a warning. For several charts, one of these may be what another one shows events on.
+/// shown as a warning. For several charts, one of these may be the sink of another one that shows
+/// events.
 pub struct Sinks {
     record: Option<Box<dyn Sink>>,
     chart: Option<Box<dyn Sink>>,
@@ -58,7 +59,9 @@ impl Sink for Sinks {
                 self.shown.event(&news)?;
             }
         }
-        if let Some(Err(why)) = self.chart.as_mut().map(|chart| chart.event(event)) {
+        if let Some(chart) = &mut self.chart
+            && let Err(why) = chart.event(event)
+        {
             self.shown.event(&Event::Warning(why.to_string()))?;
         }
         self.shown.event(event)

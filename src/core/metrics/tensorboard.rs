@@ -34,8 +34,8 @@ impl TensorBoard {
     /// Returns [`MetricsError::Chart`] if the file cannot be written.
     pub fn create(directory: &Path, first: u64) -> Result<Self, MetricsError> {
         let failed = |path: &Path, why| MetricsError::Chart { path: path.into(), why };
-        let path = fs::create_dir_all(directory).and_then(|()| free_path(directory));
-        let path = path.map_err(|why| failed(directory, why))?;
+        fs::create_dir_all(directory).map_err(|why| failed(directory, why))?;
+        let path = free_path(directory).map_err(|why| failed(directory, why))?;
         let file = File::create_new(&path).map_err(|why| failed(&path, why))?;
         let mut opened = Self { path, file: Some(BufWriter::new(file)), flushed: Instant::now() };
         opened.write(0, &EventContent::Version, false)?;
@@ -43,7 +43,7 @@ impl TensorBoard {
         Ok(opened)
     }
 
-    /// Writes an event, and the buffer if that is asked or due.
+    /// Writes an event, and the buffer if `flush` asks for it or it is due.
     fn write(
         &mut self,
         step: u64,
@@ -67,10 +67,14 @@ impl TensorBoard {
         &mut self,
         write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
     ) -> Result<(), MetricsError> {
-        let Some(Err(why)) = self.file.as_mut().map(write) else { return Ok(()) };
-        // What follows a torn record could not be read; neither is the buffer written when dropped.
-        self.file.take().map(BufWriter::into_parts);
-        Err(MetricsError::Chart { path: self.path.clone(), why })
+        let Some(mut file) = self.file.take() else { return Ok(()) };
+        if let Err(why) = write(&mut file) {
+            // Records after a torn one could not be read, so the buffer is dropped unwritten.
+            let _ = file.into_parts();
+            return Err(MetricsError::Chart { path: self.path.clone(), why });
+        }
+        self.file = Some(file);
+        Ok(())
     }
 }
 
@@ -130,18 +134,21 @@ fn now_s() -> f64 {
 }
 
 /// Returns the path of a new event file: its second, the host and the process. TensorBoard reads
-/// the files in the order of their names, so the second is above those of the files that are there.
+/// the files in the order of their names, so the second is above the seconds of existing files.
 fn free_path(directory: &Path) -> io::Result<PathBuf> {
     let mut second = now_s() as u64;
     for entry in fs::read_dir(directory)? {
         let name = entry?.file_name();
-        let other = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('.').next());
-        let other: Option<u64> = other.and_then(|second| second.parse().ok());
-        second = second.max(other.map_or(0, |other| other.saturating_add(1)));
+        if let Some(name) = name.to_str()
+            && let Some(rest) = name.strip_prefix(PREFIX)
+            && let Some(other) = rest.split('.').next()
+            && let Ok(other) = other.parse::<u64>()
+        {
+            second = second.max(other.saturating_add(1));
+        }
     }
     let host = gethostname::gethostname().to_string_lossy().into_owned();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let host = host.replace(|c| !is_plain(c), "_");
+    let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_");
     Ok(directory.join(format!("{PREFIX}{second:010}.{host}.{}", std::process::id())))
 }
 

@@ -5,11 +5,11 @@ use std::time::SystemTime;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// Formats a time in UTC as RFC 3339 has it, to the millisecond.
+/// Formats a time in UTC as in RFC 3339, to the millisecond.
 pub fn rfc3339(time: SystemTime) -> String {
     let time = OffsetDateTime::from(time);
     let milliseconds = u32::from(time.millisecond());
-    // Both fail only for years that have no four digits.
+    // Both fail only for years without four digits.
     let rounded = time.replace_nanosecond(1_000_000 * milliseconds).unwrap_or(time);
     rounded.format(&Rfc3339).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Trace of a run in the format of Chrome and Perfetto: a timeline of what each rank did.
+//! Trace of a run in the format of Chrome and Perfetto: a timeline of the activities of each rank.
 //!
 //! The file is a JSON array of events, one per line: see "Trace Event Format" of the Chromium
 //! project. Both viewers also read it without the closing bracket, so that the trace of a killed
@@ -79,9 +79,9 @@ impl Trace {
         Ok(Self::of(path, Instant::now(), TraceTarget::File(file), events_max))
     }
 
-    /// Creates a trace whose events are sent to that of another process, in pieces of whole lines
-    /// for [`Trace::append_lines`]. Its timestamps are counted from `epoch`, which is the time at
-    /// which the other trace was created.
+    /// Creates a trace whose events are sent to the trace of another process, in pieces of whole
+    /// lines for [`Trace::append_lines`]. Its timestamps are counted from `epoch`, which is the
+    /// time at which the other trace was created.
     pub fn sent(epoch: Instant, send: impl FnMut(Vec<u8>) + Send + 'static) -> Self {
         Self::of(Path::new(""), epoch, TraceTarget::Sent(Box::new(send)), EVENTS_MAX)
     }
@@ -97,8 +97,8 @@ impl Trace {
             events_max,
             tracks: Vec::new(),
         });
-        let (path, is_open) = (path.into(), AtomicBool::new(true));
-        Self { shared: Arc::new(SharedFile { path, epoch, is_open, sink }) }
+        let is_open = AtomicBool::new(true);
+        Self { shared: Arc::new(SharedFile { path: path.into(), epoch, is_open, sink }) }
     }
 
     /// Returns the origin of the timestamps.
@@ -109,11 +109,15 @@ impl Trace {
     /// Writes events that another process has sent, see [`Trace::sent`].
     pub fn append_lines(&self, lines: &str) {
         let mut sink = self.shared.sink();
-        let events = lines.lines().map(|line| line.trim_end_matches(','));
-        events.filter(|event| !event.is_empty()).for_each(|event| sink.event(event));
+        for line in lines.lines() {
+            let event = line.trim_end_matches(',');
+            if !event.is_empty() {
+                sink.event(event);
+            }
+        }
     }
 
-    /// Writes a label behind the name of a rank, whose tracks are created before.
+    /// Writes a label after the name of a rank, whose tracks must exist already.
     pub fn label(&self, rank: u32, label: &str) {
         self.shared.sink().describe("process_labels", rank, 0, json!({ "labels": label }));
     }
@@ -190,12 +194,13 @@ impl Track {
 
     /// Begins a span; costs nothing if the track is not written.
     pub fn span(&self, name: impl FnOnce() -> String) -> Span {
-        Span { begun: self.is_on().then(|| (self.clone(), name(), Instant::now())) }
+        let begun = if self.is_on() { Some((self.clone(), name(), Instant::now())) } else { None };
+        Span { begun }
     }
 
     /// Writes a span that has ended.
     pub fn record(&self, name: impl FnOnce() -> String, from: Instant, to: Instant) {
-        if let Some(line) = self.line.as_ref().filter(|_| self.is_on()) {
+        if let Some(line) = self.open_line() {
             let length = Micros(to.saturating_duration_since(from));
             line.write("X", &name(), from, format_args!(r#","dur":{length}"#));
         }
@@ -205,16 +210,25 @@ impl Track {
     /// written by this method if that is later: for a queue that processes its items one after
     /// the other.
     pub fn record_since(&self, name: impl FnOnce() -> String, since: Instant) {
-        let Some(line) = self.line.as_ref().filter(|_| self.is_on()) else { return };
+        let Some(line) = self.open_line() else { return };
         let now = Instant::now();
         let mut last = line.last.lock();
-        self.record(name, last.map_or(since, |last| last.max(since)), now);
+        let from = match *last {
+            Some(last) => last.max(since),
+            None => since,
+        };
+        self.record(name, from, now);
         *last = Some(now);
+    }
+
+    /// Returns the state of the track if its events are written.
+    fn open_line(&self) -> Option<&TrackState> {
+        self.line.as_deref().filter(|_| self.is_on())
     }
 
     /// Writes an instant event.
     pub fn mark(&self, name: impl FnOnce() -> String) {
-        if let Some(line) = self.line.as_ref().filter(|_| self.is_on()) {
+        if let Some(line) = self.open_line() {
             line.write("i", &name(), Instant::now(), format_args!(r#","s":"t""#));
         }
     }
@@ -232,7 +246,8 @@ impl TrackState {
     fn write(&self, kind: &str, name: &str, at: Instant, rest: std::fmt::Arguments<'_>) {
         let Self { shared, ending, .. } = self;
         // Formatted before the lock is taken, because several threads write.
-        let (name, at) = (Value::from(name), Micros(at.saturating_duration_since(shared.epoch)));
+        let name = Value::from(name);
+        let at = Micros(at.saturating_duration_since(shared.epoch));
         let mut event = String::with_capacity(128);
         // Writing to a string cannot fail.
         let _ = write!(event, r#"{{"name":{name},"ph":"{kind}","ts":{at}{rest}{ending}"#);
@@ -287,7 +302,7 @@ impl std::fmt::Debug for TraceTarget {
 struct TraceWriter {
     /// `None` after the JSON array was closed.
     target: Option<TraceTarget>,
-    /// First write error, after which nothing is written any more.
+    /// First write error; nothing is written after it.
     failed: Option<io::Error>,
     buffer: Vec<u8>,
     /// Time of the last write of the buffer.
@@ -328,10 +343,12 @@ impl TraceWriter {
     }
 
     fn flush(&mut self) {
-        match self.target.as_mut().filter(|_| self.failed.is_none()) {
-            Some(TraceTarget::File(file)) => self.failed = file.write_all(&self.buffer).err(),
-            Some(TraceTarget::Sent(send)) => send(std::mem::take(&mut self.buffer)),
-            None => {}
+        if self.failed.is_none() {
+            match &mut self.target {
+                Some(TraceTarget::File(file)) => self.failed = file.write_all(&self.buffer).err(),
+                Some(TraceTarget::Sent(send)) => send(std::mem::take(&mut self.buffer)),
+                None => {}
+            }
         }
         self.buffer.clear();
         self.written = Instant::now();

@@ -1,4 +1,4 @@
-//! Bounds of a cluster: of what its nodes send, and of the times for which they wait.
+//! Bounds of a cluster: of the messages of its nodes, and of their timeouts.
 
 use potluck_core::Nanos;
 
@@ -10,7 +10,7 @@ pub(crate) const HOST_BYTES_MAX: usize = 255;
 pub(crate) const DEVICES_MAX: usize = 64;
 /// Longest name and kind of a device, in bytes each.
 pub const DEVICE_BYTES_MAX: usize = 256;
-/// Longest text about a build, in bytes: its hash and those of its rooms.
+/// Longest text about a build, in bytes: its hash and the hashes of its crates.
 pub(crate) const BUILD_BYTES_MAX: usize = 4 << 10;
 /// Longest version and name of a run, in bytes each.
 pub(crate) const VERSION_BYTES_MAX: usize = 128;
@@ -23,13 +23,13 @@ pub(crate) const NODE_TIMEOUT_MIN: Nanos = 100_000_000;
 pub const NODE_TIMEOUT_MAX: Nanos = 3_600_000_000_000;
 /// Longest time until a machine answers: a dial, a hello, the opening of a pair.
 pub(crate) const REPLY_TIMEOUT: Nanos = 5_000_000_000;
-/// Longest time for a dial, which so ends before its machine gives it up, and says why.
+/// Longest time for a dial: it ends before its machine gives it up, and can report the reason.
 pub(crate) const DIAL_TIMEOUT: Nanos = 4_500_000_000;
 /// Longest time from the roster to the start: the dials of all pairs, and their reports.
 pub(crate) const PAIRING_TIMEOUT: Nanos = 8_000_000_000;
 /// Silence after which a node counts as gone before the start: as long as three heartbeats at the
-/// longest interval. After the start, the longest silence of a node is the run's to say.
+/// longest interval. After the start, the run's longest silence of a node applies.
 pub(crate) const ABSENT_AFTER: Nanos = 3_000_000_000;
-/// Longest time for which a joining node waits for the start, so that the first node, which knows
-/// more, speaks first.
+/// Longest time for which a joining node waits for the start: the first node, which knows more,
+/// reports first.
 pub(crate) const START_TIMEOUT: Nanos = 12_000_000_000;

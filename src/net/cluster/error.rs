@@ -88,8 +88,8 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Returns what heals the error: time, if other nodes or the ways to them failed. What breaks
-    /// the protocol would do so again.
+    /// Returns the remedy of the error: time, if other nodes or the links to them failed. A
+    /// violation of the protocol would happen again.
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::Refused(refusal) => refusal.remedy(),

@@ -1,4 +1,4 @@
-//! Events that a machine is given, and actions that it asks for.
+//! Events for a machine, and the actions that it requests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,8 +13,8 @@ use super::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::{Nanos, NodeRank, Remedy};
 
 /// Event of the network. The driver authenticates connections before it reports them, delivers the
-/// messages of each in order, and closes one whose bytes are no message, which it reports as
-/// closed.
+/// messages of each in order, and closes a connection whose bytes are no message, which it reports
+/// as closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A peer opened a connection.
@@ -31,7 +31,7 @@ pub enum Event {
     DialFailed {
         dial: DialId,
         why: String,
-        /// True if nobody answered, so that somebody may come later.
+        /// True on timeout (as opposed to refusal): the peer may not be up yet.
         is_silent: bool,
         remedy: Remedy,
     },
@@ -39,12 +39,12 @@ pub enum Event {
         connection: ConnectionId,
         message: ClusterMsg,
     },
-    /// The peer of a connection has another address than before.
+    /// The peer of a connection has a new address.
     Moved {
         connection: ConnectionId,
         address: SocketAddr,
     },
-    /// A connection ended. After [`Action::Close`] it may come or not.
+    /// A connection ended. May follow [`Action::Close`] or not.
     Closed {
         connection: ConnectionId,
         end: ConnectionEnd,
@@ -56,15 +56,15 @@ pub enum Event {
 pub enum ConnectionEnd {
     /// The peer closed it, with a sentence.
     Peer(String),
-    /// Nothing came from the peer for this long.
+    /// Nothing has arrived from the peer for this long.
     Silent(Nanos),
     /// It broke, for the reason in this sentence.
     Broken(String),
 }
 
 impl ConnectionEnd {
-    /// Returns the reason of a loss of what was reached by this connection, as a sentence: `link`
-    /// names the connection.
+    /// Returns the reason for the loss of the node at the other end, as a sentence; `link` names
+    /// the connection.
     pub(super) fn loss(&self, link: &str) -> String {
         match self {
             Self::Peer(why) => format!("the peer closed {link}: {why}"),
@@ -74,7 +74,7 @@ impl ConnectionEnd {
     }
 }
 
-/// Node, named with its host, that has another address than before. As a text, a note for the user.
+/// Node, named with its host, that has a new address. Displayed as a note for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovedNode {
     pub who: String,
@@ -96,42 +96,41 @@ pub enum Action {
         connection: ConnectionId,
         message: ClusterMsg,
     },
-    /// Closes a connection behind what was sent; the peer is told why. Nothing that it sends
-    /// afterwards is delivered.
+    /// Closes a connection after all sent messages; the peer gets the reason. Its later messages
+    /// are not delivered.
     Close {
         connection: ConnectionId,
         why: String,
     },
-    /// Tries the addresses. If the number of the node's socket is known, no other one is taken.
+    /// Dials the addresses. If the number of the node's socket is known, other sockets are refused.
     Dial {
         dial: DialId,
         node: NodeRank,
         endpoint: Option<EndpointId>,
         addresses: Vec<SocketAddr>,
     },
-    /// Shows who is here, before the start.
+    /// Shows the nodes that have joined, before the start.
     Show(Presence),
     /// Shows that a peer was refused; only the first node does.
     TurnedAway {
         address: SocketAddr,
         why: String,
     },
-    /// Shows that a node went before the start; only the first node does.
+    /// Shows that a node left before the start; only the first node does.
     Departed {
         host: String,
         why: String,
     },
-    /// Shows that a node has another address than before.
+    /// Shows that a node has a new address.
     Moved(MovedNode),
     /// The run begins. `links` are the connections to all other nodes, except one that closed while
-    /// the start was on its way: then [`Action::Lost`] or [`Action::Left`] follows.
+    /// the start was in flight: then [`Action::Lost`] or [`Action::Left`] follows.
     Started {
         roster: Roster,
         you: NodeRank,
         links: Vec<(NodeRank, ConnectionId)>,
     },
-    /// A node went in order after the start. Whether the run can go on is for the layer above to
-    /// say.
+    /// A node left in order after the start. The layer above decides if the run can continue.
     Left {
         node: NodeRank,
         why: String,
@@ -148,11 +147,11 @@ pub enum Action {
 /// End of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterEnd {
-    /// In order, by this node or by the first one, or because all others have left.
+    /// In order, by this node or by the first one, or because all other nodes have left.
     Left {
         why: String,
     },
-    /// The first node does not take this one in, or gives the run up before the start.
+    /// The first node refuses this one, or gives the run up before the start.
     Refused {
         why: String,
         remedy: Remedy,
@@ -165,7 +164,7 @@ pub enum ClusterEnd {
 }
 
 impl ClusterEnd {
-    /// Returns what heals the end of a node that did not want it.
+    /// Returns the remedy of an unwanted end.
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::Left { .. } | Self::Lost { .. } => Remedy::Time,
@@ -203,7 +202,7 @@ impl Outbox {
         self.push(Action::Close { connection, why: shown_text(why, WHY_BYTES_MAX) });
     }
 
-    /// Refuses a peer: tells it why and closes its connection.
+    /// Refuses a peer: sends it the reason and closes its connection.
     pub fn refuse(&mut self, connection: ConnectionId, why: &str, remedy: Remedy) {
         let why = shown_text(why, WHY_BYTES_MAX);
         self.send(connection, ClusterMsg::Refused { why: why.clone(), remedy });

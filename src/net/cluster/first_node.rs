@@ -1,5 +1,5 @@
-//! State machine of the first node: it takes the others in, numbers them, starts all at the same
-//! time, and names the first loss to all.
+//! State machine of the first node: it admits the others, numbers them, starts all at the same
+//! time, and reports the first loss to all.
 
 mod pairing;
 mod seating;
@@ -28,31 +28,31 @@ use potluck_core::{Generation, Nanos, NodeRank};
 
 pub use seating::FormerNode;
 
-/// Bytes of a message about all nodes besides those of the nodes themselves.
+/// Bytes of a message about all nodes without the nodes themselves.
 const MESSAGE_HEAD_BYTES: usize = 64;
 
-/// Addresses of a node that its greeting does not have.
+/// Number of addresses of a node that are not in its greeting.
 const SEEN_ADDRESSES: usize = 2;
 
 /// Run that a first node starts.
 #[derive(Clone, Debug)]
 pub struct FirstNodeOptions {
-    /// Name of the run, which no other run has.
+    /// Unique name of the run.
     pub run: String,
     /// Nodes of the run, the first one included.
     pub nodes: u32,
-    /// Greeting of the first node itself, with which those of the others are compared.
+    /// Greeting of the first node itself, with which the other greetings are compared.
     pub hello: Hello,
     /// Longest silence of a node.
     pub node_timeout: Nanos,
     /// Last generation of the run, 0 at its begin.
     pub generation: Generation,
-    /// Nodes that the run had before, the first one first; empty for a new run. Those that come
-    /// back get their numbers.
+    /// Nodes that the run had before, the first one first; empty for a new run. Returning nodes get
+    /// their former numbers.
     pub before: Vec<FormerNode>,
 }
 
-/// Node that is here.
+/// Node that has joined.
 #[derive(Debug)]
 struct Joiner {
     connection: ConnectionId,
@@ -60,7 +60,7 @@ struct Joiner {
     seen: SocketAddr,
     hello: Hello,
     pulse: Pulse,
-    /// Heartbeats that had come when the present roster was sent.
+    /// Heartbeats that had arrived when the present roster was sent.
     beats_before_roster: u64,
     has_left: bool,
     /// True once its connection has ended: nothing can be sent.
@@ -75,13 +75,14 @@ impl Joiner {
         address
     }
 
-    /// Returns the addresses at which others may reach the node. A router in between may have given
-    /// its port another number, and a network of its own may be closer to others.
+    /// Returns the addresses at which others may reach the node. A router in between may have
+    /// changed its port, and an address of a shared network may be closer to others.
     fn addresses(&self) -> Vec<SocketAddr> {
         let is_near = self.seen.ip().is_loopback();
-        let own = self.hello.addresses.iter().filter(|of| is_near || !of.ip().is_loopback());
+        let mut known = vec![self.seen];
+        known.extend(self.hello.addresses.iter().filter(|of| is_near || !of.ip().is_loopback()));
         let mut addresses = vec![self.listening()];
-        for &address in [self.seen].iter().chain(own) {
+        for address in known {
             if addresses.len() < ADDRESSES_MAX && !addresses.contains(&address) {
                 addresses.push(address);
             }
@@ -93,7 +94,7 @@ impl Joiner {
 #[derive(Debug)]
 enum FirstPhase {
     Waiting,
-    /// All are here, and these pairs are not connected yet, the lower number first.
+    /// All nodes have joined, and these pairs are not connected yet, the lower number first.
     Pairing {
         missing: BTreeSet<(NodeRank, NodeRank)>,
         until: Nanos,
@@ -122,7 +123,7 @@ pub struct FirstNode {
     phase: FirstPhase,
     roster: Option<Roster>,
     guests: Guests,
-    /// In the order of arrival; from the roster on, node `n` is at `n - 1`.
+    /// In the order of arrival; once there is a roster, node `n` is at `n - 1`.
     joiners: Vec<Joiner>,
     suspicions: Vec<Suspicion>,
     outbox: Outbox,
@@ -130,12 +131,13 @@ pub struct FirstNode {
 
 impl FirstNode {
     /// Creates a machine that waits for all other nodes. Its first action shows that only this
-    /// node is here.
+    /// node is present.
     ///
     /// # Errors
     /// Returns [`ClusterError`] for values beyond their bounds.
     pub fn new(options: FirstNodeOptions) -> Result<Self, ClusterError> {
-        let (nodes, timeout) = (options.nodes, options.node_timeout);
+        let nodes = options.nodes;
+        let timeout = options.node_timeout;
         if !(2..=NODES_MAX).contains(&nodes) {
             return Err(ClusterError::Nodes { nodes, min: 2, max: NODES_MAX });
         }
@@ -168,8 +170,8 @@ impl FirstNode {
     /// machine is over.
     ///
     /// # Errors
-    /// Returns [`ClusterError`] for an event that is not due. What a peer is to blame for also
-    /// closes its connection, except for a message of a generation that is over.
+    /// Returns [`ClusterError`] for an event that is not due. A peer's violation of the protocol
+    /// also closes its connection; a message of a generation that is over does not.
     pub fn handle(&mut self, now: Nanos, event: Event) -> Result<(), ClusterError> {
         if self.is_over() {
             return Ok(());
@@ -213,7 +215,7 @@ impl FirstNode {
                 if let Some(index) = self.index(connection) {
                     self.joiners[index].is_closed = true;
                     let why = match end {
-                        // Heartbeats are what measures the silence of a node.
+                        // The silence of a node is measured by its heartbeats.
                         ConnectionEnd::Silent(_) => silent_for(self.options.node_timeout),
                         end => end.loss("its link"),
                     };
@@ -240,7 +242,7 @@ impl FirstNode {
         self.end(ClusterEnd::Left { why });
     }
 
-    /// Ends the generation because the layer above gives a node up, by its activity for example.
+    /// Ends the generation because the layer above gives a node up, for example for its activity.
     ///
     /// # Errors
     /// Returns [`ClusterError`] for a node that is not one of the others in a running cluster.
@@ -253,7 +255,7 @@ impl FirstNode {
         Ok(())
     }
 
-    /// Returns the times at which the nodes that are here were last heard, by their connections.
+    /// Returns the times at which the joined nodes were last heard, by their connections.
     pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
         self.joiners.iter().map(|joiner| (joiner.connection, joiner.pulse.heard_at())).collect()
     }
@@ -262,9 +264,9 @@ impl FirstNode {
         matches!(self.phase, FirstPhase::Over)
     }
 
-    // ---- Waiting for people ----
+    // ---- Waiting for nodes ----
 
-    /// Takes the first message on a connection, which is to be a hello.
+    /// Takes the first message on a connection, which must be a hello.
     fn greet(
         &mut self,
         now: Nanos,
@@ -319,10 +321,11 @@ impl FirstNode {
         }
     }
 
-    /// Checks that nobody else asks for the number that a node asks for.
+    /// Checks that no other node asks for the number that a node asks for.
     fn check_place(&self, hello: &Hello) -> Result<(), Refusal> {
         let Some(place) = hello.place else { return Ok(()) };
-        let (host, nodes) = (hello.host.clone(), self.options.nodes);
+        let host = hello.host.clone();
+        let nodes = self.options.nodes;
         if place.0 >= nodes {
             return Err(Refusal::NoSuchPlace { host, place, nodes });
         }
@@ -368,7 +371,7 @@ impl FirstNode {
         }
     }
 
-    /// Takes another address of a node, for the roster if there is none yet, and shows it.
+    /// Takes a new address of a node, for the roster if there is none yet, and shows it.
     fn move_joiner(&mut self, index: usize, to: SocketAddr) {
         let who = self.name(NodeRank(index as u32 + 1));
         let joiner = &mut self.joiners[index];
@@ -376,19 +379,20 @@ impl FirstNode {
         self.outbox.push(Action::Moved(MovedNode { who, from, to }));
     }
 
-    /// Shows who is here, and tells all who wait.
+    /// Shows the present nodes, and sends them to all waiting ones.
     fn announce_presence(&mut self) {
-        let (generation, presence) = (self.generation, self.presence());
+        let generation = self.generation;
+        let presence = self.presence();
         self.send_to_all(|_| ClusterMsg::Present { generation, presence: presence.clone() });
         self.outbox.push(Action::Show(presence));
     }
 
     fn presence(&self) -> Presence {
-        let node = |hello: &Hello| PresentNode {
-            host: hello.host.clone(),
-            devices: hello.devices.clone(),
-        };
-        Presence { expected: self.options.nodes, here: self.greetings().map(node).collect() }
+        let mut here = Vec::new();
+        for hello in self.greetings() {
+            here.push(PresentNode { host: hello.host.clone(), devices: hello.devices.clone() });
+        }
+        Presence { expected: self.options.nodes, here }
     }
 
     fn greetings(&self) -> impl Iterator<Item = &Hello> {
@@ -402,29 +406,29 @@ impl FirstNode {
     /// Returns true if messages about all nodes and one more are short enough. Addresses and the
     /// lengths of texts and lists are counted with the most bytes that they may have.
     fn has_room_for(&self, newcomer: Option<&Hello>) -> bool {
-        let bytes = |hello: &Hello| {
-            let devices = hello.devices.iter();
-            let named: usize = devices.map(|of| of.name.len() + of.kind.len() + 4).sum();
+        let mut bytes = MESSAGE_HEAD_BYTES;
+        for hello in self.greetings().chain(newcomer) {
+            for device in &hello.devices {
+                bytes += device.name.len() + device.kind.len() + 4;
+            }
             let addresses = (hello.addresses.len() + SEEN_ADDRESSES).min(ADDRESSES_MAX);
-            hello.host.len() + named + 32 + 24 * addresses
-        };
-        let all = self.greetings().chain(newcomer).map(bytes).sum::<usize>();
-        all + MESSAGE_HEAD_BYTES <= MESSAGE_BYTES_MAX
+            bytes += hello.host.len() + 32 + 24 * addresses;
+        }
+        bytes <= MESSAGE_BYTES_MAX
     }
 
-    // ---- Messages of nodes that are here ----
+    // ---- Messages of joined nodes ----
 
     fn receive(&mut self, index: usize, message: ClusterMsg) -> Result<(), ClusterError> {
         let from = NodeRank(index as u32 + 1);
         if self.joiners[index].has_left {
             return Err(self.unexpected(from, &message));
         }
-        if let ClusterMsg::Heartbeat { sequence, .. } = &message {
-            let received = self.joiners[index].pulse.receive(*sequence);
-            received.map_err(|expected| {
-                let who = self.name(from);
-                ClusterError::Sequence { who, found: *sequence, expected }
-            })?;
+        if let ClusterMsg::Heartbeat { sequence, .. } = &message
+            && let Err(expected) = self.joiners[index].pulse.receive(*sequence)
+        {
+            let who = self.name(from);
+            return Err(ClusterError::Sequence { who, found: *sequence, expected });
         }
         self.check_generation(from, &message)?;
         match message {
@@ -451,7 +455,8 @@ impl FirstNode {
     }
 
     fn check_generation(&self, from: NodeRank, message: &ClusterMsg) -> Result<(), ClusterError> {
-        let (current, name) = (self.generation, message.name());
+        let current = self.generation;
+        let name = message.name();
         match message.generation() {
             Some(found) if found < current => {
                 let who = self.name(from);
@@ -474,8 +479,8 @@ impl FirstNode {
         ClusterError::Unexpected { who: self.name(from), message: message.name(), phase }
     }
 
-    /// Closes the connection of a node that broke the protocol. One that does not know yet that a
-    /// generation is over did not.
+    /// Closes the connection of a node that broke the protocol. A message of a generation that is
+    /// over is no violation: the node does not know yet.
     fn blame(&mut self, index: usize, error: &ClusterError) {
         let joiner = &self.joiners[index];
         if matches!(error, ClusterError::OverGeneration { .. }) || joiner.has_left {
@@ -495,14 +500,15 @@ impl FirstNode {
 
     // ---- Departures ----
 
-    /// Takes the orderly leave of a node: before the start its place is free again, after it the
-    /// others are told.
+    /// Takes the orderly leave of a node: before the start its place is free again, after the start
+    /// the others are notified.
     fn leave_of(&mut self, index: usize, why: String) {
         if !matches!(self.phase, FirstPhase::Running) {
             self.outbox.close(self.joiners[index].connection, "it leaves");
             return self.depart(index, &format!("it left: {why}"));
         }
-        let (generation, node) = (self.generation, NodeRank(index as u32 + 1));
+        let generation = self.generation;
+        let node = NodeRank(index as u32 + 1);
         self.joiners[index].has_left = true;
         self.suspicions.retain(|of| of.from != node && of.to != node);
         self.send_to_all(|_| ClusterMsg::Left { generation, node, why: why.clone() });
@@ -510,17 +516,17 @@ impl FirstNode {
         self.end_if_all_left();
     }
 
-    /// Ends the run once all others have left and have closed their links, behind all that they
-    /// have sent.
+    /// Ends the run once all others have left and have closed their links after all their messages.
     fn end_if_all_left(&mut self) {
-        let is_gone = |joiner: &Joiner| joiner.has_left && joiner.is_closed;
-        if matches!(self.phase, FirstPhase::Running) && self.joiners.iter().all(is_gone) {
+        if matches!(self.phase, FirstPhase::Running)
+            && self.joiners.iter().all(|joiner| joiner.has_left && joiner.is_closed)
+        {
             self.end(ClusterEnd::Left { why: "all other nodes have left".into() });
         }
     }
 
-    /// Takes the departure of a node that is closed already: before the start its place is free
-    /// again, after it it is a loss.
+    /// Takes the departure of a node whose connection is closed already: before the start its place
+    /// is free again, after the start it is a loss.
     fn depart(&mut self, index: usize, why: &str) {
         let why = shown_text(why, WHY_BYTES_MAX);
         if matches!(self.phase, FirstPhase::Running) {
@@ -547,13 +553,13 @@ impl FirstNode {
             return;
         }
         let ip = address.ip().to_canonical();
-        let is_predecessor = |joiner: &Joiner| {
+        let predecessor = self.joiners.iter().position(|joiner| {
             let is_absent = joiner.pulse.silence(now) >= ABSENT_AFTER;
             let is_there = joiner.seen.ip() == ip && joiner.hello.host == hello.host;
             let has_place = hello.place.is_some() && joiner.hello.place == hello.place;
             is_absent && (is_there || has_place)
-        };
-        if let Some(index) = self.joiners.iter().position(is_predecessor) {
+        });
+        if let Some(index) = predecessor {
             let silence = silent_for(whole_seconds(self.joiners[index].pulse.silence(now)));
             self.dismiss(index, &format!("{silence}, and its successor is here"));
         }
@@ -565,12 +571,14 @@ impl FirstNode {
         self.depart(index, why);
     }
 
-    /// Ends the generation by a loss, and names it to all, the lost node included.
+    /// Ends the generation by a loss, and reports it to all, the lost node included.
     fn lose(&mut self, loss: Loss) {
         let generation = self.generation;
         self.send_to_all(|_| ClusterMsg::Lost { generation, loss: loss.clone() });
-        let sentence = self.roster.as_ref().map(|roster| loss.sentence(roster));
-        let why = sentence.unwrap_or_default();
+        let why = match &self.roster {
+            Some(roster) => loss.sentence(roster),
+            None => String::new(),
+        };
         self.outbox.push(Action::Lost { loss: loss.clone(), why: why.clone() });
         self.end(ClusterEnd::Lost { loss, why });
     }
@@ -591,25 +599,28 @@ impl FirstNode {
     // ---- Deadlines ----
 
     /// Returns the time at which the caller calls [`FirstNode::handle_timeout`] next; `None` while
-    /// only people are awaited, and once the machine is over.
+    /// only first connections are awaited, and once the machine is over.
     pub fn poll_timeout(&self) -> Option<Nanos> {
         if self.is_over() {
             return None;
         }
-        let open = self.joiners.iter().filter(|joiner| !joiner.is_closed);
-        let deadline = |joiner: &Joiner| {
-            if joiner.has_left { joiner.pulse.silent_at() } else { joiner.pulse.deadline() }
-        };
-        let pulses = open.map(deadline).min();
-        let pairing = match self.phase {
-            FirstPhase::Pairing { until, .. } => Some(until),
-            _ => None,
-        };
-        [self.guests.deadline(), pulses, pairing].into_iter().flatten().min()
+        let mut deadlines = Vec::with_capacity(self.joiners.len() + 2);
+        deadlines.extend(self.guests.deadline());
+        if let FirstPhase::Pairing { until, .. } = self.phase {
+            deadlines.push(until);
+        }
+        for joiner in &self.joiners {
+            if joiner.is_closed {
+                continue;
+            }
+            let pulse = &joiner.pulse;
+            deadlines.push(if joiner.has_left { pulse.silent_at() } else { pulse.deadline() });
+        }
+        deadlines.into_iter().min()
     }
 
-    /// Does what is due at the time `now`. The caller hands over what has arrived until then
-    /// first.
+    /// Performs all actions that are due at the time `now`. The caller must have handed over all
+    /// events until then.
     pub fn handle_timeout(&mut self, now: Nanos) {
         if self.is_over() {
             return;
@@ -619,8 +630,9 @@ impl FirstNode {
         if self.is_over() {
             return;
         }
-        let is_silent = |joiner: &Joiner| !joiner.has_left && joiner.pulse.is_silent(now);
-        while let Some(index) = self.joiners.iter().position(is_silent) {
+        while let Some(index) =
+            self.joiners.iter().position(|joiner| !joiner.has_left && joiner.pulse.is_silent(now))
+        {
             let why = silent_for(self.options.node_timeout);
             if matches!(self.phase, FirstPhase::Running) {
                 self.depart(index, &why);
@@ -635,8 +647,10 @@ impl FirstNode {
             }
         }
         let generation = self.generation;
-        for joiner in self.joiners.iter_mut().filter(|joiner| !joiner.has_left) {
-            if let Some(sequence) = joiner.pulse.beat(now) {
+        for joiner in &mut self.joiners {
+            if !joiner.has_left
+                && let Some(sequence) = joiner.pulse.beat(now)
+            {
                 let message = ClusterMsg::Heartbeat { generation, sequence };
                 self.outbox.send(joiner.connection, message);
             }
@@ -645,12 +659,11 @@ impl FirstNode {
 
     /// Closes the links to nodes that have left and have not closed them in time.
     fn close_after_leaves(&mut self, now: Nanos) {
-        let is_late = |joiner: &&mut Joiner| {
-            joiner.has_left && !joiner.is_closed && joiner.pulse.is_silent(now)
-        };
-        for joiner in self.joiners.iter_mut().filter(is_late) {
-            joiner.is_closed = true;
-            self.outbox.close(joiner.connection, "it has left");
+        for joiner in &mut self.joiners {
+            if joiner.has_left && !joiner.is_closed && joiner.pulse.is_silent(now) {
+                joiner.is_closed = true;
+                self.outbox.close(joiner.connection, "it has left");
+            }
         }
         self.end_if_all_left();
     }
@@ -661,7 +674,7 @@ impl FirstNode {
         self.joiners.iter().position(|joiner| joiner.connection == connection)
     }
 
-    /// Returns a node with its host; only its host before the roster gives it its number.
+    /// Returns a node with its host; only the host while there is no roster with its number.
     fn name(&self, node: NodeRank) -> String {
         match (&self.roster, node.index().checked_sub(1)) {
             (Some(roster), _) => roster.name(node),

@@ -1,4 +1,4 @@
-//! Connections whose peers have not yet said what they are here for: bounded in number and time.
+//! Connections without a first message of their peers: bounded in number and time.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use super::ids::ConnectionId;
 use potluck_core::Nanos;
 use potluck_core::format::seconds;
 
-/// Most connections whose peers have said nothing yet.
+/// Maximum number of connections without a first message.
 pub(crate) const GUESTS_MAX: usize = 64;
 
-/// Peers that have connected and said nothing yet.
+/// Peers that have connected and sent no message yet.
 #[derive(Debug, Default)]
 pub(crate) struct Guests(BTreeMap<ConnectionId, (SocketAddr, Nanos)>);
 
@@ -37,7 +37,7 @@ impl Guests {
         self.0.contains_key(&connection)
     }
 
-    /// Takes note of another address of a peer.
+    /// Records a new address of a peer.
     pub fn moved(&mut self, connection: ConnectionId, to: SocketAddr) {
         if let Some((address, _)) = self.0.get_mut(&connection) {
             *address = to;
@@ -49,15 +49,16 @@ impl Guests {
         self.0.remove(&connection).map(|(address, _)| address)
     }
 
-    /// Closes connections that have said nothing for too long.
+    /// Closes connections without a message for too long.
     pub fn handle_timeout(&mut self, now: Nanos, outbox: &mut Outbox) {
-        let late: Vec<ConnectionId> =
-            self.0.iter().filter(|(_, (_, until))| now >= *until).map(|(&id, _)| id).collect();
-        for connection in late {
-            self.0.remove(&connection);
-            let why = format!("no message came within {}", seconds(REPLY_TIMEOUT));
-            outbox.close(connection, &why);
-        }
+        self.0.retain(|&connection, &mut (_, until)| {
+            let is_late = now >= until;
+            if is_late {
+                let why = format!("no message came within {}", seconds(REPLY_TIMEOUT));
+                outbox.close(connection, &why);
+            }
+            !is_late
+        });
     }
 
     /// Returns the next time at which a connection is closed.

@@ -1,4 +1,4 @@
-//! Greeting of a node: what it is and which devices it brings.
+//! Greeting of a node: its identity, its addresses and its devices.
 
 use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use super::roster::can_be_dialed;
 use super::text::{check_name, check_text};
 use potluck_core::NodeRank;
 
-/// Device of a node, as it is shown.
+/// Device of a node, for display.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeDevice {
     pub name: String,
@@ -25,34 +25,35 @@ pub struct NodeDevice {
 /// Greeting, the first message of a node that joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Version of the program; behind a space, what the node is there for, other than a run.
+    /// Version of the program, followed by a space and the node's purpose if it is not a run.
     pub version: String,
-    /// Hash of the build, as text, and those of its rooms, as in `01ab core=02cd net=03ef`.
+    /// Hash of the build, as text, and of its crates, as in `01ab core=02cd net=03ef`.
     pub build: String,
-    /// Run that the node belongs to, if it comes back to one; `None` joins whatever runs there.
+    /// Run that the node belongs to, if it returns to one; `None` joins any run.
     pub run: Option<String>,
-    /// Number that the node is to have; `None` takes any.
+    /// Requested number of the node; `None` takes any.
     pub place: Option<NodeRank>,
     pub host: String,
     /// UDP port at which the node listens.
     pub port: u16,
-    /// Addresses at which the node takes itself to be reachable, besides the one at which it is
-    /// seen.
+    /// Addresses at which the node may be reachable, besides the one at which it is seen.
     pub addresses: Vec<SocketAddr>,
-    /// Number of the socket with that port, which the greeting of its links has too.
+    /// Number of the socket with that port, which is also in the greeting of its links.
     pub endpoint: EndpointId,
     /// Devices in the order of their ranks, at least one.
     pub devices: Vec<NodeDevice>,
-    /// Identities of the devices, in their order, by [`identity_hash`]; may be empty. By them a run
-    /// that is resumed knows its nodes.
+    /// Identities of the devices, in their order, by [`identity_hash`]; may be empty. A resumed run
+    /// recognizes its nodes by them.
     pub identities: Vec<u64>,
 }
 
 /// Returns a hash of the identity of a device, which fits into a greeting.
 pub fn identity_hash(identity: &str) -> u64 {
     let hash = blake3::hash(identity.as_bytes());
-    let bytes = hash.as_bytes().first_chunk();
-    bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    match hash.as_bytes().first_chunk() {
+        Some(bytes) => u64::from_le_bytes(*bytes),
+        None => 0,
+    }
 }
 
 impl Hello {
@@ -80,31 +81,31 @@ impl Hello {
         if self.place == Some(NodeRank(0)) {
             return Err(HelloError::FirstPlace);
         }
-        let (identities, devices) = (self.identities.len(), self.devices.len());
+        let identities = self.identities.len();
+        let devices = self.devices.len();
         if identities > 0 && identities != devices {
             return Err(HelloError::Identities { identities, devices });
         }
         check_host_and_devices(&self.host, &self.devices)
     }
 
-    /// Compares the greeting of a joining node with that of the first one.
+    /// Compares the greeting of a joining node with this one of the first node.
     ///
     /// # Errors
     /// Returns [`Refusal`] for another version, build or run.
     pub fn accept(&self, run: &str, theirs: &Self) -> Result<(), Refusal> {
-        let hosts = || (theirs.host.clone(), self.host.clone());
-        let pair = |theirs: &str, own: &str| (theirs.to_owned(), own.to_owned());
+        let hosts = (theirs.host.clone(), self.host.clone());
         if theirs.version != self.version {
-            let values = pair(&theirs.version, &self.version);
-            return Err(Refusal::Version { hosts: hosts(), values });
+            let values = (theirs.version.clone(), self.version.clone());
+            return Err(Refusal::Version { hosts, values });
         }
         if theirs.build != self.build {
-            let values = pair(&theirs.build, &self.build);
-            return Err(Refusal::Build { hosts: hosts(), values });
+            let values = (theirs.build.clone(), self.build.clone());
+            return Err(Refusal::Build { hosts, values });
         }
         match &theirs.run {
             Some(wanted) if wanted != run => {
-                Err(Refusal::Run { hosts: hosts(), values: pair(wanted, run) })
+                Err(Refusal::Run { hosts, values: (wanted.clone(), run.to_owned()) })
             }
             _ => Ok(()),
         }

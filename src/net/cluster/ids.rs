@@ -12,8 +12,8 @@ pub struct ConnectionId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DialId(pub u64);
 
-/// Random number of a node's socket, by which a node that was dialed is known to be the one that is
-/// meant: an address may be in several networks.
+/// Random number of a node's socket, which identifies a dialed node: an address may exist in
+/// several networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointId(pub u64);
 

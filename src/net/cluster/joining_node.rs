@@ -27,7 +27,7 @@ const FIRST: NodeRank = NodeRank(0);
 #[derive(Clone, Debug)]
 pub struct JoiningNodeOptions {
     pub hello: Hello,
-    /// Addresses of the first node, as somebody typed them.
+    /// Addresses of the first node that the user typed.
     pub first: Vec<SocketAddr>,
 }
 
@@ -43,7 +43,7 @@ enum JoinPhase {
     },
     /// Others are awaited.
     Waiting,
-    /// All are here, and pairs connect.
+    /// All nodes have joined, and pairs connect.
     Pairing {
         dials_until: Nanos,
         until: Nanos,
@@ -63,7 +63,7 @@ struct FirstLink {
     is_closed: bool,
 }
 
-/// Pair that another node opened for a roster which has not come yet.
+/// Pair that another node opened for a roster that has not arrived yet.
 #[derive(Debug)]
 struct EarlyPair {
     connection: ConnectionId,
@@ -81,7 +81,7 @@ pub struct JoiningNode {
     first: Option<FirstLink>,
     /// Generation that is being formed, or that runs; 0 before the welcome.
     generation: Generation,
-    /// From the roster on, this node's number with it.
+    /// Once it has arrived: the roster with this node's number.
     roster: Option<(NodeRank, Roster)>,
     /// Set once the first node has left a run that had started, with its reason.
     first_left: Option<String>,
@@ -130,9 +130,9 @@ impl JoiningNode {
     /// machine is over.
     ///
     /// # Errors
-    /// Returns [`ClusterError`] for an event that is not due. What a peer is to blame for also
-    /// closes its connection, and ends this machine if the peer is the first node; a message of a
-    /// generation that is over does neither.
+    /// Returns [`ClusterError`] for an event that is not due. A peer's violation of the protocol
+    /// also closes its connection, and ends this machine if the peer is the first node; a message
+    /// of a generation that is over does neither.
     pub fn handle(&mut self, now: Nanos, event: Event) -> Result<(), ClusterError> {
         if self.is_over() {
             return Ok(());
@@ -200,7 +200,7 @@ impl JoiningNode {
         matches!(self.phase, JoinPhase::Over)
     }
 
-    /// Returns the longest silence of a node, from the welcome on.
+    /// Returns the longest silence of a node; `None` before the welcome.
     pub fn node_timeout(&self) -> Option<Nanos> {
         self.welcome().map(|welcome| welcome.node_timeout)
     }
@@ -234,12 +234,13 @@ impl JoiningNode {
     }
 
     fn end_without_answer(&mut self) {
-        let (tried, timeout) = (self.options.first.clone(), REPLY_TIMEOUT);
-        self.end(ClusterEnd::Failed(ClusterError::NoAnswer { tried, timeout }));
+        let tried = self.options.first.clone();
+        self.end(ClusterEnd::Failed(ClusterError::NoAnswer { tried, timeout: REPLY_TIMEOUT }));
     }
 
     fn fail_to_reach_first(&mut self, why: &str, remedy: Remedy) {
-        let (tried, why) = (self.options.first.clone(), shown_text(why, WHY_BYTES_MAX));
+        let tried = self.options.first.clone();
+        let why = shown_text(why, WHY_BYTES_MAX);
         self.end(ClusterEnd::Failed(ClusterError::NoFirstNode { tried, why, remedy }));
     }
 
@@ -261,15 +262,17 @@ impl JoiningNode {
     fn closed(&mut self, connection: ConnectionId, end: ConnectionEnd) {
         self.guests.leave(connection);
         self.early.retain(|early| early.connection != connection);
-        if let Some(first) = self.first.as_mut().filter(|first| first.connection == connection) {
+        if let Some(first) = &mut self.first
+            && first.connection == connection
+        {
             first.is_closed = true;
             let node_timeout = first.welcome.as_ref().map(|welcome| welcome.node_timeout);
             return match (end, node_timeout) {
-                // A run that is full or over, of which this node is no part.
+                // A run that is full or over, and does not include this node.
                 (ConnectionEnd::Peer(why), None) => {
                     self.end(ClusterEnd::Refused { why, remedy: Remedy::Time });
                 }
-                // Heartbeats are what measures the silence of a node.
+                // The silence of a node is measured by its heartbeats.
                 (ConnectionEnd::Silent(_), Some(timeout)) => self.lose_first(&silent_for(timeout)),
                 (end, _) => self.lose_first(&end.loss("its link")),
             };
@@ -287,11 +290,10 @@ impl JoiningNode {
     ) -> Result<(), ClusterError> {
         if self.first.as_ref().is_some_and(|first| first.connection == connection) {
             let received = self.receive_from_first(now, message);
-            match &received {
-                Err(error) if !matches!(error, ClusterError::OverGeneration { .. }) => {
-                    self.end(ClusterEnd::Failed(error.clone()));
-                }
-                _ => {}
+            if let Err(error) = &received
+                && !matches!(error, ClusterError::OverGeneration { .. })
+            {
+                self.end(ClusterEnd::Failed(error.clone()));
             }
             return received;
         }
@@ -304,17 +306,15 @@ impl JoiningNode {
             }
             return received;
         }
-        match self.guests.leave(connection) {
-            Some(address) => self.receive_from_guest(now, connection, address, message),
-            None => match self.early.iter().position(|early| early.connection == connection) {
-                Some(index) => {
-                    let early = self.early.swap_remove(index);
-                    let phase = "before the answer to the pair that it opened";
-                    self.refuse_peer(connection, early.address, &message, phase)
-                }
-                None => Err(ClusterError::UnknownConnection { connection }),
-            },
+        if let Some(address) = self.guests.leave(connection) {
+            return self.receive_from_guest(now, connection, address, message);
         }
+        let Some(index) = self.early.iter().position(|early| early.connection == connection) else {
+            return Err(ClusterError::UnknownConnection { connection });
+        };
+        let early = self.early.swap_remove(index);
+        let phase = "before the answer to the pair that it opened";
+        self.refuse_peer(connection, early.address, &message, phase)
     }
 
     // ---- The first node ----
@@ -322,13 +322,12 @@ impl JoiningNode {
     fn receive_from_first(&mut self, now: Nanos, message: ClusterMsg) -> Result<(), ClusterError> {
         if let Some(first) = &mut self.first {
             first.pulse.heard(now);
-        }
-        if let ClusterMsg::Heartbeat { sequence, .. } = &message {
-            let received = self.first.as_mut().map_or(Ok(()), |of| of.pulse.receive(*sequence));
-            received.map_err(|expected| {
+            if let ClusterMsg::Heartbeat { sequence, .. } = &message
+                && let Err(expected) = first.pulse.receive(*sequence)
+            {
                 let who = self.name(FIRST);
-                ClusterError::Sequence { who, found: *sequence, expected }
-            })?;
+                return Err(ClusterError::Sequence { who, found: *sequence, expected });
+            }
         }
         if !matches!(self.phase, JoinPhase::Greeting { .. }) {
             self.check_generation(&message)?;
@@ -343,8 +342,8 @@ impl JoiningNode {
                 Ok(())
             }
             (JoinPhase::Running, ClusterMsg::Leave { why }) => {
-                // The run ends with the link to the first node, which closes it behind all that it
-                // has sent. If this side closed it, it would lose what is still on its way.
+                // The run ends with the link to the first node, which closes it after all its
+                // messages. If this side closed the link, it would lose messages in flight.
                 self.first_left.get_or_insert(why);
                 Ok(())
             }
@@ -373,7 +372,8 @@ impl JoiningNode {
     }
 
     fn check_generation(&self, message: &ClusterMsg) -> Result<(), ClusterError> {
-        let (current, name) = (self.generation, message.name());
+        let current = self.generation;
+        let name = message.name();
         let Some(found) = message.generation() else { return Ok(()) };
         if found < current {
             let who = self.name(FIRST);
@@ -389,9 +389,11 @@ impl JoiningNode {
 
     /// Takes the welcome, and begins to send heartbeats.
     fn enter(&mut self, now: Nanos, welcome: Welcome) -> Result<(), ClusterError> {
-        if let Some(own) = self.options.hello.run.as_ref().filter(|own| **own != welcome.run) {
-            let (found, own) = (welcome.run, own.clone());
-            return Err(ClusterError::OtherRun { who: self.name(FIRST), found, own });
+        if let Some(own) = &self.options.hello.run
+            && *own != welcome.run
+        {
+            let own = own.clone();
+            return Err(ClusterError::OtherRun { who: self.name(FIRST), found: welcome.run, own });
         }
         self.generation = welcome.generation;
         self.phase = JoinPhase::Waiting;
@@ -419,8 +421,8 @@ impl JoiningNode {
         self.close_early_pairs_before(generation);
     }
 
-    /// Takes the orderly leave of another joined node, which closes the link to it behind all that
-    /// it has sent. If this side closed the link, it would lose what is still on its way.
+    /// Takes the orderly leave of another joined node, which closes the link to it after all its
+    /// messages. If this side closed the link, it would lose messages in flight.
     fn note_left(&mut self, node: NodeRank, why: String) -> Result<(), ClusterError> {
         let Some(pair) = self.pairs.iter_mut().find(|pair| pair.node == node) else {
             return Err(ClusterError::UnknownNode { who: self.name(FIRST), node });
@@ -433,13 +435,15 @@ impl JoiningNode {
     }
 
     fn take_loss(&mut self, loss: Loss) -> Result<(), ClusterError> {
-        let (node, other) = match &loss {
-            Loss::Node { node, .. } => (*node, *node),
-            Loss::Link { between, .. } => *between,
+        let nodes = match &loss {
+            Loss::Node { node, .. } => vec![*node],
+            Loss::Link { between: (one, other), .. } => vec![*one, *other],
         };
         let Some((you, roster)) = &self.roster else { return Ok(()) };
-        if let Some(node) = [node, other].into_iter().find(|&node| roster.node(node).is_none()) {
-            return Err(ClusterError::UnknownNode { who: self.name(FIRST), node });
+        for node in nodes {
+            if roster.node(node).is_none() {
+                return Err(ClusterError::UnknownNode { who: self.name(FIRST), node });
+            }
         }
         let why = loss.sentence_to(*you, roster);
         self.outbox.push(Action::Lost { loss: loss.clone(), why: why.clone() });
@@ -483,22 +487,26 @@ impl JoiningNode {
     /// Returns the time at which the caller calls [`JoiningNode::handle_timeout`] next; `None` once
     /// the machine is over.
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        let phase = match self.phase {
+        let mut deadlines: Vec<Nanos> = self.early.iter().map(|early| early.until).collect();
+        match self.phase {
             JoinPhase::Over => return None,
-            JoinPhase::Dialing { until } | JoinPhase::Greeting { until } => Some(until),
+            JoinPhase::Dialing { until } | JoinPhase::Greeting { until } => deadlines.push(until),
             JoinPhase::Pairing { dials_until, until } => {
-                Some(if self.has_open_dials() { dials_until } else { until })
+                deadlines.push(if self.has_open_dials() { dials_until } else { until });
             }
-            JoinPhase::Waiting | JoinPhase::Running => None,
-        };
-        let pulse = self.first.as_ref().filter(|first| first.welcome.is_some());
-        let pulse = pulse.map(|first| first.pulse.deadline());
-        let early = self.early.iter().map(|early| early.until).min();
-        [phase, pulse, early, self.guests.deadline()].into_iter().flatten().min()
+            JoinPhase::Waiting | JoinPhase::Running => {}
+        }
+        if let Some(first) = &self.first
+            && first.welcome.is_some()
+        {
+            deadlines.push(first.pulse.deadline());
+        }
+        deadlines.extend(self.guests.deadline());
+        deadlines.into_iter().min()
     }
 
-    /// Does what is due at the time `now`. The caller hands over what has arrived until then
-    /// first.
+    /// Performs all actions that are due at the time `now`. The caller must have handed over all
+    /// events until then.
     pub fn handle_timeout(&mut self, now: Nanos) {
         if self.is_over() {
             return;
@@ -510,8 +518,9 @@ impl JoiningNode {
                 return self.end_without_answer();
             }
             JoinPhase::Greeting { until } if now >= until => {
-                let Some(address) = self.first.as_ref().map(|first| first.address) else { return };
-                let error = ClusterError::NoWelcome { address, timeout: REPLY_TIMEOUT };
+                let Some(first) = &self.first else { return };
+                let error =
+                    ClusterError::NoWelcome { address: first.address, timeout: REPLY_TIMEOUT };
                 return self.end(ClusterEnd::Failed(error));
             }
             JoinPhase::Pairing { until, .. } if now >= until => {
@@ -543,14 +552,19 @@ impl JoiningNode {
     fn end(&mut self, end: ClusterEnd) {
         let why = end.to_string();
         self.guests.close_all(&why, &mut self.outbox);
-        let early = std::mem::take(&mut self.early).into_iter().map(|early| early.connection);
-        let pairs: Vec<_> = self.pairs.iter().filter_map(PairLink::connection).collect();
-        let first = self.first.as_ref().filter(|first| !first.is_closed);
-        let first = first.map(|first| first.connection);
-        for connection in early.chain(pairs).chain(first) {
-            self.outbox.close(connection, &why);
+        for early in std::mem::take(&mut self.early) {
+            self.outbox.close(early.connection, &why);
         }
-        self.pairs.clear();
+        for pair in std::mem::take(&mut self.pairs) {
+            if let Some(connection) = pair.connection() {
+                self.outbox.close(connection, &why);
+            }
+        }
+        if let Some(first) = &self.first
+            && !first.is_closed
+        {
+            self.outbox.close(first.connection, &why);
+        }
         self.phase = JoinPhase::Over;
         self.outbox.push(Action::Ended(end));
     }
@@ -566,7 +580,10 @@ impl JoiningNode {
     }
 
     fn you(&self) -> NodeRank {
-        self.roster.as_ref().map_or(FIRST, |(you, _)| *you)
+        match &self.roster {
+            Some((you, _)) => *you,
+            None => FIRST,
+        }
     }
 
     fn pair_index(&self, connection: ConnectionId) -> Option<usize> {
@@ -580,7 +597,7 @@ impl JoiningNode {
             || self.pair_index(connection).is_some()
     }
 
-    /// Returns a node with its host, as far as it is known.
+    /// Returns a node with its host, if that is known.
     fn name(&self, node: NodeRank) -> String {
         match (&self.roster, &self.first) {
             (Some((_, roster)), _) => roster.name(node),

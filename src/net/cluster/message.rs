@@ -22,15 +22,15 @@ pub(crate) fn silent_for(silence: Nanos) -> String {
     format!("{SILENT_FOR} {}", seconds(silence))
 }
 
-/// Node that is here before the start.
+/// Node that is present before the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PresentNode {
     pub host: String,
     pub devices: Vec<NodeDevice>,
 }
 
-/// Nodes that are here before the start, the first one first and the others in the order in which
-/// they came.
+/// Nodes that are present before the start, the first one first and the others in the order of
+/// their arrival.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Presence {
     /// Nodes of the run.
@@ -39,13 +39,13 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// Returns the number of nodes that are not here yet.
+    /// Returns the number of nodes that are still awaited.
     pub fn missing(&self) -> u32 {
         self.expected.saturating_sub(self.here.len() as u32)
     }
 }
 
-/// Answer to a greeting that is taken.
+/// Answer to an accepted greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     pub run: String,
@@ -79,18 +79,20 @@ impl Loss {
         match self {
             Self::Node { node, why } => format!("{} is lost: {why}", roster.name(*node)),
             Self::Link { between: (one, other), why } => {
-                let (one, other) = (roster.name(*one), roster.name(*other));
+                let one = roster.name(*one);
+                let other = roster.name(*other);
                 format!("the link between {one} and {other} is cut, and both are alive: {why}")
             }
         }
     }
 
-    /// Returns the loss as a sentence for the node that is lost, which has got it from the first
-    /// node: so what that one sends arrives.
+    /// Returns the loss as a sentence for the lost node itself, which has received it from the
+    /// first node: so that direction of the connection works.
     pub(crate) fn sentence_to(&self, you: NodeRank, roster: &Roster) -> String {
         match self {
             Self::Node { node, why } if *node == you => {
-                let (first, you) = (roster.name(NodeRank(0)), roster.name(you));
+                let first = roster.name(NodeRank(0));
+                let you = roster.name(you);
                 if why.starts_with(SILENT_FOR) {
                     format!(
                         "the first node, {first}, no longer hears this one, {you}: {why}; what it \
@@ -117,19 +119,19 @@ impl Loss {
 pub enum ClusterMsg {
     /// First message of a joining node to the first one.
     Hello(Hello),
-    /// Answer to a greeting that is not taken, and the end before the start.
+    /// Answer to a refused greeting, and the end before the start.
     Refused {
         why: String,
         remedy: Remedy,
     },
     Welcome(Welcome),
-    /// Sent to all who wait whenever it changes. A later generation ends the attempt at an earlier
+    /// Sent to all waiting nodes on every change. A later generation ends the attempt at an earlier
     /// one.
     Present {
         generation: Generation,
         presence: Presence,
     },
-    /// All are here. Numbers are given with it, `you` to its receiver.
+    /// All nodes have joined. Assigns the numbers; `you` is the receiver's.
     Roster {
         you: NodeRank,
         roster: Roster,
@@ -162,11 +164,11 @@ pub enum ClusterMsg {
         generation: Generation,
         sequence: u64,
     },
-    /// The sender goes in order.
+    /// The sender leaves in order.
     Leave {
         why: String,
     },
-    /// A joined node has gone in order.
+    /// A joined node has left in order.
     Left {
         generation: Generation,
         node: NodeRank,
@@ -217,7 +219,7 @@ impl ClusterMsg {
         }
     }
 
-    /// Returns the generation of the message; `None` for one that has none.
+    /// Returns the generation of the message, if it has one.
     pub fn generation(&self) -> Option<Generation> {
         match self {
             Self::Hello(_) | Self::Refused { .. } | Self::Leave { .. } => None,
@@ -251,9 +253,8 @@ impl ClusterMsg {
     /// Returns the message of some bytes. Memory is bounded by [`MESSAGE_BYTES_MAX`], whatever
     /// lengths the bytes claim.
     ///
-    /// # Errors
-    /// Returns [`MessageError`] for too many bytes, bytes that are no message, bytes behind it, and
-    /// values beyond their bounds.
+    /// # Errors Returns [`MessageError`] for too many bytes, bytes that are no message, trailing
+    /// bytes, and values beyond their bounds.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(MessageError::TooLong { bytes: bytes.len() });
@@ -317,8 +318,12 @@ fn check_welcome(message: &'static str, welcome: &Welcome) -> Result<(), Message
     check_nodes(message, welcome.nodes)?;
     if !(NODE_TIMEOUT_MIN..=NODE_TIMEOUT_MAX).contains(&welcome.node_timeout) {
         let expected = format!("{NODE_TIMEOUT_MIN} to {NODE_TIMEOUT_MAX}");
-        let (what, found) = ("ns as the longest silence of a node", welcome.node_timeout);
-        return Err(MessageError::Bound { message, what, found, expected });
+        return Err(MessageError::Bound {
+            message,
+            what: "ns as the longest silence of a node",
+            found: welcome.node_timeout,
+            expected,
+        });
     }
     Ok(())
 }
@@ -327,8 +332,8 @@ fn check_nodes(message: &'static str, nodes: u32) -> Result<(), MessageError> {
     if (2..=NODES_MAX).contains(&nodes) {
         return Ok(());
     }
-    let (what, expected) = ("nodes", format!("2 to {NODES_MAX}"));
-    Err(MessageError::Bound { message, what, found: u64::from(nodes), expected })
+    let expected = format!("2 to {NODES_MAX}");
+    Err(MessageError::Bound { message, what: "nodes", found: u64::from(nodes), expected })
 }
 
 fn check_presence(message: &'static str, presence: &Presence) -> Result<(), MessageError> {

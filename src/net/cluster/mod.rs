@@ -1,15 +1,15 @@
-//! Nodes of a run over several machines: how they find together, number themselves, begin at the
-//! same time and notice the loss of one. State machines without IO and clock; time is an argument,
-//! connections are numbers, and the driver moves the messages.
+//! Nodes of a run over several machines: they meet, are numbered, begin at the same time and detect
+//! the loss of a node. State machines without IO and clock; time is an argument, connections are
+//! numbers, and the driver moves the messages.
 //!
-//! A [`FirstNode`] waits until all nodes are here. Each of the others is a [`JoiningNode`], which
-//! dials the first one:
+//! A [`FirstNode`] waits until all nodes have joined. Each of the others is a [`JoiningNode`],
+//! which dials the first one:
 //!
 //! ```text
 //! JoiningNode                      FirstNode                       phase
-//!     Hello  ------------------------>  |                          waiting for people, no deadline
-//!       <------------ Welcome, Present  | (Present again whenever somebody comes or goes)
-//!       <------------------- Roster  -- | all are here: numbers, addresses, the next generation
+//!     Hello  ------------------------>  |                          waiting for nodes, no deadline
+//!       <------------ Welcome, Present  | (Present again whenever a node joins or leaves)
+//!       <------------------- Roster  -- | all have joined: numbers, addresses, the next generation
 //!     PairConnected 0  -------------->  |                          connecting pairs, 5 seconds
 //!     Pair <-> Pair between joined nodes; the lower number dials and reports
 //!     PairConnected 2  -------------->  |
@@ -18,11 +18,11 @@
 //!       <------- Lost, Left, Leave -- / | Leave, PairFailed
 //! ```
 //!
-//! Numbers are given with the roster only (`first_node::seating`), to those who are here then. So a
-//! node that goes before the start frees its place and changes nobody's number; if it goes while
-//! pairs connect, that generation is over, and all wait again for the next one.
+//! Numbers are assigned only with the roster (`first_node::seating`), to the nodes present then. So
+//! a node that leaves before the start frees its place and changes no other number; if it leaves
+//! while pairs connect, that generation is over, and all wait again for the next one.
 //!
-//! The first loss after the start ends the generation for all: the first node names it to all
+//! The first loss after the start ends the generation for all: the first node reports it to all
 //! others, once.
 
 mod bounds;

@@ -42,9 +42,9 @@ impl PairLink {
 }
 
 /// Returns the addresses at which a node is dialed by one that reached the first node at `first`.
-/// A node on the machine of the first one is seen there at a loopback address; from elsewhere it is
-/// at the address of that machine. An address of a link, which travels without its zone, is in the
-/// one in which the first node was reached.
+/// A node on the machine of the first one is seen there at a loopback address; from other machines
+/// it is at the address of that machine. A link-local address, which is sent without its zone, is
+/// in the zone in which the first node was reached.
 pub(crate) fn addresses_to_dial(first: SocketAddr, known: &[SocketAddr]) -> Vec<SocketAddr> {
     let ip = first.ip().to_canonical();
     let mut dialed = Vec::new();

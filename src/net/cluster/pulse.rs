@@ -1,4 +1,4 @@
-//! Heartbeats of one connection: when the next one is due, and how long the peer has been silent.
+//! Heartbeats of one connection: the time of the next one, and the silence of the peer.
 
 use super::bounds::NODE_TIMEOUT_MAX;
 use potluck_core::Nanos;
@@ -40,7 +40,7 @@ impl Pulse {
         self.heard_at
     }
 
-    /// Records a heartbeat. Returns the number that was expected if it is another one.
+    /// Records a heartbeat. Returns the expected number as the error if it is another one.
     pub fn receive(&mut self, sequence: u64) -> Result<(), u64> {
         let expected = self.received + 1;
         if sequence != expected {
@@ -55,8 +55,8 @@ impl Pulse {
         self.received
     }
 
-    /// Returns the number of the heartbeat that is to be sent, if one is due. One that is late does
-    /// not bring the next ones closer together.
+    /// Returns the number of the heartbeat to send, if one is due. After a late heartbeat, the next
+    /// ones keep their interval.
     pub fn beat(&mut self, now: Nanos) -> Option<u64> {
         if now < self.send_at {
             return None;
@@ -66,7 +66,7 @@ impl Pulse {
         Some(self.sent)
     }
 
-    /// Returns how long the peer has been silent.
+    /// Returns the duration of the peer's silence.
     pub fn silence(&self, now: Nanos) -> Nanos {
         now.saturating_sub(self.heard_at)
     }

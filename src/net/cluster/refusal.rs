@@ -1,4 +1,4 @@
-//! Reasons for which a node is not taken in.
+//! Reasons for which a node is refused.
 
 use core::net::SocketAddr;
 
@@ -7,8 +7,8 @@ use super::hello_error::HelloError;
 use potluck_core::format::counted;
 use potluck_core::{Generation, NodeRank, Remedy, whole_hash};
 
-/// Reason for which a node is not taken in, as a sentence that goes to it. Pairs are of the node
-/// and of the one that refuses it.
+/// Reason for which a node is refused, as a sentence that is sent to it. Pairs of values are of the
+/// node and of the first node, which refuses it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error(
@@ -67,8 +67,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns what heals the refusal: a run that is full or has started may end, or begin again,
-    /// and the one that holds a place may be gone already.
+    /// Returns the remedy of the refusal: a run that is full or has started may end, or begin
+    /// again, and the node that holds a place may be gone already.
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::Run { .. }
@@ -88,27 +88,29 @@ impl Refusal {
     }
 }
 
-/// Returns what to do about other versions, behind which may stand what a node is there for.
-fn advice((theirs, own): &(String, String), first: &str) -> String {
-    let number = |version: &str| version.split(' ').next().map(str::to_owned);
-    if number(theirs) == number(own) {
+/// Returns the advice for different versions, which may be followed by the purpose of a node.
+fn advice(versions: &(String, String), first: &str) -> String {
+    let (theirs, own) = versions;
+    if theirs.split(' ').next() == own.split(' ').next() {
         format!("join with the command that {first} shows")
     } else {
         "install the same version on both".into()
     }
 }
 
-/// Tells the first room in which two builds differ.
-fn difference((theirs, own): &(String, String)) -> String {
-    let rooms = |build: &'_ str| -> Vec<(String, String)> {
-        let words = build.split(' ').filter_map(|word| word.split_once('='));
-        words.map(|(room, hash)| (room.to_string(), hash.to_string())).collect()
-    };
-    let (theirs, own) = (rooms(theirs), rooms(own));
-    match own.iter().find(|room| !theirs.contains(room)) {
-        Some((room, _)) if !theirs.is_empty() => format!(", which differ first in {room}"),
+/// Returns a clause with the first crate in which two builds differ.
+fn difference(builds: &(String, String)) -> String {
+    let (theirs, own) = builds;
+    let theirs = crate_hashes(theirs);
+    match crate_hashes(own).iter().find(|hashed| !theirs.contains(hashed)) {
+        Some((name, _)) if !theirs.is_empty() => format!(", which differ first in {name}"),
         _ => String::new(),
     }
+}
+
+/// Returns the names of crates with their hashes, as in `core=02cd`.
+fn crate_hashes(build: &str) -> Vec<(&str, &str)> {
+    build.split(' ').filter_map(|word| word.split_once('=')).collect()
 }
 
 fn nodes(hosts: &[String]) -> String {

@@ -20,16 +20,16 @@ pub struct RosterNode {
     pub host: String,
     /// Devices in the order of their ranks.
     pub devices: Vec<NodeDevice>,
-    /// Addresses at which other nodes may reach it, the likeliest one first: as the first node
-    /// sees it, with the port at which it listens and with the one that is seen there, and its
-    /// own. May be empty for the first node, which all others have reached already.
+    /// Addresses at which other nodes may reach it, the likeliest one first: the address that the
+    /// first node sees, with the listening port and with the seen port, and the node's own. May be
+    /// empty for the first node, which all others have reached already.
     pub addresses: Vec<SocketAddr>,
     /// Number of its socket.
     pub endpoint: EndpointId,
 }
 
-/// Nodes of a generation, in the order of their numbers. Ranks follow from it: those of node 0 come
-/// first, then those of node 1, without a gap.
+/// Nodes of a generation, in the order of their numbers. Their ranks are numbered in this order,
+/// without a gap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
     pub generation: Generation,
@@ -76,13 +76,13 @@ impl Roster {
     /// every node but the first has addresses that can be dialed.
     ///
     /// # Errors
-    /// Returns [`RosterError`] for the first node that is wrong.
+    /// Returns [`RosterError`] for the first faulty node.
     pub fn check(&self) -> Result<(), RosterError> {
         if self.nodes.len() > NODES_MAX as usize {
             return Err(RosterError::Count { nodes: self.nodes.len(), announced: NODES_MAX });
         }
         for (index, of) in self.nodes.iter().enumerate() {
-            let (node, host) = (of.node, || of.host.clone());
+            let node = of.node;
             let expected = NodeRank(index as u32);
             if node != expected {
                 return Err(RosterError::Order { found: node, expected });
@@ -94,20 +94,20 @@ impl Roster {
                 return Err(RosterError::TooManyAddresses { node, addresses });
             }
             if addresses == 0 && index > 0 {
-                return Err(RosterError::NoAddress { node, host: host() });
+                return Err(RosterError::NoAddress { node, host: of.host.clone() });
             }
             if let Some(&address) = of.addresses.iter().find(|address| !can_be_dialed(address)) {
-                return Err(RosterError::Address { node, host: host(), address });
+                return Err(RosterError::Address { node, host: of.host.clone(), address });
             }
         }
         Ok(())
     }
 
-    /// Checks the roster as a joining node gets it: besides [`Roster::check`] the announced number
-    /// of nodes, and that node `you` has this node's host and devices.
+    /// Checks the roster that a joining node receives: besides [`Roster::check`] the announced
+    /// number of nodes, and that node `you` has this node's host and devices.
     ///
     /// # Errors
-    /// Returns [`RosterError`] for the first value that is wrong.
+    /// Returns [`RosterError`] for the first faulty value.
     pub(crate) fn check_for(
         &self,
         you: NodeRank,
@@ -121,8 +121,7 @@ impl Roster {
         let (host, devices) = own;
         match self.node(you) {
             Some(of) if you == NodeRank(0) || of.host != host => {
-                let (found, own) = (of.host.clone(), host.to_owned());
-                Err(RosterError::NotYou { you, found, own })
+                Err(RosterError::NotYou { you, found: of.host.clone(), own: host.to_owned() })
             }
             Some(of) if of.devices != devices => {
                 Err(RosterError::OtherDevices { you, host: host.to_owned() })
@@ -143,9 +142,15 @@ impl Roster {
 
     /// Returns the ranks of a node, one per device in their order; none for an unknown node.
     pub fn ranks(&self, node: NodeRank) -> Range<u32> {
-        let count = |of: &RosterNode| of.devices.len() as u32;
-        let before = self.nodes.iter().take(node.index()).map(count).sum();
-        before..before + self.node(node).map_or(0, count)
+        let mut before = 0;
+        for (index, of) in self.nodes.iter().enumerate() {
+            let count = of.devices.len() as u32;
+            if index == node.index() {
+                return before..before + count;
+            }
+            before += count;
+        }
+        before..before
     }
 
     /// Returns a node with its host, as in `node 1 (beta)`.
@@ -159,9 +164,8 @@ impl Roster {
     /// Returns the pairs of nodes, the lower number first. The lower one dials the higher one.
     pub fn pairs(&self) -> impl Iterator<Item = (NodeRank, NodeRank)> + '_ {
         let count = self.nodes.len() as u32;
-        let above =
-            move |low: u32| (low + 1..count).map(move |high| (NodeRank(low), NodeRank(high)));
-        (0..count).flat_map(above)
+        (0..count)
+            .flat_map(move |low| (low + 1..count).map(move |high| (NodeRank(low), NodeRank(high))))
     }
 }
 
@@ -174,8 +178,8 @@ impl fmt::Display for Roster {
                 let NodeDevice { name, kind } = device;
                 let device =
                     if kind.is_empty() { name.clone() } else { format!("{name} ({kind})") };
-                let [rank, node] = [rank.to_string(), of.node.0.to_string()];
-                table.row(vec![rank, node, of.host.clone(), device]);
+                let node = of.node.0.to_string();
+                table.row(vec![rank.to_string(), node, of.host.clone(), device]);
             }
         }
         write!(f, "{table}")

@@ -1,13 +1,13 @@
 //! Texts of other nodes, which are shown to people: bounded, and without characters that would
 //! steer a terminal.
 
-/// Longest text in which a node says why, in bytes.
+/// Longest reason of a node, in bytes.
 pub const WHY_BYTES_MAX: usize = 1024;
 /// Longest sentence of another node about its part of a run, such as the error of a device, in
 /// bytes.
 pub const SENTENCE_BYTES_MAX: usize = 4096;
 
-/// Error of a text that comes from another node or goes to one.
+/// Error of a text from or for another node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     #[error("its {what} is empty")]
@@ -45,12 +45,12 @@ pub(crate) fn check_name(what: &'static str, name: &str, max: usize) -> Result<(
     check_text(what, name, max)
 }
 
-/// Returns a text that other nodes take: characters that are not shown become spaces, and what is
-/// beyond `max` bytes is cut off.
+/// Returns a text that other nodes accept: characters that are not shown become spaces, and the
+/// text is cut off after `max` bytes.
 pub fn shown_text(text: &str, max: usize) -> String {
     let mut shown = String::new();
-    for character in text.chars().map(|character| if is_shown(character) { character } else { ' ' })
-    {
+    for character in text.chars() {
+        let character = if is_shown(character) { character } else { ' ' };
         if shown.len() + character.len_utf8() > max {
             break;
         }

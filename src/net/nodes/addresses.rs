@@ -1,4 +1,4 @@
-//! Addresses: those of this machine at which others may reach it, and those of others, by name.
+//! Addresses at which others may reach this machine, and addresses of other machines by name.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
@@ -7,8 +7,8 @@ use if_addrs::{IfOperStatus, Interface};
 
 use crate::cluster::ADDRESSES_MAX;
 
-/// Beginnings of the names of interfaces between this machine and its own containers and virtual
-/// machines: most machines that have one have the same addresses there.
+/// Name prefixes of interfaces between this machine and its own containers and virtual machines:
+/// most machines have the same addresses there.
 const INNER_NETWORKS: &[&str] = &[
     "br-",
     "cali",
@@ -26,13 +26,13 @@ const INNER_NETWORKS: &[&str] = &[
     "virbr",
     "vmnet",
 ];
-/// Flags of an address of IPv6 in Linux (`IFA_F_`) by which it does not last: temporary, its
-/// duplicate was found, it is deprecated, or not checked yet.
+/// Flags of a short-lived IPv6 address in Linux (`IFA_F_`): temporary, duplicate, deprecated, or
+/// not checked yet.
 const PASSING_FLAGS: u32 = 0x01 | 0x08 | 0x20 | 0x40;
 
-/// Returns the addresses of a socket of this machine that others are told: those that were typed,
-/// in which port 0 stands for the one of the socket, or else up to eight of its interfaces, the
-/// likeliest one first; none if nobody else reaches those.
+/// Returns the addresses of a socket of this machine to announce to others: the typed ones, in
+/// which port 0 stands for the socket's port, or otherwise up to eight addresses of its interfaces,
+/// the likeliest one first; none if others cannot reach those.
 pub fn advertised(listening: SocketAddr, typed: &[SocketAddr]) -> Vec<SocketAddr> {
     if !typed.is_empty() {
         let mut addresses = typed.to_vec();
@@ -66,22 +66,20 @@ pub fn advertised(listening: SocketAddr, typed: &[SocketAddr]) -> Vec<SocketAddr
 struct InterfaceAddress {
     ip: IpAddr,
     name: String,
-    /// True for a tunnel, such as that of a VPN.
+    /// True for a tunnel, such as a VPN's.
     is_p2p: bool,
 }
 
-/// Returns up to eight addresses that others may reach: those of networks, then of tunnels, IPv4
-/// before IPv6; those of inner networks if there are no others.
+/// Returns up to eight addresses that others may reach: addresses of networks, then of tunnels,
+/// IPv4 before IPv6; addresses of inner networks only if there are no others.
 fn likeliest_first(mut known: Vec<InterfaceAddress>) -> Vec<IpAddr> {
     known.retain(|known| match known.ip {
         IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
         // Addresses of a link need a zone, which is another one on each machine.
         IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
     });
-    let is_inner =
-        |known: &InterfaceAddress| INNER_NETWORKS.iter().any(|begin| known.name.starts_with(begin));
-    if known.iter().any(|known| !is_inner(known)) {
-        known.retain(|known| !is_inner(known));
+    if !known.iter().all(InterfaceAddress::is_inner) {
+        known.retain(|known| !known.is_inner());
     }
     known.sort_by_key(|known| (known.is_p2p, known.ip.is_ipv6(), known.ip));
     let mut addresses: Vec<IpAddr> = known.iter().map(|known| known.ip).collect();
@@ -90,12 +88,19 @@ fn likeliest_first(mut known: Vec<InterfaceAddress>) -> Vec<IpAddr> {
     addresses
 }
 
-/// Returns false for an interface whose cable is pulled or that is off. Tunnels do not say.
+impl InterfaceAddress {
+    /// Returns true for an interface to containers or virtual machines of this machine.
+    fn is_inner(&self) -> bool {
+        INNER_NETWORKS.iter().any(|prefix| self.name.starts_with(prefix))
+    }
+}
+
+/// Returns false for an interface that is off or unplugged. Tunnels do not report their status.
 fn is_up(interface: &Interface) -> bool {
     matches!(interface.oper_status, IfOperStatus::Up | IfOperStatus::Unknown)
 }
 
-/// Returns the addresses of IPv6 that do not last, where the system tells.
+/// Returns the short-lived IPv6 addresses, if the system reports them.
 fn passing_addresses() -> Vec<Ipv6Addr> {
     if !cfg!(target_os = "linux") {
         return Vec::new();
@@ -103,19 +108,16 @@ fn passing_addresses() -> Vec<Ipv6Addr> {
     passing_in(&std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default())
 }
 
-/// Returns the addresses that do not last in a table of Linux: each line has an address, the number
-/// of its interface, the length of its prefix, its scope and its flags, all in hexadecimal, and a
+/// Returns the short-lived addresses in a table of Linux: each line has an address, the number of
+/// its interface, the length of its prefix, its scope and its flags, all in hexadecimal, and a
 /// name.
 fn passing_in(table: &str) -> Vec<Ipv6Addr> {
     let mut passing = Vec::new();
     for line in table.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [address, _, _, _, flags, ..] = words[..] else { continue };
-        let (Ok(address), Ok(flags)) =
-            (u128::from_str_radix(address, 16), u32::from_str_radix(flags, 16))
-        else {
-            continue;
-        };
+        let Ok(address) = u128::from_str_radix(address, 16) else { continue };
+        let Ok(flags) = u32::from_str_radix(flags, 16) else { continue };
         if flags & PASSING_FLAGS != 0 {
             passing.push(Ipv6Addr::from(address));
         }
@@ -125,12 +127,12 @@ fn passing_in(table: &str) -> Vec<Ipv6Addr> {
 
 // ---- Addresses of others ----
 
-/// Returns the addresses of a host and a port as somebody typed them. An IPv6 address of a link has
-/// a zone, the name or the number of an interface of this machine: `[fe80::1%eth0]:7717`.
+/// Returns the addresses of a typed host and port. A link-local IPv6 address has a zone, the name
+/// or the number of an interface of this machine: `[fe80::1%eth0]:7717`.
 ///
 /// # Errors
-/// Returns an error of the kind [`io::ErrorKind::InvalidInput`] for a text that is none and for the
-/// name of an interface that is not there, and others for a name that is not found.
+/// Returns an error of the kind [`io::ErrorKind::InvalidInput`] for a text that is no address and
+/// for the name of an unknown interface, and others for a host name that is not found.
 pub fn resolve(text: &str) -> io::Result<Vec<SocketAddr>> {
     match zoned(text) {
         Some(found) => Ok(vec![found?]),
@@ -142,7 +144,8 @@ pub fn resolve(text: &str) -> io::Result<Vec<SocketAddr>> {
 fn zoned(text: &str) -> Option<io::Result<SocketAddr>> {
     let (address, rest) = text.strip_prefix('[')?.split_once('%')?;
     let (zone, port) = rest.split_once("]:")?;
-    let (address, port) = (address.parse::<Ipv6Addr>().ok()?, port.parse::<u16>().ok()?);
+    let address = address.parse::<Ipv6Addr>().ok()?;
+    let port = port.parse::<u16>().ok()?;
     let number = zone.parse().ok().or_else(|| interface_number(zone));
     Some(match number {
         Some(number) => Ok(SocketAddrV6::new(address, port, 0, number).into()),

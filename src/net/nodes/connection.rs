@@ -18,19 +18,19 @@ use potluck_parallel::comm::{
 };
 use potluck_parallel::planner::links::LinkRate;
 
-/// First byte of a control message: a message of `cluster`, a message of the layer above, or one
-/// that is in blobs.
+/// First byte of a control message: a message of `cluster`, a message of the layer above, or a
+/// message in blobs.
 const CLUSTER: u8 = 0;
 const WHOLE: u8 = 1;
 const IN_BLOBS: u8 = 2;
 
 /// Most bytes of a message, over all of its blobs.
 const MESSAGE_MAX: usize = 16 << 30;
-/// Most blobs of messages that have not been announced yet, and most messages that wait.
+/// Maximum number of blobs of messages that have not been announced yet, and of waiting messages.
 const BLOBS_MAX: usize = 1024;
 const WAITING_MAX: usize = 4096;
-/// Most messages of the cluster that wait for its thread, per link: all links together cannot fill
-/// its mailbox.
+/// Maximum number of messages of the cluster that wait for its thread, per link: all links together
+/// cannot fill its mailbox.
 const CLUSTER_WAITING_MAX: usize = 512;
 
 /// Event of a link, for the thread of the cluster.
@@ -39,7 +39,7 @@ pub enum LinkEvent {
     Closed(ConnectionId, CloseReason),
 }
 
-/// Place of a message that waits for the cluster's thread; dropped, it is free.
+/// Place of a message that waits for the cluster's thread; dropping it frees the place.
 pub struct WaitingPlace(Arc<AtomicUsize>);
 
 impl WaitingPlace {
@@ -59,42 +59,42 @@ impl Drop for WaitingPlace {
 /// Receiver of the messages of a peer; an error closes the link.
 pub(crate) type MessageReceiver = Arc<dyn Fn(Vec<u8>) -> Result<(), String> + Send + Sync>;
 
-/// Receiver of values that come from a peer. Called on the threads of the network, which must not
-/// wait for long.
+/// Receiver of values from a peer. Called on the threads of the network, which must not wait for
+/// long.
 pub trait ValueReceiver: Send + Sync {
-    /// Gives the place of values; an error closes the link.
+    /// Returns the place for values; an error closes the link.
     ///
     /// # Errors
-    /// Returns what is wrong with them.
+    /// Returns the fault of the values.
     fn landing(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
 
     /// Takes the end of the link: called once, after everything else.
     fn closed(&self);
 }
 
-/// Receiver of the frames of values that come for the ranks of this node.
+/// Receiver of the frames of values for the ranks of this node.
 pub trait ReceiveFrames: Send + Sync {
-    /// Returns true for a frame of a group of ranks before this one.
+    /// Returns true for a frame of an earlier group of ranks.
     fn is_late(&self, header: &FrameHeader) -> bool;
 
-    /// Returns a buffer for the values of a frame, which has `bytes` bytes of them.
+    /// Returns a buffer for the `bytes` of values of a frame.
     ///
     /// # Errors
-    /// Returns what is wrong with a frame that is for no rank of this process, or whose length is
-    /// not possible for what it holds.
+    /// Returns the fault of a frame for no rank of this process, or with a length that is
+    /// impossible for its content.
     fn buffer(&self, header: &FrameHeader, bytes: usize) -> Result<PooledBuffer, String>;
 
-    /// Puts a frame into the mailbox of its rank. A mailbox that is closed loses it.
+    /// Puts a frame into the mailbox of its rank. A closed mailbox drops it.
     fn deliver(&self, header: FrameHeader, values: PooledBuffer);
 }
 
-/// Receiver of frames that come from other nodes, replaced with each group of ranks.
+/// Receiver of frames from other nodes, replaced with each group of ranks.
 pub type FrameReceiver = Arc<Lock<Option<Arc<dyn ReceiveFrames>>>>;
 
 /// Connection to another node.
 pub trait NodeConnection: Send + Sync {
-    /// Sends a message of any length. A long one waits while the queue of the link is full; short
-    /// ones are sent at once, and are delivered behind a long one that is on its way. Messages of a
+    /// Sends a message of any length. A long message waits while the queue of the link is full;
+    /// short ones are sent at once, and are delivered after a long one in flight. Messages of a
     /// thread arrive in order.
     ///
     /// # Errors
@@ -104,11 +104,11 @@ pub trait NodeConnection: Send + Sync {
     /// Returns the connection as one for values of ranks.
     fn carrier(&self) -> Arc<dyn Carrier>;
 
-    /// Returns the bytes that have arrived of long messages, also of those that are not complete.
+    /// Returns the received bytes of long messages, also of incomplete ones.
     fn arrived(&self) -> u64;
 
-    /// Measures for about so long at which rate the connection carries values to the other node;
-    /// `None` if there is no network in between, or if it is not known.
+    /// Measures for about `_time` the rate of the connection to the other node; `None` if there is
+    /// no network in between, or if the rate is unknown.
     fn measure(&self, _time: Duration) -> Option<LinkRate> {
         None
     }
@@ -118,8 +118,7 @@ pub trait NodeConnection: Send + Sync {
 pub struct NodeLink {
     link: Link,
     incoming: Arc<LinkReceiver>,
-    /// Number of the next blob; held while a long message is queued, of which there is one at a
-    /// time.
+    /// Number of the next blob; locked while a long message is queued, so that there is only one.
     next_blob: Lock<u64>,
 }
 
@@ -128,15 +127,15 @@ struct LinkReceiver {
     connection: ConnectionId,
     events: Box<dyn Fn(LinkEvent) + Send + Sync>,
     frames: FrameReceiver,
-    /// True once the peer is a node of the run. Before, only messages of the cluster are taken:
-    /// whoever knows the code can open a link.
+    /// True once the peer is a node of the run. Before, only messages of the cluster are accepted:
+    /// any peer that knows the code can open a link.
     is_of_run: AtomicBool,
     /// Messages that wait for the cluster's thread.
     cluster_waiting: Arc<AtomicUsize>,
     messages: Lock<Messages>,
     /// Set when the link is given to the layer above.
     receiver: OnceLock<MessageReceiver>,
-    /// Takes all values in place of `frames`, once there is one.
+    /// Receiver of all values instead of `frames`, once it is set.
     values: RwLock<SetReceiver>,
 }
 
@@ -148,19 +147,19 @@ struct SetReceiver {
 
 #[derive(Default)]
 struct Messages {
-    /// Messages that wait for their blobs, for those before them, or for the receiver.
+    /// Messages that wait for their blobs, for earlier messages, or for the receiver.
     waiting: VecDeque<WaitingMessage>,
     blobs: HashMap<u64, Vec<u8>>,
 }
 
-/// Message whose bytes may not all be here.
+/// Message whose bytes may be incomplete.
 enum WaitingMessage {
     Whole(Vec<u8>),
     InBlobs { first: u64, count: u64 },
 }
 
 impl NodeLink {
-    /// Accepts a peer. What `events` is called with comes from threads of the network.
+    /// Accepts a peer. `events` is called on threads of the network.
     pub fn open(
         pending: PendingPeer,
         connection: ConnectionId,
@@ -171,13 +170,13 @@ impl NodeLink {
         Self { link: pending.open(incoming.clone()), incoming, next_blob: Lock::new(0) }
     }
 
-    /// Takes messages and values of the run from now on.
+    /// Accepts messages and values of the run from now on.
     pub fn admit(&self) {
         self.incoming.is_of_run.store(true, Ordering::SeqCst);
     }
 
-    /// Sets the receiver of messages, which first gets those that have come before. If it refuses
-    /// one of them, the link is closed, as for one that comes later.
+    /// Sets the receiver of messages, which first gets the messages that have arrived already. If
+    /// it refuses one of them, the link is closed, as for a later message.
     pub fn receive_with(&self, receiver: MessageReceiver) {
         // Set once, by the thread that starts the run.
         let _ = self.incoming.receiver.set(receiver);
@@ -187,8 +186,8 @@ impl NodeLink {
         }
     }
 
-    /// Sets the receiver of all values that come from now on, in place of the one before; a link
-    /// that has ended is reported to it at once.
+    /// Sets the receiver of all later values, replacing the previous one; a link that has ended is
+    /// reported to it at once.
     pub fn receive_values_with(&self, receiver: Arc<dyn ValueReceiver>) {
         self.incoming.set_values(receiver);
     }
@@ -215,7 +214,7 @@ impl NodeLink {
         self.link.send_control(tagged(CLUSTER, &encoded))
     }
 
-    /// Returns what QUIC has counted of the link.
+    /// Returns the statistics of the link.
     pub fn stats(&self) -> LinkStats {
         self.link.stats()
     }
@@ -225,7 +224,7 @@ impl NodeLink {
         self.link.address()
     }
 
-    /// Closes the link; what was queued is sent before.
+    /// Closes the link after its queues are sent.
     pub fn close(&self, why: &str) {
         self.link.close(why);
     }
@@ -276,8 +275,8 @@ struct LinkCarrier(Link);
 
 impl Carrier for LinkCarrier {
     fn send(&self, header: FrameHeader, values: FrameValues) -> Result<(), Closed> {
-        // The end of a link is reported to the cluster, which names the node that is lost to all.
-        // A rank that failed here would often be first, and named in its place.
+        // The end of a link is reported to the cluster, which names the lost node to all. An error
+        // of this rank would often come first, and this node would be named instead.
         let _ = self.0.send_data(header.encode(), Payload::new(values));
         Ok(())
     }
@@ -330,7 +329,7 @@ impl LinkReceiver {
         }
     }
 
-    /// Gives the receiver all messages at the front that are complete.
+    /// Hands all complete messages at the front to the receiver.
     fn deliver(&self, messages: &mut Messages) -> Result<(), String> {
         let Some(receiver) = self.receiver.get() else { return Ok(()) };
         while let Some(front) = messages.waiting.pop_front() {
@@ -462,7 +461,7 @@ impl Landing for FrameLanding {
     }
 }
 
-/// Place of values that nobody awaits, or not any more.
+/// Place for values that are not awaited, or no longer.
 struct UnusedValues(Vec<u8>);
 
 impl Landing for UnusedValues {

@@ -1,5 +1,5 @@
 //! Thread that drives a node's machine: it performs the machine's actions on the endpoint, and
-//! reports to it what happens there.
+//! reports the endpoint's events to it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,41 +25,42 @@ use potluck_parallel::comm::{Mailbox, RecvError, nanos};
 
 /// Most events that wait for the thread.
 const EVENTS_MAX: usize = 1 << 16;
-/// Most links of a node: those of the largest run, and with peers that are not in it yet.
+/// Maximum number of links of a node: to all nodes of the largest run, and to peers that have not
+/// joined yet.
 const LINKS_MAX: usize = NODES_MAX as usize + 16;
 /// Most news that wait for the run.
 const NEWS_MAX: usize = 1 << 12;
-/// Longest wait without an event, after which refusals of the endpoint are looked for.
+/// Longest wait for an event, after which the endpoint is polled for refusals.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time between two looks for peers with another address: so often one can be noted.
+/// Interval of checks for peers with a new address.
 const MOVES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Part of the node timeout after which a pause of this process is told: others may have given it
-/// up, or it may take them for lost.
-const PAUSE_TOLD: f64 = 0.5;
+/// Part of the node timeout after which a pause of this process is reported: others may have given
+/// it up, or it may consider them lost.
+const PAUSE_REPORTED: f64 = 0.5;
 
 /// News of the cluster, for the run and its user.
 pub enum ClusterNews {
-    /// Nodes that are here, before the start.
+    /// Nodes that have joined, before the start.
     Present(Presence),
     /// A peer was refused.
     TurnedAway { address: SocketAddr, why: String },
     /// A node has another address than before.
     Moved(MovedNode),
-    /// This process stood still for so long.
+    /// This process stood still.
     Paused(PausedProcess),
-    /// A node went before the start.
+    /// A node departed before the start.
     Departed { host: String, why: String },
     /// All nodes are connected; the links are those to all others.
     Started { roster: Roster, you: NodeRank, links: Vec<(NodeRank, Arc<NodeLink>)> },
-    /// A node went in order after the start.
+    /// A node left in order after the start.
     Left { node: NodeRank, why: String },
     /// The cluster is over; nothing follows.
     Ended(ClusterEnd),
 }
 
-/// Pause of this process, whose displayed form is a sentence for the user.
+/// Duration of a pause of this process; displayed as a sentence for the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PausedProcess(pub Duration);
 
@@ -87,7 +88,7 @@ impl Moment {
         Self { monotonic: Instant::now(), calendar: SystemTime::now() }
     }
 
-    /// Returns the time since an earlier moment by the clock that says more.
+    /// Returns the time since an earlier moment by the clock that shows the longer one.
     fn since(self, earlier: Self) -> Duration {
         let by_calendar = self.calendar.duration_since(earlier.calendar).unwrap_or_default();
         by_calendar.max(self.monotonic.duration_since(earlier.monotonic))
@@ -97,12 +98,11 @@ impl Moment {
 /// Options of a node that meets others.
 pub struct MeetingOptions {
     pub listen: SocketAddr,
-    /// Addresses at which the others shall try to reach this node, besides the one at which they
-    /// see it; port 0 is the one at which it listens. Those of its interfaces if there are none.
+    /// Addresses at which other nodes try to reach this node, besides the one at which they see it;
+    /// port 0 stands for the listening port. The addresses of its interfaces if empty.
     pub advertise: Vec<SocketAddr>,
     pub secret: Secret,
-    /// Longest silence of a node; of the links of a node that joins, until it knows that of the
-    /// run.
+    /// Longest silence of a node; a joining node uses it for its links until it knows the run's.
     pub node_timeout: Duration,
     /// Receiver of frames from all nodes.
     pub frames: FrameReceiver,
@@ -135,7 +135,7 @@ enum DriverEvent {
 /// Reason for which a dial failed.
 struct DialFailure {
     why: String,
-    /// True if nobody answered.
+    /// True if no address answered.
     is_silent: bool,
     remedy: Remedy,
 }
@@ -146,7 +146,7 @@ enum Machine {
     Joining(Box<JoiningNode>),
 }
 
-/// Error that keeps a node from meeting others.
+/// Error at the start of a meeting.
 #[derive(Debug, thiserror::Error)]
 pub enum MeetingError {
     #[error(transparent)]
@@ -253,11 +253,11 @@ impl Drop for Meeting {
     }
 }
 
-/// Opens the socket, with a number of its own.
+/// Opens the socket, with a random number.
 fn bind(options: &MeetingOptions) -> Result<(Endpoint, EndpointId), MeetingError> {
     let id = EndpointId(u64::from_be_bytes(random_bytes().map_err(NetError::identity)?));
-    // Heartbeats watch the links of the first node: who is silent on one of them for the node
-    // timeout is lost, and is told so if it still hears. The link must not end before that.
+    // Heartbeats watch the links of the first node: a node that is silent on its link for the node
+    // timeout is lost, and is notified over the link, which must not end before that.
     let idle_timeout = 2 * options.node_timeout;
     let endpoint = EndpointOptions {
         idle_timeout,
@@ -267,7 +267,7 @@ fn bind(options: &MeetingOptions) -> Result<(Endpoint, EndpointId), MeetingError
     Ok((Endpoint::bind(endpoint, &options.secret, &greeting_of(id))?, id))
 }
 
-/// Returns what links tell of a socket.
+/// Returns the greeting that identifies a socket on its links.
 fn greeting_of(id: EndpointId) -> Vec<u8> {
     id.0.to_be_bytes().to_vec()
 }
@@ -308,7 +308,7 @@ struct ClusterDriver {
     addresses: HashMap<ConnectionId, SocketAddr>,
     next_look: Instant,
     reporter: LinkReporter,
-    /// Longest silence of a node, until the run says another.
+    /// Longest silence of a node, until the run's is known.
     node_timeout: Duration,
     /// Time of the last look for pauses.
     looked: Moment,
@@ -357,23 +357,19 @@ impl ClusterDriver {
         self.endpoint.close("the cluster is over");
     }
 
-    /// Tells of a pause of this process, before the machine acts on what others have sent
-    /// meanwhile, who may have given it up.
+    /// Reports a pause of this process, before the machine handles the messages of others, which
+    /// may have given it up meanwhile.
     fn look_for_pauses(&mut self) {
         let now = Moment::now();
         let paused = now.since(self.looked);
         self.looked = now;
-        let told = match &self.machine {
-            Machine::First(_) => None,
-            Machine::Joining(machine) => machine.node_timeout(),
-        };
-        let timeout = told.map_or(self.node_timeout, Duration::from_nanos);
-        if paused >= POLL_INTERVAL + timeout.mul_f64(PAUSE_TOLD) {
+        let timeout = self.silence().unwrap_or(self.node_timeout);
+        if paused >= POLL_INTERVAL + timeout.mul_f64(PAUSE_REPORTED) {
             let _ = self.news.send(ClusterNews::Paused(PausedProcess(paused)));
         }
     }
 
-    /// Tells the machine which peers have other addresses than before, if it is time for it.
+    /// Reports peers with new addresses to the machine, at intervals.
     fn look_for_moves(&mut self) {
         let now = Instant::now();
         if now < self.next_look {
@@ -409,7 +405,8 @@ impl ClusterDriver {
         for (connection, at) in heard_at {
             heard.push((connection, self.started + Duration::from_nanos(at)));
         }
-        let (refused, buffers) = (self.endpoint.refused_count(), self.endpoint.socket_buffers());
+        let refused = self.endpoint.refused_count();
+        let buffers = self.endpoint.socket_buffers();
         self.reporter.report(now, &self.links, &heard, refused, buffers);
     }
 
@@ -422,7 +419,8 @@ impl ClusterDriver {
             DriverEvent::Dialed(dial, Ok(pending)) => {
                 let address = pending.address();
                 let connection = self.open(pending);
-                // The first node may begin the run before this thread has read of its start.
+                // The first node may send messages of the run before this thread has read its
+                // start.
                 self.admit(connection);
                 Event::Dialed { dial, connection, address }
             }
@@ -458,21 +456,21 @@ impl ClusterDriver {
     /// Hands an event to the machine.
     fn tell(&mut self, event: Event) {
         let now = self.now();
-        // An event that a peer is to blame for has closed its connection; others are late ones.
+        // An error that a peer caused has closed its connection; other errors are of late events.
         let _ = match &mut self.machine {
             Machine::First(machine) => machine.handle(now, event),
             Machine::Joining(machine) => machine.handle(now, event),
         };
     }
 
-    /// Injects the fault that is planned for the time before this message is taken.
+    /// Injects the fault that is planned for the time before this message is handled.
     fn inject(&self, message: &ClusterMsg) {
         let point = match message {
             ClusterMsg::Welcome(_) => Point::Join,
             ClusterMsg::Roster { .. } => Point::Roster,
             _ => return,
         };
-        // Those of the process are all that there are here, and are done when this returns.
+        // These points have only faults of the process, which are over when this returns.
         let _ = self.faults.at(point, 0);
     }
 
@@ -490,8 +488,8 @@ impl ClusterDriver {
         connection
     }
 
-    /// Returns the idle timeout of a link that a joined node dials. Those to other joined ones are
-    /// watched by no heartbeats: their idle timeout is the longest silence of a node of the run.
+    /// Returns the idle timeout of a link that a joined node dials. No heartbeats watch the links
+    /// between joined nodes: their idle timeout is the longest silence of a node of the run.
     fn silence(&self) -> Option<Duration> {
         match &self.machine {
             Machine::First(_) => None,
@@ -499,7 +497,7 @@ impl ClusterDriver {
         }
     }
 
-    /// Takes messages and values of the run on a link, whose peer is one of its nodes.
+    /// Accepts messages and values of the run on a link, whose peer is one of its nodes.
     fn admit(&self, connection: ConnectionId) {
         if let Some(link) = self.links.get(&connection) {
             link.admit();
@@ -569,7 +567,7 @@ impl ClusterDriver {
         is_over
     }
 
-    /// Tries the addresses of a node, in a thread of its own.
+    /// Dials the addresses of a node, in a separate thread.
     fn dial(&self, dial: DialId, id: Option<EndpointId>, addresses: Vec<SocketAddr>) {
         let endpoint = Arc::clone(&self.endpoint);
         let events = self.events.clone();
@@ -592,13 +590,12 @@ impl ClusterDriver {
 }
 
 impl DialFailure {
-    /// Returns the failure of all addresses of a node. What heals it is up to those that have
+    /// Returns the failure of all addresses of a node. Its remedy is that of the first address that
     /// answered, if there is one.
     fn of(errors: &[NetError]) -> Self {
         let why: Vec<String> = errors.iter().map(NetError::in_list).collect();
         let answered = errors.iter().find(|error| !error.is_silence());
-        let is_silent = |error: &NetError| matches!(error, NetError::NoAnswer { .. });
-        let has_silent = errors.iter().any(is_silent);
+        let has_silent = errors.iter().any(|error| matches!(error, NetError::NoAnswer { .. }));
         Self {
             why: if why.is_empty() { "there is no address".into() } else { why.join("; ") },
             is_silent: has_silent && answered.is_none(),

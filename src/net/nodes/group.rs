@@ -32,16 +32,17 @@ const FIRST: NodeRank = NodeRank(0);
 const PURPOSE: &str = "process group";
 /// Default of [`ClusterOptions::timeout`].
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Default of [`ClusterOptions::deadline`], that of [`potluck_parallel::comm::init`].
+/// Default of [`ClusterOptions::deadline`], the same as in [`potluck_parallel::comm::init`].
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Message by which a process says that it takes packets.
+/// Message of a process that accepts packets.
 const READY: &[u8] = b"ready";
 
-/// Place at which the processes of a group meet.
+/// Meeting point of the processes of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum First {
-    /// This process is the first one: it waits at a UDP address until `nodes` processes are here,
-    /// itself included (2 to 64). Port 0 is any free one; [`ConnectNews::Listening`] says which.
+    /// This process is the first one: it waits at a UDP address until `nodes` processes have
+    /// joined, itself included (2 to 64). Port 0 is any free one; [`ConnectNews::Listening`]
+    /// reports it.
     Host { listen: SocketAddr, nodes: u32 },
     /// The first process is at this address, a host and its port as in `alpha:7717`.
     Join { address: String },
@@ -50,20 +51,20 @@ pub enum First {
 /// Options of [`connect`].
 pub struct ClusterOptions {
     pub first: First,
-    /// Secret of the group: whoever knows it is let in, and all that is sent is encrypted by keys
-    /// that it authenticates.
+    /// Secret of the group: it admits peers, and it authenticates the keys that encrypt all
+    /// messages.
     pub secret: Secret,
     /// Number of ranks of this process, 1 to 64; 1 by default.
     pub ranks: u32,
-    /// Longest silence of a process, after which it is lost: 100 ms to 1 h, 10 s by default. That
-    /// of the first process counts. Also the longest time for which the first process waits at its
-    /// end for the ends of the others.
+    /// Longest silence of a process, after which it is lost: 100 ms to 1 h, 10 s by default. The
+    /// value of the first process applies. Also the longest time for which the first process waits
+    /// at its end for the ends of the others.
     pub timeout: Duration,
     /// Maximum duration of a call, as in [`ProcessGroup::set_deadline`]; 5 minutes by default.
     pub deadline: Duration,
-    /// Longest wait until all processes are here; without an end by default.
+    /// Longest wait until all processes have joined; unlimited by default.
     pub connect_timeout: Option<Duration>,
-    /// Is called with the news until all processes are connected; ignores them by default.
+    /// Called with the news until all processes are connected; ignores them by default.
     pub on_news: Box<dyn FnMut(&ConnectNews) + Send>,
 }
 
@@ -102,16 +103,16 @@ impl fmt::Debug for ClusterOptions {
     }
 }
 
-/// News while processes find together; each displays as a sentence for the user.
+/// News while processes connect; each displays as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectNews {
-    /// This process takes connections at this address; the first one, that is where to join.
+    /// This process accepts connections at this address, which others join at the first process.
     Listening(SocketAddr),
-    /// The hosts of the processes that are here, and how many there are to be.
+    /// The hosts of the joined processes, and the expected number of processes.
     Present { hosts: Vec<String>, expected: u32 },
     /// The first process refused a peer.
     TurnedAway { address: SocketAddr, why: String },
-    /// A process went before all were here.
+    /// A process left before all had joined.
     Departed { host: String, why: String },
 }
 
@@ -156,9 +157,9 @@ pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupEr
     GroupSession::open(meeting, started, timeout, deadline, until)
 }
 
-/// Makes a process group of the nodes of a cluster that has started, and returns the handles of
-/// this one, in order of ranks; a device of the roster is a rank. All nodes must do so. `timeout`
-/// is as in [`ClusterOptions::timeout`], and that of the meeting.
+/// Creates a process group of the nodes of a started cluster, and returns the handles of this node,
+/// in order of ranks; each device of the roster is a rank. All nodes must call this. `timeout` is
+/// as in [`ClusterOptions::timeout`], and the same as for the meeting.
 ///
 /// # Errors
 /// Returns [`GroupError::Connect`] if a node is lost before all are ready.
@@ -251,9 +252,8 @@ pub fn greeting(port: u16, purpose: Option<&str>, devices: Vec<NodeDevice>) -> H
     }
 }
 
-/// Returns a name that no other run or group has: nodes that share the secret and find each other
-/// by mistake, at an address that was another's before, know by it that they do not belong
-/// together.
+/// Returns a unique name of a run or group: it separates nodes that share the secret and meet by
+/// mistake, at an address that was another's before.
 ///
 /// # Errors
 /// Returns an error if the system has no random numbers.
@@ -268,7 +268,7 @@ pub fn host_name() -> String {
     if name.is_empty() { "unnamed".into() } else { name }
 }
 
-/// Cluster that has started: the news [`ClusterNews::Started`].
+/// Started cluster: the news [`ClusterNews::Started`].
 pub struct StartedCluster {
     pub roster: Roster,
     pub you: NodeRank,
@@ -312,7 +312,7 @@ fn connect_timed_out(here: Option<Presence>, hosted: Option<u32>) -> String {
         (Some(Presence { here, expected }), _) => {
             (here.into_iter().map(|node| node.host).collect(), expected)
         }
-        // The first process has not even noted itself yet.
+        // The first process has not announced itself yet.
         (None, Some(nodes)) => (vec![host_name()], nodes),
         (None, None) => return "the first process did not answer in time".into(),
     };
@@ -321,7 +321,7 @@ fn connect_timed_out(here: Option<Presence>, hosted: Option<u32>) -> String {
 
 // ---- A group that has started ----
 
-/// Connections of this process, which the handles on its groups keep.
+/// Connections of this process, kept alive by the handles on its groups.
 struct GroupSession {
     meeting: Lock<Meeting>,
     /// Set once the handles are made.
@@ -392,7 +392,7 @@ impl GroupSession {
                         number,
                         departures: departures.clone(),
                     }));
-                    // Processes that joined tell only the first one.
+                    // Processes that joined report only to the first one.
                     let is_due = you == FIRST || number == FIRST;
                     let ready = ready.clone();
                     link.receive_with(Arc::new(move |message: Vec<u8>| {
@@ -416,8 +416,8 @@ impl GroupSession {
     }
 }
 
-/// Waits until all processes take packets: each tells the first one, which then tells all. So
-/// nobody sends anything to a process that does not know yet that the group has started.
+/// Waits until all processes accept packets: each reports to the first one, which then notifies
+/// all. So no packet is sent to a process that has not started the group yet.
 fn meet_ready(
     you: NodeRank,
     links: &[(NodeRank, Arc<NodeLink>)],
@@ -441,7 +441,7 @@ fn meet_ready(
     wait_ready(ready, until)
 }
 
-/// Waits for one message that a process takes packets.
+/// Waits for the message of one process that it accepts packets.
 fn wait_ready(ready: &Mailbox<()>, until: Option<Instant>) -> Result<(), GroupError> {
     match ready.recv(until) {
         Ok(()) => Ok(()),
@@ -451,7 +451,7 @@ fn wait_ready(ready: &Mailbox<()>, until: Option<Instant>) -> Result<(), GroupEr
     }
 }
 
-/// Tells another process that this one takes packets.
+/// Reports to another process that this one accepts packets.
 fn send_ready(link: &NodeLink) {
     // A link that is closed is a loss, which the cluster names.
     let _ = link.send(READY.to_vec());
@@ -461,7 +461,7 @@ impl Drop for GroupSession {
     fn drop(&mut self) {
         let has_failed = self.packets.get().is_some_and(PacketReceiver::has_failed);
         if self.is_first && !has_failed && !thread::panicking() {
-            // The others cannot go on without the first process.
+            // The others cannot continue without the first process.
             let _ = self.over.recv(Instant::now().checked_add(self.timeout));
         }
         let meeting = self.meeting.get_mut();
@@ -483,7 +483,7 @@ struct GroupValues {
 }
 
 impl GroupValues {
-    /// Ends the groups of this process because of what another one sent.
+    /// Ends the groups of this process because of a message of another one.
     fn refuse(&self, why: String) -> String {
         let process = process_name(&self.ranks, &self.host);
         self.packets.end(&format!("{process} sent {why}"));
@@ -502,14 +502,14 @@ impl ValueReceiver for GroupValues {
     }
 }
 
-/// Orderly ends of other processes, in two steps that come in any order: the cluster reports that
-/// a process has left, and its link is closed, behind all that it has sent. Its ranks have said
-/// that they leave before; if that was lost, because a link that ends is flushed for a bounded time
-/// only, calls that wait for them would wait until their deadline.
+/// Orderly ends of other processes, in two steps in any order: the cluster reports that a process
+/// has left, and its link is closed, after all its messages. Its ranks have sent their leaves
+/// before; if those were lost, because the flush of a closing link has a timeout, calls would wait
+/// for them until their deadline.
 #[derive(Clone)]
 struct Departures {
     packets: PacketReceiver,
-    /// By node: its ranks, and the steps that have come.
+    /// By node: its ranks, and the number of steps so far.
     nodes: Arc<[(Range<u32>, AtomicU32)]>,
 }
 
@@ -522,7 +522,7 @@ impl Departures {
         Self { packets: packets.clone(), nodes: nodes.into() }
     }
 
-    /// Takes a step of a process; each comes once.
+    /// Takes a step of a process; each occurs once.
     fn advance(&self, number: NodeRank) {
         let Some((ranks, steps)) = self.nodes.get(number.0 as usize) else { return };
         if steps.fetch_add(1, Ordering::SeqCst) == 1 {
@@ -644,9 +644,8 @@ mod tests {
         }
     }
 
-    /// Connects some processes that keep to the rules with one that greets as such a process does
-    /// and then does what it likes with its links, and leaves in order; returns how a barrier of
-    /// the others ends.
+    /// Connects some honest processes with one that greets like them, then performs `act` on its
+    /// links, and leaves in order; returns the results of a barrier of the honest ones.
     fn beside(others: u32, act: impl Fn(NodeRank, &NodeLink)) -> Vec<Result<(), GroupError>> {
         beside_leaving(others, act, |threads, mut meeting| {
             let ended = ended(threads);

@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 use crate::{Link, Payload, TAG_BYTES};
 use potluck_parallel::planner::links::LinkRate;
 
-/// Tag of values that only measure a link; that of no frame.
+/// Tag of values that only measure a link; no frame has it.
 const PROBE: [u8; TAG_BYTES] = [0xFF; TAG_BYTES];
-/// Least and most bytes that are sent at a time.
+/// Minimum and maximum number of bytes per measurement.
 const BYTES_MIN: usize = 16 << 10;
 pub(super) const BYTES_MAX: usize = 16 << 20;
-/// Single bytes that are sent first: what the fastest of them takes is no matter of the rate.
+/// Single bytes that are sent first: the fastest of them measures the time that does not depend on
+/// the rate.
 const SINGLE_BYTES: usize = 3;
-/// Longest wait until the other end has what was sent.
+/// Longest wait until the other end has received the sent values.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Returns true for the tag of values that only measure the link.
 pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
     *tag == PROBE
 }
 
 /// Sends values, twice as many each time, until they take half of `time`, and returns the rate of
-/// the last, by when QUIC knows how much the link takes; `None` if the link ends. A link that takes
-/// longer than [`ANSWER_MAX`] for one of them is at most as fast as that says.
+/// the last, when QUIC has adapted to the link; `None` if the link ends. For a link that takes
+/// longer than [`ANSWER_MAX`], the result is an upper bound.
 pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     let mut fixed = Duration::MAX;
     for _ in 0..SINGLE_BYTES {
@@ -33,7 +33,7 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     loop {
         let took = send(link, bytes)?.saturating_sub(fixed.min(ANSWER_MAX / 2));
         if took >= time / 2 || bytes == BYTES_MAX {
-            // A link without a delay may be as fast as the clock can tell.
+            // Without a delay, the time may be below the resolution of the clock.
             let seconds = took.as_secs_f64().max(1e-6);
             let round_trip_s = link.stats().round_trip.as_secs_f64();
             return Some(LinkRate { bytes_per_s: bytes as f64 / seconds, round_trip_s });
@@ -42,7 +42,7 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     }
 }
 
-/// Sends so many bytes, and returns the time until the other end has confirmed them, at most
+/// Sends `bytes`, and returns the time until the other end has confirmed them, at most
 /// [`ANSWER_MAX`]; `None` if the link ends.
 fn send(link: &Link, bytes: usize) -> Option<Duration> {
     let (confirmed, confirmation) = mpsc::channel();
@@ -51,8 +51,8 @@ fn send(link: &Link, bytes: usize) -> Option<Duration> {
     link.send_data(PROBE, Payload::new(probe)).ok()?;
     // Nothing is ever sent there.
     let _ = confirmation.recv_timeout(ANSWER_MAX);
-    // What is on its way is dropped with a link.
-    (!link.has_ended()).then(|| began.elapsed())
+    // Values in flight are dropped with a link.
+    if link.has_ended() { None } else { Some(began.elapsed()) }
 }
 
 /// Bytes of a probe, dropped when the other end has them: the receiver then has no sender.

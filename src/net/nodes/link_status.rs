@@ -1,4 +1,4 @@
-//! Links to the other nodes of a run as snapshots, for those who watch it.
+//! Snapshots of the links to the other nodes of a run, for monitoring.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -40,7 +40,7 @@ pub struct LinksStatus {
     pub socket_buffers: Option<SocketBuffers>,
 }
 
-/// Place of the newest state, which whoever reads it does not keep from being replaced.
+/// Newest state of the links; readers do not delay its replacement.
 pub type LinkBoard = Arc<ArcSwap<LinksStatus>>;
 
 /// Node at the other end of a link.
@@ -71,7 +71,7 @@ impl LinkReporter {
         now >= self.next
     }
 
-    /// Names the nodes to which links lead once a run has started.
+    /// Sets the nodes of the links once a run has started.
     pub fn start(&mut self, roster: &Roster, links: &[(NodeRank, ConnectionId)]) {
         let now = Instant::now();
         self.next = now;
@@ -116,7 +116,7 @@ impl LinkReporter {
 }
 
 impl LinkPeer {
-    /// Measures the rates anew if the time for it is over.
+    /// Measures the rates anew after [`RATE_WINDOW`].
     fn measure(&mut self, now: Instant, bytes: [u64; 2]) {
         let elapsed = now.duration_since(self.since);
         if elapsed < RATE_WINDOW {

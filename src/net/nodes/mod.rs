@@ -1,6 +1,6 @@
 //! Nodes of a run over several machines: the thread that drives the machines of
-//! [`cluster`](crate::cluster) with [`Link`](crate::Link)s, the connections between nodes that come
-//! of it, and process groups over them.
+//! [`cluster`](crate::cluster) with [`Link`](crate::Link)s, the resulting connections between
+//! nodes, and process groups over them.
 
 mod addresses;
 mod connection;

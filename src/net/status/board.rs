@@ -1,4 +1,4 @@
-//! Place where a run shows its state: the newest snapshot, which is replaced as a whole.
+//! Board with the state of a run: the newest snapshot, which is replaced as a whole.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,8 +10,8 @@ use crate::nodes::{LinkBoard, LinksStatus};
 use potluck_core::Lock;
 use potluck_core::metrics::{Event, MetricsError, Sink};
 
-/// State of a run, written by the run and read by whoever watches it. Readers take snapshots by
-/// atomic operations: no writer waits for them.
+/// State of a run, written by the run and read by monitoring. Readers take snapshots by atomic
+/// operations: no writer waits for them.
 pub struct StatusBoard {
     /// Taken by the threads of the run only.
     writing: Lock<RunStatus>,
@@ -19,7 +19,7 @@ pub struct StatusBoard {
     links: ArcSwapOption<ArcSwap<LinksStatus>>,
 }
 
-/// Snapshot of everything that is shown.
+/// Snapshot of the whole state.
 #[derive(Clone, Debug)]
 pub struct StatusView {
     pub run: Arc<RunStatus>,
@@ -57,7 +57,7 @@ impl StatusBoard {
     }
 }
 
-/// Sink that shows events on a board before it hands them on.
+/// Sink that records events on a board before it hands them on.
 pub struct StatusSink {
     pub board: Arc<StatusBoard>,
     pub shown: Box<dyn Sink>,

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::board::StatusView;
 use super::health::Health;
-use super::run_status::{RunPhase, RunStatus};
+use super::run_status::{RankTotals, RunPhase, RunStatus};
 use crate::nodes::{LinkStatus, LinksStatus};
 use potluck_core::metrics::StepRecord;
 use potluck_core::{build_hash, whole_hash};
@@ -13,7 +13,7 @@ use potluck_core::{build_hash, whole_hash};
 /// Media type of the text.
 pub(super) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Returns all metrics of a run. What is not known yet is left out.
+/// Returns all metrics of a run. Unknown values are left out.
 pub(super) fn metrics(view: &StatusView) -> String {
     let mut text = Exposition::default();
     let run = &*view.run;
@@ -37,8 +37,8 @@ struct Exposition(String);
 type Labels<'a> = [(&'static str, &'a str)];
 
 impl Exposition {
-    /// Begins a metric, whose samples follow. One whose name ends in `_total` is a counter: it only
-    /// rises, until the program starts again. The help is one line without backslashes.
+    /// Begins a metric, whose samples follow. A name that ends in `_total` makes it a counter,
+    /// which only rises, until the program starts again. The help is one line without backslashes.
     fn begin(&mut self, name: &str, help: &str) {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         self.write(format_args!("# HELP potluck_{name} {help}\n# TYPE potluck_{name} {kind}\n"));
@@ -66,7 +66,7 @@ impl Exposition {
     }
 }
 
-/// Value of a label, with what would end it escaped.
+/// Value of a label, with the characters escaped that would end it.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -94,7 +94,7 @@ impl fmt::Display for SampleValue {
         } else if value.is_infinite() {
             f.write_str(if value > 0.0 { "+Inf" } else { "-Inf" })
         } else {
-            // As short as possible, with an exponent where that is shorter.
+            // As short as possible, with an exponent if that is shorter.
             write!(f, "{value:?}")
         }
     }
@@ -116,8 +116,11 @@ fn about(text: &mut Exposition, view: &StatusView) {
         &[("version", run.about.version), ("build", whole_hash(build_hash()))],
         1.0,
     );
-    let (name, node) = (run.about.name.as_deref().unwrap_or_default(), run.nodes.you);
-    let node = node.map(|node| node.0.to_string()).unwrap_or_default();
+    let name = run.about.name.as_deref().unwrap_or_default();
+    let node = match run.nodes.you {
+        Some(node) => node.0.to_string(),
+        None => String::new(),
+    };
     let generation = run.nodes.generation.0.to_string();
     text.begin("run_info", "Name of the run, number of this node, generation.");
     let labels = [("run", name), ("node", &*node), ("generation", &*generation)];
@@ -195,22 +198,28 @@ fn work(text: &mut Exposition, run: &RunStatus) {
     if run.ranks.is_empty() {
         return;
     }
-    let numbers: Vec<String> = (0..run.ranks.len()).map(|rank| rank.to_string()).collect();
-    let mut metric = |name: &str, help: &str, values: Vec<f64>| {
-        text.begin(name, help);
-        for ((number, rank), value) in numbers.iter().zip(&run.ranks).zip(values) {
-            text.sample(name, &[("rank", number), ("device", &rank.device)], value);
-        }
-    };
-    let busy = run.ranks.iter().map(|rank| rank.busy.as_secs_f64()).collect();
     let help = "Time of steps in which a rank has worked.";
-    metric("rank_busy_seconds_total", help, busy);
-    let waiting = run.ranks.iter().map(|rank| rank.waiting.as_secs_f64()).collect();
+    ranks(text, run, "rank_busy_seconds_total", help, |rank| rank.busy.as_secs_f64());
     let help = "Time of steps in which a rank has waited for others.";
-    metric("rank_waiting_seconds_total", help, waiting);
+    ranks(text, run, "rank_waiting_seconds_total", help, |rank| rank.waiting.as_secs_f64());
     if run.ranks.len() > 1 {
-        let shares = run.ranks.iter().map(|rank| rank.share as f64).collect();
-        metric("rank_share_samples", "Samples of a rank in a step.", shares);
+        let help = "Samples of a rank in a step.";
+        ranks(text, run, "rank_share_samples", help, |rank| rank.share as f64);
+    }
+}
+
+/// Writes a metric with one sample per rank.
+fn ranks(
+    text: &mut Exposition,
+    run: &RunStatus,
+    name: &str,
+    help: &str,
+    value: impl Fn(&RankTotals) -> f64,
+) {
+    text.begin(name, help);
+    for (number, rank) in run.ranks.iter().enumerate() {
+        let number = number.to_string();
+        text.sample(name, &[("rank", &number), ("device", &rank.device)], value(rank));
     }
 }
 
@@ -225,14 +234,14 @@ fn network(text: &mut Exposition, state: &LinksStatus, view: &StatusView) {
         }
     }
     let mut metric = |name: &str, help: &str, value: &dyn Fn(&LinkStatus) -> Option<f64>| {
-        let values = state.links.iter().filter_map(|link| Some((link, value(link)?)));
-        let values: Vec<_> = values.collect();
-        if values.is_empty() {
-            return;
-        }
         let name = format!("link_{name}");
-        text.begin(&name, help);
-        for (link, value) in values {
+        let mut has_begun = false;
+        for link in &state.links {
+            let Some(value) = value(link) else { continue };
+            if !has_begun {
+                text.begin(&name, help);
+                has_begun = true;
+            }
             let number = link.node.0.to_string();
             text.sample(&name, &[("node", &number), ("host", &link.host)], value);
         }

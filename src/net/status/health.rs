@@ -1,18 +1,18 @@
-//! Judgement on a run: whether it goes on as it should.
+//! Health of a run, judged by its progress.
 
 use std::time::{Duration, Instant};
 
 use super::run_status::{RunPhase, RunStatus, STEPS_KEPT};
 
-/// Slowest of the last steps after which one is late, in times of it.
+/// Factor of the slowest of the last steps after which a step is late.
 const SLOWEST_STEPS: u32 = 10;
 
 /// Health of a run at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// False if no step has come for longer than one may take.
+    /// False if the last step is longer ago than a step may take.
     pub is_healthy: bool,
-    /// Sentence that says what the run does, or what it lacks.
+    /// Sentence about the run's activity, or its lack of progress.
     pub sentence: String,
     /// Time since the last sign of progress.
     pub silence: Duration,
@@ -23,9 +23,9 @@ pub struct Health {
 impl Health {
     /// Judges a run at the time `now`.
     ///
-    /// Steps must come within the longest silence of a node and ten times the slowest of the last
-    /// steps. An evaluation shows its progress within that time too, and a save is done within the
-    /// longest silence of a device. What comes before the first step and behind the last one has no
+    /// Each step must end within the longest silence of a node plus ten times the slowest of the
+    /// last steps. An evaluation shows its progress within that time too, and a save is done within
+    /// the longest silence of a device. Phases before the first step and after the last one have no
     /// limit here: waits for devices end by themselves.
     pub fn of(status: &RunStatus, now: Instant) -> Self {
         let silence = now.saturating_duration_since(status.progressed);
@@ -55,7 +55,8 @@ impl Health {
         };
         match limit {
             Some(limit) if silence > limit => {
-                let (silence_s, limit_s) = (silence.as_secs_f64(), limit.as_secs_f64());
+                let silence_s = silence.as_secs_f64();
+                let limit_s = limit.as_secs_f64();
                 let basis = if status.phase == RunPhase::Saving {
                     "a device may be silent for so long".into()
                 } else {
@@ -79,7 +80,10 @@ impl Health {
 }
 
 fn at_step(status: &RunStatus, silence: Duration) -> String {
-    let of = status.steps.map(|steps| format!(" of {steps}")).unwrap_or_default();
+    let of = match status.steps {
+        Some(steps) => format!(" of {steps}"),
+        None => String::new(),
+    };
     format!("training: step {}{of}, {:.1} s ago", status.done, silence.as_secs_f64())
 }
 

@@ -1,5 +1,7 @@
 //! State of a run as JSON. Numbers that are not finite are `null`, as in its record.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use super::board::StatusView;
@@ -13,21 +15,22 @@ use potluck_core::{build_hash, whole_hash};
 pub(super) fn status(view: &StatusView) -> Value {
     let run = &*view.run;
     let health = Health::of(run, view.now);
-    let links = view.links.as_deref();
-    let path = |path: &Option<std::path::PathBuf>| {
-        path.as_ref().map(|path| path.to_string_lossy().into_owned())
-    };
-    json!({
+    let nodes: Vec<Value> = run.nodes.nodes.iter().map(node).collect();
+    let mut ranks = Vec::with_capacity(run.ranks.len());
+    for (number, totals) in run.ranks.iter().enumerate() {
+        ranks.push(rank(number, totals));
+    }
+    let mut shown = json!({
         "run": {
             "name": run.about.name,
-            "directory": path(&run.about.directory),
-            "configuration": path(&run.about.configuration),
+            "directory": text(run.about.directory.as_deref()),
+            "configuration": text(run.about.configuration.as_deref()),
         },
         "version": run.about.version,
         "build": whole_hash(build_hash()),
         "node": run.nodes.you.map(|node| node.0),
         "generation": run.nodes.generation.0,
-        "nodes": run.nodes.nodes.iter().map(node).collect::<Vec<_>>(),
+        "nodes": nodes,
         "phase": run.phase.name(),
         "health": {
             "healthy": health.is_healthy,
@@ -49,16 +52,23 @@ pub(super) fn status(view: &StatusView) -> Value {
             "step": checkpoint.step,
             "time": checkpoint.at.map(rfc3339),
         })),
-        "ranks": run.ranks.iter().enumerate().map(rank).collect::<Vec<_>>(),
-        "links": links.map(|state| {
-            state.links.iter().map(|of| link(of, view)).collect::<Vec<_>>()
-        }),
-        "refused_peers": links.map(|state| state.refused),
-        "socket_buffers": links.and_then(|state| state.socket_buffers).map(|buffers| json!({
-            "receive": buffers.receive,
-            "send": buffers.send,
-        })),
-    })
+        "ranks": ranks,
+        "links": Value::Null,
+        "refused_peers": Value::Null,
+        "socket_buffers": Value::Null,
+    });
+    if let Some(state) = &view.links {
+        shown["links"] = state.links.iter().map(|of| link(of, view)).collect();
+        shown["refused_peers"] = state.refused.into();
+        if let Some(buffers) = state.socket_buffers {
+            shown["socket_buffers"] = json!({ "receive": buffers.receive, "send": buffers.send });
+        }
+    }
+    shown
+}
+
+fn text(path: Option<&Path>) -> Option<String> {
+    Some(path?.to_string_lossy().into_owned())
 }
 
 fn node(node: &StatusNode) -> Value {
@@ -82,7 +92,7 @@ fn last_step(step: &StepRecord, run: &RunStatus) -> Value {
     shown
 }
 
-fn rank((number, rank): (usize, &RankTotals)) -> Value {
+fn rank(number: usize, rank: &RankTotals) -> Value {
     json!({
         "rank": number,
         "device": rank.device,

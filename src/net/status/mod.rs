@@ -1,8 +1,8 @@
-//! State of a run for those who watch it: snapshots that the run publishes, and an HTTP server
-//! that shows them as a health check, as metrics of Prometheus, and as JSON.
+//! State of a run for monitoring: snapshots that the run publishes, and an HTTP server that shows
+//! them as a health check, as metrics of Prometheus, and as JSON.
 //!
-//! The run writes to a [`StatusBoard`] and never waits for a reader: each change is another
-//! immutable [`RunStatus`], which replaces the one before.
+//! The run writes to a [`StatusBoard`] and never waits for a reader: each change is a new immutable
+//! [`RunStatus`], which replaces the previous one.
 
 mod board;
 mod exposition;

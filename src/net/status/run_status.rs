@@ -1,4 +1,4 @@
-//! State of a run at one moment, made of its events.
+//! State of a run at one moment, derived from its events.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 use potluck_core::metrics::{EvalRecord, Event, RankRecord, StepRecord, Unit};
 use potluck_core::{Generation, NodeRank};
 
-/// Steps whose times say how long one may take.
+/// Number of last steps whose times bound the time of the next one.
 pub(super) const STEPS_KEPT: usize = 64;
 
-/// Description of a run that does not change while it lasts.
+/// Unchanging description of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunAbout {
     /// Name of the run; `None` on a node that has joined it.
@@ -32,7 +32,7 @@ pub struct StatusNode {
     pub devices: Vec<String>,
 }
 
-/// Nodes of a run, as this one knows them.
+/// Nodes of a run that this node knows.
 #[derive(Clone, Debug, Default)]
 pub struct StatusNodes {
     /// Number of this node, once it has one.
@@ -51,7 +51,7 @@ impl StatusNodes {
     }
 }
 
-/// Longest times without a sign of progress that belong to a run.
+/// Longest times without a sign of progress in a healthy run.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// Longest silence of a node.
@@ -60,7 +60,7 @@ pub struct Patience {
     pub device: Duration,
 }
 
-/// Work that a run does at present.
+/// Present work of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RunPhase {
     /// Other nodes are awaited.
@@ -88,7 +88,7 @@ pub enum RunPhase {
 }
 
 impl RunPhase {
-    /// Returns the word for it, which is a label of the metrics.
+    /// Returns the name, which is a label of the metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Gathering => "gathering",
@@ -131,7 +131,7 @@ pub struct RankTotals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastCheckpoint {
     pub step: u64,
-    /// Time at which it was written; `None` if an earlier start did.
+    /// Time at which it was written; `None` if an earlier start wrote it.
     pub at: Option<SystemTime>,
 }
 
@@ -152,8 +152,8 @@ pub struct RunStatus {
     pub last_step_at: Option<SystemTime>,
     pub last_evaluation: Option<Arc<EvalRecord>>,
     pub last_checkpoint: Option<LastCheckpoint>,
-    /// Steps since the start of the program, those among them that updated nothing, and what all of
-    /// them counted.
+    /// Since the start of the program: the steps, the steps without an update, and the tokens or
+    /// samples of all steps.
     pub steps_taken: u64,
     pub steps_skipped: u64,
     pub counted: u64,
@@ -164,12 +164,13 @@ pub struct RunStatus {
     pub step_times: VecDeque<Duration>,
     /// True once a step was taken since the devices were opened.
     is_running: bool,
-    /// True if ranks are told, which only the first node is.
+    /// True if the state includes the ranks, as only on the first node.
     tells_ranks: bool,
 }
 
 impl RunStatus {
-    /// Creates the state of a run that has only begun. Ranks are told on its first node.
+    /// Creates the state of a run at its begin; `tells_ranks` on its first node, whose state
+    /// includes the ranks.
     pub fn new(about: RunAbout, patience: Patience, tells_ranks: bool) -> Self {
         Self {
             about: Arc::new(about),
@@ -197,7 +198,7 @@ impl RunStatus {
     /// Takes an event that happened at the time `now`.
     pub fn take(&mut self, event: &Event, now: Instant) {
         match event {
-            // The only sign of life that a failed save gives.
+            // The only sign of life of a failed save.
             Event::Warning(_) => {
                 self.warnings += 1;
                 if self.phase != RunPhase::Saving {
@@ -230,7 +231,7 @@ impl RunStatus {
         self.progressed = now;
     }
 
-    /// Takes note that the devices are open, at the beginning or after the loss of one.
+    /// Records that the devices are open, at the beginning or after the loss of one.
     fn start(&mut self, done: u64, steps: u64) {
         self.steps = Some(steps);
         self.done = done;
@@ -243,7 +244,7 @@ impl RunStatus {
     }
 
     fn step(&mut self, record: &StepRecord, now: Instant) {
-        // The first one compiles its kernels, which no other does.
+        // Only the first step compiles its kernels.
         if self.is_running {
             self.step_times.truncate(STEPS_KEPT - 1);
             self.step_times.push_front(now.saturating_duration_since(self.progressed));
@@ -261,7 +262,7 @@ impl RunStatus {
         self.phase = self.between_steps();
     }
 
-    /// Adds the work of the ranks in a step. A rank that is alone waits for none.
+    /// Adds the work of the ranks in a step. A single rank waits for no other.
     fn add_ranks(&mut self, record: &StepRecord) {
         let alone = [RankRecord {
             name: self.nodes.only_device(),

@@ -1,9 +1,9 @@
 //! HTTP server that shows the state of a run.
 //!
-//! It has a thread of its own and reads snapshots, so no request takes anything that a step needs
-//! but processor time, of which the pace of connections is the bound. Connections have a bound too,
-//! each serves one request within some seconds, and of more than the bound the oldest is closed: so
-//! one that comes is answered whatever others hold open.
+//! It has its own thread and reads snapshots, so requests take nothing from a step but processor
+//! time, which is bounded by the pace of connections. The number of connections is bounded too:
+//! each serves one request within some seconds, and beyond the bound the oldest one is closed, so
+//! that a new connection is always answered.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -34,11 +34,11 @@ use super::json;
 use super::token::StatusToken;
 use potluck_core::format::no_thread;
 
-/// Most connections at a time.
+/// Maximum number of open connections.
 const CONNECTIONS_MAX: usize = 64;
-/// Least time between two that are taken: others wait in the system's queue.
+/// Minimum time between two accepted connections: others wait in the system's queue.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
-/// Time after a failure to take one, such as that there are no more files.
+/// Pause after a failure to accept a connection, such as a lack of file descriptors.
 const FAILURE_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for the head of a request, and for all of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ const PLAIN_TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 const PATHS: &str = "there are /healthz, /metrics and /status here\n";
 
-/// Error that keeps a server from starting.
+/// Error at the start of a server.
 #[derive(Debug, thiserror::Error)]
 pub enum StatusError {
     #[error(
@@ -76,9 +76,8 @@ pub struct StatusServer {
 impl StatusServer {
     /// Begins to listen.
     ///
-    /// # Errors
-    /// Returns `StatusError` for an address of other machines without a token, for one that cannot
-    /// be used, and if there are no more threads.
+    /// # Errors Returns `StatusError` for an address reachable from other machines without a token,
+    /// for an unusable address, and if no thread can be started.
     pub fn start(
         address: SocketAddr,
         token: Option<StatusToken>,
@@ -122,7 +121,7 @@ impl Drop for StatusServer {
     }
 }
 
-/// State that requests are answered from.
+/// State for the answers to requests.
 struct Served {
     board: Arc<StatusBoard>,
     token: Option<StatusToken>,
@@ -162,7 +161,7 @@ async fn serve(stream: TcpStream, served: Arc<Served>) {
         .keep_alive(false)
         .max_buf_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX);
-    // Whoever asked is told of nothing that fails here.
+    // Errors of a connection are not reported.
     let _ = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await;
 }
 
@@ -191,8 +190,9 @@ impl Served {
         }
     }
 
-    /// Returns the answer to whoever may not ask: without the token or, if there is none, by a name
-    /// that is not one of this machine, as a page in a browser does whose name leads here.
+    /// Returns the answer to a request that is not allowed: without the token or, if there is none,
+    /// with a host name that is not this machine's, such as that of a web page whose name resolves
+    /// to this machine (DNS rebinding).
     fn refusal(&self, headers: &HeaderMap) -> Option<Response<Full<Bytes>>> {
         let Some(token) = &self.token else {
             let host = headers.get(HOST).map(HeaderValue::as_bytes);

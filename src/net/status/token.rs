@@ -1,4 +1,4 @@
-//! Token that whoever asks for the state of a run has to know.
+//! Token for requests of the state of a run.
 
 use std::path::Path;
 
@@ -16,8 +16,8 @@ impl StatusToken {
     ///
     /// # Errors
     /// Returns `SecretError` if the file cannot be read, if on Unix other users may read or write
-    /// it, or if it has fewer than 16 or more than 128 characters, or others than the visible ones
-    /// of ASCII.
+    /// it, or if it has fewer than 16 or more than 128 characters, or characters other than visible
+    /// ASCII.
     pub fn read_file(path: &Path) -> Result<Self, SecretError> {
         let text = read_protected(path)?;
         let token = text.trim_end_matches(['\r', '\n']);

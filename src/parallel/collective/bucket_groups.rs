@@ -46,12 +46,14 @@ impl BucketGroups {
     ///
     /// Panics if a group has a rank outside `0..world`.
     pub fn new(world: u32, groups: Vec<RankGroup>) -> Self {
-        let is_inside = |group: &RankGroup| group.iter().all(|(_, rank)| rank.0 < world);
-        assert!(groups.iter().all(is_inside), "a group has a rank outside of 0..{world}");
+        for group in &groups {
+            let is_inside = group.iter().all(|(_, rank)| rank.0 < world);
+            assert!(is_inside, "a group has a rank outside of 0..{world}");
+        }
         Self { world, groups: groups.into() }
     }
 
-    /// Creates the groups of a run in which every rank holds each of so many buckets.
+    /// Creates the groups of a run in which every rank holds each bucket.
     ///
     /// # Panics
     ///
@@ -84,13 +86,15 @@ impl BucketGroups {
         Positions::Each(self.groups.iter().map(|group| group.position(rank)).collect())
     }
 
-    /// Returns the buckets that a rank holds alone: nothing of them travels.
+    /// Returns the buckets that a rank holds alone: they are never exchanged.
     pub fn alone(&self, rank: Rank) -> Vec<BucketId> {
-        let is_alone = |bucket: &BucketId| {
-            let group = self.of(*bucket);
-            group.size() == 1 && group.position(rank).is_some()
-        };
-        (0..self.buckets() as u32).map(BucketId).filter(is_alone).collect()
+        let mut alone = Vec::new();
+        for (bucket, group) in self.groups.iter().enumerate() {
+            if group.size() == 1 && group.position(rank).is_some() {
+                alone.push(BucketId(bucket as u32));
+            }
+        }
+        alone
     }
 }
 

@@ -2,10 +2,10 @@
 //! as functions, for a group of `size` ranks. A shard, or a block of a tree, of `s` bytes is sent
 //! in `ceil(s / chunk)` messages.
 
-use super::{Chunk, CollectiveKind, Positions, ShardLayout, Topology};
+use super::{CollectiveKind, Positions, ShardLayout, Topology};
 
-/// Number and bytes of messages: by the formulas of the collectives, those that the busiest rank
-/// sends, or receives if that is more; by [`sent_by`], those that one rank sends.
+/// Number and bytes of messages. The formulas of the collectives count the messages that the
+/// busiest rank sends, or receives if that is more; [`sent_by`] counts those that one rank sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommCost {
     /// Number of messages, sent one after the other.
@@ -35,9 +35,10 @@ pub fn sent_by(
     element_bytes: u64,
 ) -> CommCost {
     let positions = positions.into();
-    let of_chunk = |chunk: &Chunk| {
+    let mut cost = CommCost::default();
+    for chunk in &layout.chunks {
         let bucket = chunk.bucket;
-        let Some(position) = positions.of(bucket) else { return CommCost::default() };
+        let Some(position) = positions.of(bucket) else { continue };
         let messages = match (layout.topology_of(bucket), kind) {
             // Once around the ring, without the hop from the owner; or straight to the server.
             (_, CollectiveKind::ReduceScatter) => u64::from(chunk.owner != position),
@@ -49,10 +50,10 @@ pub fn sent_by(
                 u64::from(chunk.owner == position) * u64::from(layout.size_of(bucket) - 1)
             }
         };
-        let bytes = messages * chunk.range.len() as u64 * element_bytes;
-        CommCost { steps: messages, bytes }
-    };
-    layout.chunks.iter().map(of_chunk).fold(CommCost::default(), CommCost::then)
+        cost.steps += messages;
+        cost.bytes += messages * chunk.range.len() as u64 * element_bytes;
+    }
+    cost
 }
 
 #[cfg(test)]
@@ -85,7 +86,7 @@ mod tests {
         all_but_a_shard(size, bytes, chunk)
     }
 
-    /// Cost of a ring all-gather, the same as that of [`ring_reduce_scatter`].
+    /// Cost of a ring all-gather, the same as of [`ring_reduce_scatter`].
     fn ring_all_gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
         all_but_a_shard(size, bytes, chunk)
     }
@@ -131,7 +132,7 @@ mod tests {
         whole(u64::from(size) - 1, bytes, chunk)
     }
 
-    /// Cost of [`rooted::scatter`], the same as that of [`gather`].
+    /// Cost of [`rooted::scatter`], the same as of [`gather`].
     fn scatter(size: u32, bytes: u64, chunk: u64) -> CommCost {
         whole(u64::from(size) - 1, bytes, chunk)
     }

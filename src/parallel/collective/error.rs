@@ -4,8 +4,8 @@ use super::CollectiveKind;
 use potluck_core::format::listed;
 use potluck_core::{ChunkId, Position, Round};
 
-/// Error of an exchange or of its driver: an event that is not due, which is a defect of whoever
-/// reported or sent it and changes nothing, missing values, or a passed deadline.
+/// Error of an exchange or of its driver: an event that is not due, which changes nothing and is a
+/// defect of its sender, missing values, or a passed deadline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExchangeError {
     #[error("{id} is not one of {chunks}")]
@@ -41,5 +41,8 @@ pub enum ExchangeError {
 }
 
 fn own(position: &Option<Position>) -> String {
-    position.map_or("a rank outside of the group".into(), |position| position.to_string())
+    match position {
+        Some(position) => position.to_string(),
+        None => "a rank outside of the group".into(),
+    }
 }

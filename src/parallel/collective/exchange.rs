@@ -21,9 +21,9 @@
 //! all sums that will ever end with it have ended.
 //!
 //! In a ring, shards differ by one chunk at most, so `begun <= ended + window` always holds, and
-//! at most `size * window` partial sums of a bucket are in flight at a time. In a star, sums end
+//! at most `size * window` partial sums of a bucket are in flight. In a star, sums end
 //! with the server only, so the window delays no rank: up to `size - 1` values of each chunk of
-//! a bucket are in flight at a time, or wait at the server for its own.
+//! a bucket are in flight, or wait at the server for its own values.
 //! [`ShardLayout::messages_max`] is the bound in that case.
 //!
 //! The window of a ring cannot deadlock. Buckets are counted separately, so one that is not ready
@@ -142,25 +142,32 @@ pub struct Exchange {
 
 impl Exchange {
     /// Creates the state at the start of both phases, of a rank at these positions of the groups.
-    /// `window` (at least 1) bounds the partial sums of a bucket that a rank of a ring has begun
-    /// beyond those that have ended with it.
+    /// `window` (at least 1) bounds the number of partial sums of a bucket that a rank of a ring
+    /// has begun, minus the number that have ended with it.
     pub fn new(layout: Arc<ShardLayout>, positions: impl Into<Positions>, window: usize) -> Self {
         let positions = positions.into();
         for bucket in (0..layout.buckets() as u32).map(BucketId) {
-            let (position, size) = (positions.of(bucket), layout.size_of(bucket));
+            let position = positions.of(bucket);
+            let size = layout.size_of(bucket);
             assert!(position.is_none_or(|at| at.0 < size), "{position:?} in a group of {size}");
         }
         assert!(window > 0, "a window of 0 lets nothing begin");
-        let (chunks, buckets, actions) = Default::default();
-        let (deadline, progress_at) = (Nanos::MAX, 0);
-        let mut exchange =
-            Self { layout, positions, window, chunks, buckets, actions, deadline, progress_at };
+        let mut exchange = Self {
+            layout,
+            positions,
+            window,
+            chunks: Vec::new(),
+            buckets: Vec::new(),
+            actions: VecDeque::new(),
+            deadline: Nanos::MAX,
+            progress_at: 0,
+        };
         exchange.restart();
         exchange
     }
 
     /// Sets the longest time for which the exchange waits for messages without an event;
-    /// [`Nanos::MAX`], as at first, is none.
+    /// [`Nanos::MAX`], the initial value, means no deadline.
     pub(crate) fn with_deadline(self, deadline: Nanos) -> Self {
         Self { deadline, ..self }
     }
@@ -258,8 +265,10 @@ impl Exchange {
     /// Returns the time at which the caller calls [`Exchange::handle_timeout`]; `None` without a
     /// deadline, or if no message is awaited.
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        let has_deadline = self.deadline < Nanos::MAX && !self.awaited().is_empty();
-        has_deadline.then(|| self.progress_at.saturating_add(self.deadline))
+        if self.deadline == Nanos::MAX || self.awaited().is_empty() {
+            return None;
+        }
+        Some(self.progress_at.saturating_add(self.deadline))
     }
 
     /// Checks the deadline at the time `now`.
@@ -269,9 +278,9 @@ impl Exchange {
     /// Returns [`ExchangeError::TimedOut`] with the positions whose messages are awaited if it
     /// has passed.
     pub fn handle_timeout(&self, now: Nanos) -> Result<(), ExchangeError> {
-        match self.poll_timeout().filter(|at| *at <= now) {
-            Some(_) => Err(ExchangeError::TimedOut { awaited: self.awaited() }),
-            None => Ok(()),
+        match self.poll_timeout() {
+            Some(at) if at <= now => Err(ExchangeError::TimedOut { awaited: self.awaited() }),
+            _ => Ok(()),
         }
     }
 
@@ -339,8 +348,8 @@ impl Exchange {
 
     fn partial(&mut self, chunk: ChunkId, from: Position) -> Result<(), ExchangeError> {
         let progress = &self.chunks[chunk.index()];
-        let sources = progress.accumulated..self.sources(chunk);
-        let is_due = sources.into_iter().any(|index| self.source(chunk, index) == Some(from));
+        let is_due = (progress.accumulated..self.sources(chunk))
+            .any(|index| self.source(chunk, index) == Some(from));
         let is_new = is_due && !progress.early.contains(&from);
         if !is_new {
             return Err(self.unexpected(CollectiveKind::ReduceScatter, chunk, from));
@@ -388,8 +397,8 @@ impl Exchange {
         self.reduced(chunk);
     }
 
-    /// Emits the send of a chunk to which this rank has added all it has to, or on its owner the
-    /// reduced chunk.
+    /// Emits the send of a chunk with this rank's additions complete, or on its owner the reduced
+    /// chunk.
     fn reduced(&mut self, chunk: ChunkId) {
         let bucket = self.layout.chunk(chunk).bucket;
         let target = self.target(chunk);
@@ -456,9 +465,11 @@ impl Exchange {
                 }
             }
             Topology::Star if own == owner => {
-                let all = (0..self.layout.size_of(bucket)).map(Position);
-                let others = all.filter(|to| *to != owner);
-                self.actions.extend(others.map(|to| Action::Send { kind, chunk, to }));
+                for to in (0..self.layout.size_of(bucket)).map(Position) {
+                    if to != owner {
+                        self.actions.push_back(Action::Send { kind, chunk, to });
+                    }
+                }
             }
             Topology::Star => (),
         }

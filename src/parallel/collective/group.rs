@@ -27,7 +27,7 @@ pub struct Member {
     pub position: Position,
 }
 
-/// Display name: the rank, and its position where the two differ.
+/// Display name: the rank, and its position if the two differ.
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.rank.0 == self.position.0 {
@@ -50,8 +50,10 @@ impl RankGroup {
             return Err(RankGroupError::Empty);
         }
         for (position, rank) in group.iter() {
-            // The first position of a rank: that of an earlier member if the rank is repeated.
-            if let Some(first) = group.position(rank).filter(|first| *first != position) {
+            // `position` finds the first member, which is an earlier one if the rank is repeated.
+            if let Some(first) = group.position(rank)
+                && first != position
+            {
                 return Err(RankGroupError::Repeated { rank, positions: [first, position] });
             }
         }

@@ -5,7 +5,7 @@
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
 pub enum CollectiveKind {
-    /// Values are summed on their way to the owner of each chunk.
+    /// Values are summed along the path to the owner of each chunk.
     ReduceScatter,
     /// The owner's final values are sent to every rank.
     AllGather,

@@ -58,9 +58,10 @@ pub struct LaidOutBucket {
 /// positions in the groups only.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShardLayout {
-    /// Topology of every group that is not one of [`ShardLayout::of_buckets`].
+    /// Topology of the group of all ranks; [`ShardLayout::of_buckets`] has one for each bucket.
     pub topology: Topology,
-    /// Number of ranks that hold the buckets together: that of the group, if there is one for all.
+    /// Number of ranks that hold the buckets together: the size of the group if all buckets have
+    /// the same.
     pub size: u32,
     /// Chunks, ordered by bucket, then by position.
     pub chunks: Vec<Chunk>,
@@ -73,26 +74,31 @@ pub struct ShardLayout {
 
 /// Returns part `part` of `units` units cut into `parts` parts, the longer ones first.
 fn cut(units: usize, parts: usize, part: usize) -> Range<usize> {
-    let start = |part: usize| part * (units / parts) + part.min(units % parts);
-    start(part)..start(part + 1)
+    let length = units / parts;
+    let longer = units % parts;
+    let start = part * length + part.min(longer);
+    start..start + length + usize::from(part < longer)
 }
 
 /// Returns the number of elements of a chunk in the layout of one bucket of `length` elements in a
 /// ring of `size` ranks, without alignment, as [`ShardLayout::new`] cuts it; `None` if there is no
-/// such chunk. Nothing is allocated, so that the numbers may come from a peer.
+/// such chunk. Nothing is allocated, so the numbers may come from an untrusted peer.
 pub(crate) fn ring_chunk_length(
     size: u32,
     length: usize,
     chunk_max: usize,
     chunk: ChunkId,
 ) -> Option<usize> {
-    let (size, chunk) = (size as usize, chunk.index());
+    let size = size as usize;
+    let chunk = chunk.index();
     if size == 0 || chunk_max == 0 {
         return None;
     }
     // The longer shards come first, each one element longer than the others.
-    let (shard, longer) = (length / size, length % size);
-    let [of_longer, of_others] = [shard + 1, shard].map(|length| length.div_ceil(chunk_max));
+    let shard = length / size;
+    let longer = length % size;
+    let of_longer = (shard + 1).div_ceil(chunk_max);
+    let of_others = shard.div_ceil(chunk_max);
     let in_longer = longer.checked_mul(of_longer)?;
     let (shard, parts, part) = if chunk < in_longer {
         (shard + 1, of_longer, chunk % of_longer)
@@ -122,13 +128,13 @@ impl ShardLayout {
         align: usize,
         chunk_max: usize,
     ) -> Self {
-        let bucket = |&length: &usize| LaidOutBucket { length, size, topology };
-        let buckets: Vec<LaidOutBucket> = lengths.iter().map(bucket).collect();
+        let buckets: Vec<LaidOutBucket> =
+            lengths.iter().map(|&length| LaidOutBucket { length, size, topology }).collect();
         Self::of_buckets(topology, size, &buckets, align, chunk_max)
     }
 
-    /// Cuts buckets that groups of their own hold, as [`ShardLayout::new`] does; `size` is the
-    /// number of ranks of all groups together.
+    /// Cuts buckets with different groups, as [`ShardLayout::new`] does; `size` is the number of
+    /// ranks of all groups together.
     ///
     /// # Panics
     ///
@@ -142,8 +148,15 @@ impl ShardLayout {
     ) -> Self {
         assert!(size > 0 && buckets.iter().all(|of| of.size > 0), "a layout needs a rank");
         assert!(align > 0 && chunk_max >= align, "chunks of {chunk_max} cannot keep to {align}");
-        let (chunks, firsts, buckets) = (Vec::new(), vec![0], buckets.to_vec());
-        let mut layout = Self { topology, size, chunks, align, chunk_max, buckets, firsts };
+        let mut layout = Self {
+            topology,
+            size,
+            chunks: Vec::new(),
+            align,
+            chunk_max,
+            buckets: buckets.to_vec(),
+            firsts: vec![0],
+        };
         for bucket in (0..layout.buckets.len() as u32).map(BucketId) {
             for position in 0..layout.size_of(bucket) {
                 layout.cut_shard(bucket, Position(position));
@@ -233,11 +246,15 @@ impl ShardLayout {
             shards[self.chunk(id).owner.index()].push(id);
         }
         let rounds = shards.iter().map(Vec::len).max().unwrap_or(0);
-        // The shard that a rank begins is owned by the previous rank.
-        let around = |hop: usize| (position.index() + 2 * size - 1 - hop) % size;
-        let of_round = |round: usize| (0..size).map(move |hop| (around(hop), round));
-        let order = (0..rounds).flat_map(of_round);
-        order.filter_map(|(owner, round)| shards[owner].get(round).copied()).collect()
+        let mut order = Vec::new();
+        for round in 0..rounds {
+            for hop in 0..size {
+                // The shard that a rank begins is owned by the previous rank.
+                let owner = (position.index() + 2 * size - 1 - hop) % size;
+                order.extend(shards[owner].get(round).copied());
+            }
+        }
+        order
     }
 
     /// Returns true if the rank at a position is the first to send a chunk: its own values, with
@@ -251,21 +268,23 @@ impl ShardLayout {
     }
 
     /// Returns the maximum number of messages that the rank at these positions receives in one
-    /// exchange, over both phases: a bound for its mailbox, which must hold twice as many where
-    /// ranks may already be in the next exchange.
+    /// exchange, over both phases: a bound for its mailbox, which must hold twice as many if ranks
+    /// may already be in the next exchange.
     pub fn messages_max(&self, positions: impl Into<Positions>) -> usize {
         let positions = positions.into();
-        let of_bucket = |bucket: BucketId| {
-            let (chunks, others) = (self.chunks_of(bucket).len(), self.size_of(bucket) - 1);
-            match (self.topology_of(bucket), positions.of(bucket)) {
+        let mut messages = 0;
+        for bucket in (0..self.buckets() as u32).map(BucketId) {
+            let chunks = self.chunks_of(bucket).len();
+            let others = self.size_of(bucket) - 1;
+            messages += match (self.topology_of(bucket), positions.of(bucket)) {
                 (_, None) => 0,
                 _ if others == 0 => 0,
                 (Topology::Ring, _) => 2 * chunks,
                 (Topology::Star, Some(Position(0))) => others as usize * chunks,
                 (Topology::Star, _) => chunks,
-            }
-        };
-        (0..self.buckets() as u32).map(BucketId).map(of_bucket).sum()
+            };
+        }
+        messages
     }
 
     /// Returns the position after another one in the ring of a bucket's group.

@@ -9,7 +9,7 @@
 use potluck_core::Position;
 
 /// Step of one rank on a block of values. A block is named by the position of the rank to which it
-/// belongs; a reduction or a broadcast has one block, that of the root.
+/// belongs; a reduction or a broadcast has only the block of the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RootedStep {
     /// Send the held values of the block to `to`.
@@ -25,7 +25,7 @@ pub(crate) fn levels(size: u32) -> u32 {
     size.next_power_of_two().ilog2()
 }
 
-/// Returns the powers of two below `size`, of which there are `L`.
+/// Returns the `L` powers of two below `size`.
 fn distances(size: u32) -> impl DoubleEndedIterator<Item = u32> {
     (0..levels(size)).map(|level| 1 << level)
 }
@@ -93,8 +93,7 @@ pub fn gather(size: u32, root: Position, position: Position) -> Vec<RootedStep> 
     if position != root {
         return vec![RootedStep::Send { to: root, block: position }];
     }
-    let others = (0..size).map(Position).filter(|other| *other != root);
-    others.map(|other| RootedStep::Receive { from: other, block: other }).collect()
+    others(size, root).map(|other| RootedStep::Receive { from: other, block: other }).collect()
 }
 
 /// Returns the steps of the rank at a position in a scatter: the root sends each rank its block.
@@ -102,20 +101,25 @@ pub fn scatter(size: u32, root: Position, position: Position) -> Vec<RootedStep>
     if position != root {
         return vec![RootedStep::Receive { from: root, block: position }];
     }
-    let others = (0..size).map(Position).filter(|other| *other != root);
-    others.map(|other| RootedStep::Send { to: other, block: other }).collect()
+    others(size, root).map(|other| RootedStep::Send { to: other, block: other }).collect()
+}
+
+fn others(size: u32, root: Position) -> impl Iterator<Item = Position> {
+    (0..size).map(Position).filter(move |other| *other != root)
 }
 
 /// Returns the steps of the rank at a position in a barrier: no rank completes it before every
 /// rank has begun. In `L` rounds each rank hears, directly or not, from twice as many ranks as
 /// before (dissemination; Hensgen, Finkel and Manber 1988). Its blocks are empty.
 pub fn barrier(size: u32, position: Position) -> Vec<RootedStep> {
-    let step = |distance| {
+    let mut steps = Vec::new();
+    for distance in distances(size) {
         let to = Position((position.0 + distance) % size);
         let from = Position((position.0 + size - distance) % size);
-        [RootedStep::Send { to, block: position }, RootedStep::Receive { from, block: from }]
-    };
-    distances(size).flat_map(step).collect()
+        steps.push(RootedStep::Send { to, block: position });
+        steps.push(RootedStep::Receive { from, block: from });
+    }
+    steps
 }
 
 #[cfg(test)]
@@ -125,7 +129,7 @@ mod tests {
     use super::*;
 
     /// Performs lists of steps on symbolic sums, which show the order of additions: returns the
-    /// blocks that each rank holds at the end, given those that it holds at first.
+    /// final blocks of each rank, given its initial ones.
     fn run(
         size: u32,
         list: impl Fn(Position) -> Vec<RootedStep>,

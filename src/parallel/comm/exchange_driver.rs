@@ -116,7 +116,7 @@ pub struct ExchangeDriver<T: Element = f32> {
     is_chained: bool,
     round: Round,
     /// Messages of ranks that restarted before this one, kept until it restarts as well; at most
-    /// `ahead_max`, those of one round.
+    /// `ahead_max`, the messages of one round.
     ahead: Vec<Message<T>>,
     ahead_max: usize,
     /// Number of messages of another round so far.
@@ -132,10 +132,10 @@ pub struct ExchangeDriver<T: Element = f32> {
 }
 
 impl<T: Element> ExchangeDriver<T> {
-    /// Creates an exchange driver at the start of both phases, with a buffer pool of its own;
-    /// `window` is that of [`Exchange::new`].
+    /// Creates an exchange driver at the start of both phases, with a new buffer pool; `window` as
+    /// in [`Exchange::new`].
     pub fn new(layout: Arc<ShardLayout>, positions: impl Into<Positions>, window: usize) -> Self {
-        // Buffers of the sums that a rank begins, and as many again on their way back.
+        // Buffers of the sums that a rank begins, and as many again in flight back to it.
         let free_max = (2 * window + 2) * layout.buckets().max(1);
         Self::with_pool(layout, positions, window, BufferPool::new(free_max))
     }
@@ -275,12 +275,13 @@ impl<T: Element> ExchangeDriver<T> {
             return Ok(self.keep_if_ahead(message)?);
         }
         let Message { kind, chunk, from, payload, .. } = message;
-        let found = self.exchange.layout().chunks.get(chunk.index());
-        let length = found.map(|found| io.buffer_length(found));
         // The exchange refuses an unknown chunk.
-        if let Some(length) = length.filter(|length| *length != payload.length()) {
+        if let Some(found) = self.exchange.layout().chunks.get(chunk.index()) {
+            let length = io.buffer_length(found);
             let values = payload.length();
-            return Err(ExchangeError::WrongLength { id: chunk, values, length }.into());
+            if values != length {
+                return Err(ExchangeError::WrongLength { id: chunk, values, length }.into());
+            }
         }
         // First, because a message that is not expected must not replace values.
         self.exchange.handle(io.now(), Event::Received { kind, chunk, from })?;
@@ -338,8 +339,8 @@ impl<T: Element> ExchangeDriver<T> {
         Ok(())
     }
 
-    /// Takes the values of a chunk that are sent on: the partial sum, or else a copy of the own
-    /// values.
+    /// Takes the values of a chunk to send: the partial sum, or a copy of the own values if there
+    /// is none.
     fn partial<O: ExchangeIo<T>>(
         &mut self,
         id: ChunkId,
@@ -354,7 +355,7 @@ impl<T: Element> ExchangeDriver<T> {
         Ok(values)
     }
 
-    /// Returns the final values of a chunk: those received, or else the owner's.
+    /// Returns the final values of a chunk: the received ones, or the owner's.
     fn final_values<O: ExchangeIo<T>>(
         &mut self,
         id: ChunkId,

@@ -1,5 +1,5 @@
-//! Frames: values on their way to a rank of another node, with a header of fixed size that says
-//! where they belong. The receiver computes from its own layout how many there must be.
+//! Frames: values in flight to a rank of another node, with a header of fixed size that identifies
+//! them. The receiver computes their number from its own layout.
 
 use super::exchange_driver::MessageValues;
 use super::{Closed, Message, PooledBuffer, SharedBuffer};
@@ -11,7 +11,7 @@ const PARTIAL: u8 = 1;
 const FINAL: u8 = 2;
 const PIECE: u8 = 3;
 
-/// Header of a frame: the rank that it is for, the round, and what the values are.
+/// Header of a frame: the receiving rank, the round, and the identity of the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
     pub to: Rank,
@@ -32,7 +32,7 @@ impl FrameHeader {
     /// Bytes of an encoded header.
     pub const BYTES: usize = 40;
 
-    /// Returns the header as bytes: kind, 1 in the round behind a step and else 0, two zeros, the
+    /// Returns the header as bytes: kind, 1 in a settling round and 0 otherwise, two zeros, the
     /// rank (u32), generation and step (u64), chunk or edge (u32), position or micro-batch (u32),
     /// first element (u64); little-endian.
     pub fn encode(&self) -> [u8; Self::BYTES] {
@@ -57,26 +57,39 @@ impl FrameHeader {
         bytes
     }
 
-    /// Returns the header that these bytes encode; `None` if they are none.
+    /// Returns the header that these bytes encode; `None` if they are no header.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
-        let short = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-        };
-        let long = |at: usize| u64::from(short(at)) | u64::from(short(at + 4)) << 32;
-        let (id, from, start) = (short(24), short(28), long(32));
-        let chunk = |kind| FrameContent::Chunk { kind, chunk: ChunkId(id), from: Position(from) };
+        let id = short(bytes, 24);
+        let from = short(bytes, 28);
+        let start = long(bytes, 32);
         let content = match bytes[0] {
-            PARTIAL if start == 0 => chunk(CollectiveKind::ReduceScatter),
-            FINAL if start == 0 => chunk(CollectiveKind::AllGather),
+            kind @ (PARTIAL | FINAL) if start == 0 => FrameContent::Chunk {
+                kind: if kind == PARTIAL {
+                    CollectiveKind::ReduceScatter
+                } else {
+                    CollectiveKind::AllGather
+                },
+                chunk: ChunkId(id),
+                from: Position(from),
+            },
             PIECE => FrameContent::Piece { edge: EdgeId(id), micro_batch: from, start },
             _ => return None,
         };
         if bytes[1] > 1 || bytes[2..4] != [0; 2] {
             return None;
         }
-        let round = Round { generation: long(8), step: long(16), settles: bytes[1] == 1 };
-        Some(Self { to: Rank(short(4)), round, content })
+        let round =
+            Round { generation: long(bytes, 8), step: long(bytes, 16), settles: bytes[1] == 1 };
+        Some(Self { to: Rank(short(bytes, 4)), round, content })
     }
+}
+
+fn short(bytes: &[u8; FrameHeader::BYTES], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn long(bytes: &[u8; FrameHeader::BYTES], at: usize) -> u64 {
+    u64::from(short(bytes, at)) | u64::from(short(bytes, at + 4)) << 32
 }
 
 /// Values of a frame, whose buffer returns to its pool once they are sent.
@@ -104,8 +117,8 @@ impl AsRef<[u8]> for FrameValues {
 
 /// Connection to the ranks of another node.
 pub trait Carrier: Send + Sync {
-    /// Sends a frame; waits while the queue of the connection is full, which empties whatever the
-    /// ranks wait for. Frames arrive in the order in which they are sent.
+    /// Sends a frame; waits while the queue of the connection is full. The queue empties even while
+    /// all ranks wait. Frames arrive in the order in which they are sent.
     ///
     /// # Errors
     /// Returns the reason with which the connection is closed.
@@ -127,9 +140,10 @@ impl Message {
     /// Returns the message of a frame with values of a chunk.
     pub fn from_frame(
         round: Round,
-        (kind, chunk, from): (CollectiveKind, ChunkId, Position),
+        id: (CollectiveKind, ChunkId, Position),
         values: PooledBuffer,
     ) -> Self {
+        let (kind, chunk, from) = id;
         let payload = match kind {
             CollectiveKind::ReduceScatter => MessageValues::Partial(values),
             CollectiveKind::AllGather => MessageValues::Final(values.share()),
@@ -140,9 +154,13 @@ impl Message {
 
 /// Returns the frame of a piece of a tensor for a rank.
 pub fn piece_frame(to: Rank, round: Round, piece: &EdgePiece) -> FrameHeader {
-    // Micro-batches of a step are counted in u32.
-    let (micro_batch, start) = (piece.micro_batch as u32, piece.range.start as u64);
-    FrameHeader { to, round, content: FrameContent::Piece { edge: piece.edge, micro_batch, start } }
+    let content = FrameContent::Piece {
+        edge: piece.edge,
+        // Micro-batches of a step are counted in u32.
+        micro_batch: piece.micro_batch as u32,
+        start: piece.range.start as u64,
+    };
+    FrameHeader { to, round, content }
 }
 
 #[cfg(test)]

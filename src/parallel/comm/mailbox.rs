@@ -17,7 +17,7 @@ pub enum SendError {
     #[error(transparent)]
     Closed(Closed),
     /// The mailbox held its maximum number of items, which is a bug of the senders. It is closed
-    /// from now on, with this error as its reason, so that nobody waits for the dropped item.
+    /// from now on, with this error as its reason, so that no thread waits for the dropped item.
     #[error("a mailbox for {items_max} items is full, which is a defect of potluck")]
     Full { items_max: usize },
 }
@@ -67,7 +67,7 @@ impl<T> Clone for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Creates an empty, open mailbox for at most `items_max` items at a time.
+    /// Creates an empty, open mailbox for at most `items_max` items.
     pub fn new(items_max: usize) -> Self {
         let queue = Queue { items: VecDeque::new(), closed: None, waiting: 0 };
         Self(Arc::new(Inner { queue: Mutex::new(queue), changed: Condvar::new(), items_max }))
@@ -88,7 +88,7 @@ impl<T> Mailbox<T> {
         self.send_into(self.lock(), item)
     }
 
-    /// Adds an item to the queue in place of those that it makes obsolete; never blocks. The
+    /// Adds an item to the queue and removes the items that it makes obsolete; never blocks. The
     /// receiver sees both changes at once. `is_obsolete` must not panic.
     ///
     /// # Errors

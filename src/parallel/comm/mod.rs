@@ -4,8 +4,8 @@
 //! [`ProcessGroup`] is the complete interface for values in slices. [`init`] creates the handles
 //! of threads of one process. For several processes, on one machine or on several, it is
 //! `potluck_net::connect`, which is not in this crate because it needs the network: here,
-//! [`init_over`] takes links of any kind ([`PacketLink`]), and [`PacketReceiver`] checks what they
-//! bring. A trainer with values on devices uses [`ExchangeDriver`] directly.
+//! [`init_over`] takes links of any kind ([`PacketLink`]), and [`PacketReceiver`] checks their
+//! packets. A trainer with values on devices uses [`ExchangeDriver`] directly.
 
 pub mod add;
 mod element;
@@ -36,7 +36,7 @@ pub use ring::{
     ring_pool_bytes_max, send_restart,
 };
 
-/// Returns a duration as state machines take it; one of more than 584 years is the maximum.
+/// Converts a duration for state machines; the maximum is 584 years.
 pub fn nanos(duration: Duration) -> Nanos {
     duration.as_nanos().try_into().unwrap_or(Nanos::MAX)
 }

@@ -1,4 +1,4 @@
-//! Buffer pool for values on their way between ranks. Reuse avoids the page faults of a fresh
+//! Buffer pool for values in flight between ranks. Reuse avoids the page faults of a fresh
 //! allocation of this size, and a recently used buffer is likely still in a cache.
 
 use std::fmt;
@@ -19,7 +19,7 @@ pub struct BufferPool<T> {
 /// Buffers of a pool.
 struct PoolBuffers<T> {
     free: Vec<Vec<T>>,
-    /// Bytes of the free buffers and of those in use, and the largest value of that so far.
+    /// Bytes of all buffers, free or in use, and the largest value so far.
     bytes: usize,
     bytes_peak: usize,
 }

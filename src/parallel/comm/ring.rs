@@ -1,5 +1,5 @@
 //! Work of a ring thread: hands the rank's own values and the messages of other ranks to the
-//! exchange driver, and passes on what comes of them.
+//! exchange driver, and passes on the results.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -49,9 +49,9 @@ impl<R> RingMsg<R> {
     }
 }
 
-/// Begins a round in a ring thread, and removes from its mailbox what was sent in earlier rounds,
-/// which all ranks have ended. In rounds in which a ring thread has nothing to do, no rank waits
-/// for it: without the removal, restarts could fill its mailbox before it runs.
+/// Begins a round in a ring thread, and removes the messages of earlier rounds, which all ranks
+/// have ended, from its mailbox. In rounds without work for a ring thread, no rank waits for it:
+/// without the removal, restarts could fill its mailbox before it runs.
 ///
 /// # Errors
 /// Returns the errors of [`Mailbox::send`].
@@ -59,46 +59,54 @@ pub fn send_restart<R>(ring: &Mailbox<RingMsg<R>>, round: Round) -> Result<(), S
     ring.send_in_place_of(RingMsg::Restart(round), |earlier| earlier.round() < round)
 }
 
-/// Returns the most messages that are in the mailbox of a ring thread at a time: those of other
+/// Returns the maximum number of messages in the mailbox of a ring thread: the messages of other
 /// ranks in one round, because all ranks have ended a round before the next one begins; the rank's
 /// own values, twice because there are two collectives; a sum that the device has added; and the
-/// restart, which removes what is left of earlier rounds: until then, the restart before it may be
-/// there with the messages of nodes that began earlier.
+/// restart, which removes all messages of earlier rounds. Before it, the previous restart may be in
+/// the mailbox with the messages of nodes that began earlier.
 pub fn ring_inbox_max(layout: &ShardLayout, positions: impl Into<Positions>) -> usize {
     layout.messages_max(positions) + 2 * layout.chunks.len() + 2
 }
 
-/// Returns the most bytes that the buffer pool of a ring thread takes in a training step: buffers
-/// for the partial sums that begin here, or, later in the step, for the final values of the
-/// chunks that this rank owns. Every buffer may be of the longest chunk, because buffers are used
-/// again. The partial sums that wait at the server of a star are in the pools of their senders.
-/// Over several nodes (`is_over_nodes`), where all-gathers may travel in the next step, final
-/// values may wait for a link when partial sums begin.
+/// Returns the maximum number of bytes that the buffer pool of a ring thread takes in a training
+/// step: buffers for the partial sums that begin here, or, later in the step, for the final values
+/// of the chunks that this rank owns. Every buffer may be of the longest chunk, because buffers are
+/// reused. Partial sums that wait at the server of a star are in the pools of their senders. Over
+/// several nodes (`is_over_nodes`), all-gathers may run in the next step, and final values may wait
+/// for a link when partial sums begin.
 pub fn ring_pool_bytes_max(
     layout: &ShardLayout,
     positions: impl Into<Positions>,
     is_over_nodes: bool,
 ) -> usize {
     let positions = positions.into();
-    // A bucket that only one rank holds does not travel.
-    let held = (0..layout.chunks.len() as u32).map(ChunkId).filter_map(|id| {
-        let bucket = layout.chunk(id).bucket;
-        positions.of(bucket).filter(|_| layout.size_of(bucket) > 1).map(|own| (id, own))
-    });
-    let begun = held.clone().filter(|(id, own)| layout.is_initiator(*id, *own)).count();
-    let owned = held.clone().filter(|(id, own)| layout.chunk(*id).owner == *own).count();
-    let longest = held.map(|(id, _)| layout.chunk(id).range.len()).max().unwrap_or(0);
+    let mut begun: usize = 0;
+    let mut owned: usize = 0;
+    let mut longest = 0;
+    for (index, chunk) in layout.chunks.iter().enumerate() {
+        let Some(own) = positions.of(chunk.bucket) else { continue };
+        // A bucket that only one rank holds is not exchanged.
+        if layout.size_of(chunk.bucket) <= 1 {
+            continue;
+        }
+        begun += usize::from(layout.is_initiator(ChunkId(index as u32), own));
+        owned += usize::from(chunk.owner == own);
+        longest = longest.max(chunk.range.len());
+    }
     let buffers = if is_over_nodes { begun + owned } else { begun.max(owned) };
     buffers.saturating_mul(longest).saturating_mul(DType::F32.bytes())
 }
 
-/// Returns the most bytes of final values that wait for the ranks of a process where others are on
-/// other nodes: nothing keeps a node from sending the chunks that its ranks own, and a device may
-/// upload them later. In a ring of nodes, a process that waited with taking them could wait for
+/// Returns the maximum number of bytes of final values that wait for the ranks of a process in a
+/// run over several nodes: a node sends the chunks that its ranks own at any time, and a device may
+/// upload them later. In a ring of nodes, a process that delayed receiving them could wait for
 /// itself. `own` has the positions of the ranks of the process.
 pub fn arriving_bytes_max(layout: &ShardLayout, own: &[Positions]) -> usize {
     let mut elements: usize = 0;
-    for chunk in layout.chunks.iter().filter(|chunk| layout.size_of(chunk.bucket) > 1) {
+    for chunk in &layout.chunks {
+        if layout.size_of(chunk.bucket) <= 1 {
+            continue;
+        }
         let mut is_held = false;
         let mut is_owned = false;
         for positions in own {
@@ -227,7 +235,7 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
         Self { exchange: self.exchange.with_deadline(deadline), ..self }
     }
 
-    /// Checks that deadline at the time `now`.
+    /// Checks the deadline at the time `now`.
     ///
     /// # Errors
     /// Returns [`ExchangeError::TimedOut`] with the positions whose messages are awaited if it has
@@ -273,7 +281,9 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
                 Err(ExchangeError::LaterRound { found, current: exchange.round() }.into())
             }
             RingMsg::Ready { kind, chunk, readback, .. } => {
-                io.readbacks.extend(readback.map(|readback| (chunk, readback)));
+                if let Some(readback) = readback {
+                    io.readbacks.insert(chunk, readback);
+                }
                 exchange.on_local_ready(kind, chunk, &mut io)
             }
             RingMsg::Send { round, piece, readback } => {
@@ -389,7 +399,7 @@ mod tests {
     const LATER: Round = Round { generation: 1, step: 1, settles: false };
     const KIND: CollectiveKind = CollectiveKind::ReduceScatter;
 
-    /// What a ring thread has sent, and requested from its device.
+    /// Messages of a ring thread, and its requests to its device.
     #[derive(Default)]
     struct Recorder {
         sent: Vec<(Position, Message)>,
@@ -516,7 +526,7 @@ mod tests {
         for step in 1..100 {
             send_restart(&inbox, at(step)).unwrap();
         }
-        // Values of a round that was discarded, and those of a rank that has begun the next one.
+        // Values of a discarded round, and of a rank that has begun the next one.
         inbox.send(kept_on_device(at(99))).unwrap();
         inbox.send(partial(at(100), 1.0)).unwrap();
         send_restart(&inbox, at(100)).unwrap();

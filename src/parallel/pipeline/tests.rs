@@ -55,8 +55,8 @@ fn request<'a>(
 }
 
 /// Performs the programs of all ranks in turns, instruction by instruction, as far as receives
-/// allow; returns the numbers of tensors on their way that each edge has had at most, or the ranks
-/// that wait for ever.
+/// allow; returns the maximum number of tensors in flight of each edge, or the ranks that wait for
+/// ever.
 fn perform(programs: &[Program], edges: &EdgeLayout) -> Result<Vec<usize>, Vec<usize>> {
     let mut next = vec![0; programs.len()];
     // By edge and reader.
@@ -155,8 +155,8 @@ fn plans_of(model: &ModelGraph, shares: &[u32]) -> Vec<Arc<Plan>> {
     plans
 }
 
-/// Programs of one pipeline of so many stages and of model chunks for each, whose stages are tensor
-/// groups with these plans of a graph of 5 blocks.
+/// Programs of one pipeline with these numbers of stages and of model chunks per stage, whose
+/// stages are tensor groups with these plans of a graph of 5 blocks.
 fn one_pipeline(
     plans: &[Arc<Plan>],
     [stages, chunks]: [usize; 2],
@@ -191,7 +191,7 @@ fn programs_with_frozen_stages_end_and_their_edges_hold_what_is_on_its_way() {
             let plans = plans_of(&model, &shares);
             let written = one_pipeline(&plans, [stages, 1], 40 * stages as u32, schedule);
             assert_ends(&written, schedule);
-            // The first stage waits for nobody.
+            // The first stage waits for no other.
             let first = written.programs[0].instructions.iter();
             let receives = first.filter(|of| matches!(of, Instruction::Recv { .. })).count();
             assert_eq!(receives, 0, "{schedule}");
@@ -257,8 +257,8 @@ fn tensor_groups_end_on_their_slots_and_within_the_bounds_of_their_edges() {
     assert_eq!(cases, 24);
 }
 
-/// Checks that programs end, on their slots and within the bounds of their edges; returns the most
-/// tensors that each edge has had on their way.
+/// Checks that programs end, on their slots and within the bounds of their edges; returns the
+/// maximum number of tensors in flight of each edge.
 fn assert_ends(written: &PipelinePrograms, schedule: PipelineSchedule) -> Vec<usize> {
     for (program, plan) in written.programs.iter().zip(&written.plans) {
         assert_eq!(replay(plan, &runs(&program.instructions)), Ok(()), "{schedule}");

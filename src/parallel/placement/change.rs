@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Placement, RankPlacement};
 
-/// Decision that was made otherwise than before, with other bits.
+/// Decision that differs from the earlier placement and changes the bits of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementChange {
     Devices,
@@ -36,10 +36,10 @@ impl fmt::Display for PlacementChange {
 }
 
 impl Placement {
-    /// Returns the decisions by which a run that continues with this placement instead of `before`
-    /// has other bits. The request that they were made for may differ without an effect, and so may
-    /// the schedule and, on devices of one kind, the cut. `is_tied` is true if several blocks of
-    /// the model use the same parameter.
+    /// Returns the decisions that change the bits of a run that continues with this placement
+    /// instead of `before`. The request, the schedule and, on devices of one kind, the cut may
+    /// differ without an effect. `is_tied` is true if several blocks of the model use the same
+    /// parameter.
     pub fn changes_since(&self, before: &Self, is_tied: bool) -> Vec<PlacementChange> {
         let may_be_cut = self.is_of_one_kind_with(before) && self.adds_as(before, is_tied);
         if !may_be_cut && self.devices() != before.devices() {
@@ -51,20 +51,26 @@ impl Placement {
         if !self.divides_tensors_as(before) {
             return vec![PlacementChange::Tensors];
         }
-        let (has_other_shares, has_other_batches) = (
-            self.differs_per_pipeline(before, |now, was| now.share != was.share),
-            self.differs_per_pipeline(before, |now, was| now.micro_batches != was.micro_batches),
-        );
-        // One pipeline adds gradients of several ranks only of what they share.
+        let mut changes = Vec::new();
+        if !may_be_cut && !self.has_cut_of(before) {
+            changes.push(PlacementChange::Cut);
+        }
+        if self.differs_per_pipeline(before, |now, was| now.share != was.share) {
+            changes.push(PlacementChange::Shares);
+        } else if self
+            .differs_per_pipeline(before, |now, was| now.micro_batches != was.micro_batches)
+        {
+            changes.push(PlacementChange::MicroBatches);
+        }
+        // The ranks of one pipeline add only the gradients of shared parameters.
         let is_reduced = self.mesh.data > 1 || is_tied;
-        let found = [
-            (PlacementChange::Cut, !may_be_cut && !self.has_cut_of(before)),
-            (PlacementChange::Shares, has_other_shares),
-            (PlacementChange::MicroBatches, has_other_batches && !has_other_shares),
-            (PlacementChange::ReduceSites, is_reduced && self.differs_in_reduce_sites(before)),
-            (PlacementChange::Kernels, self.differs_in_kernels(before, may_be_cut)),
-        ];
-        found.into_iter().filter(|(_, is_found)| *is_found).map(|(change, _)| change).collect()
+        if is_reduced && self.differs_in_reduce_sites(before) {
+            changes.push(PlacementChange::ReduceSites);
+        }
+        if self.differs_in_kernels(before, may_be_cut) {
+            changes.push(PlacementChange::Kernels);
+        }
+        changes
     }
 
     fn is_of_one_kind_with(&self, other: &Self) -> bool {
@@ -77,14 +83,13 @@ impl Placement {
     /// used by the first and the last stage of every pipeline, whose gradients are then added: one
     /// device accumulates both uses instead.
     fn adds_as(&self, other: &Self, is_tied: bool) -> bool {
-        let (now, was) = (self.mesh, other.mesh);
-        now.data == was.data
+        self.mesh.data == other.mesh.data
             && self.divides_tensors_as(other)
-            && (!is_tied || (now.pipeline > 1) == (was.pipeline > 1))
+            && (!is_tied || (self.mesh.pipeline > 1) == (other.mesh.pipeline > 1))
     }
 
-    /// Returns true if the ranks of a tensor group have the shares that they have with the other
-    /// placement, so that what they sum is the same.
+    /// Returns true if the ranks of a tensor group have the same shares as with the other
+    /// placement, so that they sum the same parts.
     fn divides_tensors_as(&self, other: &Self) -> bool {
         self.mesh.tensor == other.mesh.tensor && self.tensor_shares == other.tensor_shares
     }
@@ -100,42 +105,49 @@ impl Placement {
 
     /// Returns true if every rank holds the same blocks as before.
     fn has_cut_of(&self, before: &Self) -> bool {
-        let blocks = |placement: &Self| -> Vec<_> {
-            placement.ranks.iter().map(|rank| rank.blocks.clone()).collect()
-        };
-        blocks(self) == blocks(before)
+        let now = self.ranks.iter().map(|rank| &rank.blocks);
+        now.eq(before.ranks.iter().map(|rank| &rank.blocks))
     }
 
     fn differs_in_reduce_sites(&self, before: &Self) -> bool {
-        let sites = |placement: &Self| -> Vec<_> {
-            placement.ranks.iter().map(|rank| rank.reduce_site).collect()
-        };
-        let (now, was) = (sites(self), sites(before));
+        let mut now = self.ranks.iter().map(|rank| rank.reduce_site);
+        let mut was = before.ranks.iter().map(|rank| rank.reduce_site);
         if self.has_cut_of(before) {
-            now != was
-        } else {
-            // What is reduced is on other ranks.
-            now.iter().chain(&was).any(|site| Some(site) != now.first())
+            return !now.eq(was);
         }
+        // Other ranks reduce: sites can only be compared if all are equal.
+        let first = self.ranks.first().map(|rank| rank.reduce_site);
+        now.any(|site| Some(site) != first) || was.any(|site| Some(site) != first)
     }
 
     /// Returns true if a call runs another kernel than before. With another cut a rank has calls
-    /// that others had, and on unlike devices also new ones.
+    /// that other ranks had, and on unlike devices also new ones.
     fn differs_in_kernels(&self, before: &Self, may_be_cut: bool) -> bool {
         let has_same_cut = self.has_cut_of(before);
-        let is_new = |index: usize, rank: &RankPlacement, call: &str, name: &str| {
-            let had = |(other, was): &(usize, &RankPlacement)| {
-                if has_same_cut { *other == index } else { was.identity == rank.identity }
-            };
-            let had = before.ranks.iter().enumerate().filter(had);
-            let mut known = had.filter_map(|(_, was)| was.kernels.get(call)).peekable();
-            let is_unknown = known.peek().is_none();
-            (is_unknown && (has_same_cut || may_be_cut)) || known.any(|was| was != name)
-        };
-        let ranks = self.ranks.iter().enumerate();
-        ranks.into_iter().any(|(index, rank)| {
-            rank.kernels.iter().any(|(call, name)| is_new(index, rank, call, name))
-        })
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let mut had = Vec::new();
+            for (other, was) in before.ranks.iter().enumerate() {
+                let is_alike =
+                    if has_same_cut { other == index } else { was.identity == rank.identity };
+                if is_alike {
+                    had.push(&was.kernels);
+                }
+            }
+            for (call, name) in rank.kernels.iter() {
+                let mut is_known = false;
+                for was in &had {
+                    match was.get(call) {
+                        Some(was) if was != name => return true,
+                        Some(_) => is_known = true,
+                        None => {}
+                    }
+                }
+                if !is_known && (has_same_cut || may_be_cut) {
+                    return true;
+                }
+            }
+        }
+        false
     }
 }
 

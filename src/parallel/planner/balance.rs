@@ -12,7 +12,7 @@ const GAIN_MIN: f64 = 0.02;
 pub struct ThroughputModel {
     pub fixed_s: f64,
     pub row_s: f64,
-    /// The most samples that the device runs at a time.
+    /// The most samples that the device runs at once.
     pub micro_batch: u32,
 }
 
@@ -35,8 +35,11 @@ pub fn apportion(batch: u32, speeds: &[ThroughputModel]) -> Vec<u32> {
     assert!(!speeds.is_empty() || batch == 0, "no device takes the {batch} samples");
     let mut counts = vec![0; speeds.len()];
     for _ in 0..batch {
-        let done = |&rank: &usize| speeds[rank].seconds(counts[rank] + 1);
-        let first = (0..speeds.len()).min_by(|a, b| done(a).total_cmp(&done(b)));
+        let first = (0..speeds.len()).min_by(|&a, &b| {
+            let a_s = speeds[a].seconds(counts[a] + 1);
+            let b_s = speeds[b].seconds(counts[b] + 1);
+            a_s.total_cmp(&b_s)
+        });
         if let Some(rank) = first {
             counts[rank] += 1;
         }
@@ -44,8 +47,8 @@ pub fn apportion(batch: u32, speeds: &[ThroughputModel]) -> Vec<u32> {
     counts
 }
 
-/// Moves samples from those that have the most to those that have none; returns false and changes
-/// nothing if there are too few.
+/// Moves samples from the ranks with the most to ranks with none; returns false and changes nothing
+/// if there are too few.
 pub fn give_each_a_sample(counts: &mut [u32]) -> bool {
     let is_enough = counts.iter().map(|count| *count as usize).sum::<usize>() >= counts.len();
     while is_enough
@@ -58,34 +61,34 @@ pub fn give_each_a_sample(counts: &mut [u32]) -> bool {
     is_enough
 }
 
-/// Moves samples so that each rank has at least `least` or none: from those that have the most, as
-/// long as these keep as many, or else to them.
+/// Moves samples so that each rank has at least `least` or none: a rank with fewer gets the missing
+/// ones from the rank with the most if that keeps at least `least`, and otherwise gives up its own.
 pub fn give_at_least(counts: &mut [u32], least: u32) {
-    let fewest = |counts: &[u32]| {
-        let few = (0..counts.len()).filter(|rank| (1..least).contains(&counts[*rank]));
-        few.min_by_key(|rank| counts[*rank])
-    };
-    while let Some(few) = fewest(counts) {
+    while let Some(few) = (0..counts.len())
+        .filter(|rank| (1..least).contains(&counts[*rank]))
+        .min_by_key(|rank| counts[*rank])
+    {
         let others = (0..counts.len()).filter(|rank| *rank != few && counts[*rank] > 0);
         let Some(most) = others.max_by_key(|rank| (counts[*rank], std::cmp::Reverse(*rank))) else {
             return;
         };
         let missing = least - counts[few];
-        let moved = if counts[most] >= least + missing { missing } else { 0 };
-        match moved {
-            0 => counts[most] += std::mem::take(&mut counts[few]),
-            moved => {
-                counts[most] -= moved;
-                counts[few] += moved;
-            }
+        if counts[most] >= least + missing {
+            counts[most] -= missing;
+            counts[few] += missing;
+        } else {
+            counts[most] += std::mem::take(&mut counts[few]);
         }
     }
 }
 
 /// Returns the makespan: the seconds until the slowest rank finishes.
 pub fn makespan(counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
-    let done = counts.iter().zip(speeds).map(|(&count, speed)| speed.seconds(count));
-    done.fold(0.0, f64::max)
+    let mut slowest_s: f64 = 0.0;
+    for (&count, speed) in counts.iter().zip(speeds) {
+        slowest_s = slowest_s.max(speed.seconds(count));
+    }
+    slowest_s
 }
 
 /// Returns true if a device is worth taking: steps take `with_s` seconds with it and `without_s`
@@ -112,7 +115,8 @@ impl ExcludedDevice {
                  its part of the optimizer's moments, or the batch has no sample for each device"
             );
         }
-        let (with, without) = (milliseconds(self.with_s), milliseconds(self.without_s));
+        let with = milliseconds(self.with_s);
+        let without = milliseconds(self.without_s);
         format!("{name} is left out: with it a step would take {with} ms, without it {without} ms")
     }
 }
@@ -147,7 +151,8 @@ pub fn select_devices(devices: usize, mut step_s: impl FnMut(&[usize]) -> f64) -
         let mut with = selection.taken.clone();
         with.push(device);
         with.sort_unstable();
-        let (with_s, without_s) = (step_s(&with), selection.step_s);
+        let with_s = step_s(&with);
+        let without_s = selection.step_s;
         if is_improvement(with_s, without_s) {
             selection.taken = with;
             selection.step_s = with_s;

@@ -49,7 +49,7 @@ pub struct CutStage<'a> {
     pub blocks: &'a [Range<u32>],
 }
 
-/// Everything that decides a cut. All devices take part: there are as many as stages.
+/// Inputs of a cut. All devices take part: there are as many as stages.
 #[derive(Clone, Copy)]
 pub struct CutRequest<'a> {
     /// Seconds of each block on each device, for one micro-batch: by device, then by block. A
@@ -65,9 +65,8 @@ pub struct CutRequest<'a> {
     pub stages: usize,
     /// True if stage s is device s; false if the search assigns devices to stages.
     pub is_ordered: bool,
-    /// Returns true if the device has memory for these chunks as that stage. It is asked at most
-    /// once for the same subject, need not be monotone in the blocks, and must be a function of
-    /// its argument alone.
+    /// Returns true if the device has memory for these chunks as that stage. It is called at most
+    /// once for the same argument, need not be monotone in the blocks, and must be a pure function.
     pub fits: &'a dyn Fn(CutStage<'_>) -> bool,
 }
 

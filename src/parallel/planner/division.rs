@@ -10,7 +10,7 @@ use super::cut::{BlockTimes, Cut, CutError, CutRequest, CutStage, EXACT_DEVICES,
 use crate::Mesh;
 use crate::pipeline::chunks_of_stage;
 
-/// Everything that decides a division. All devices take part: a multiple of the stages.
+/// Inputs of a division. All devices take part: a multiple of the stages.
 #[derive(Clone, Copy)]
 pub struct DivisionRequest<'a> {
     /// Seconds of each block on each device, for one micro-batch: by device, then by block.
@@ -25,8 +25,7 @@ pub struct DivisionRequest<'a> {
     /// True if each device is the rank of its number in the mesh of the pipelines.
     pub is_ordered: bool,
     pub samples: SampleCounts,
-    /// Returns true if a device has memory for these chunks as that stage, as
-    /// [`CutRequest::fits`]; the device is one of all.
+    /// As [`CutRequest::fits`], with the number of the device among all.
     pub fits: &'a dyn Fn(CutStage<'_>) -> bool,
 }
 
@@ -35,14 +34,15 @@ pub struct DivisionRequest<'a> {
 pub struct SampleCounts {
     pub batch: u32,
     pub micro_batch: u32,
-    /// Micro-batches of which each pipeline needs a multiple.
+    /// The number of micro-batches of each pipeline is a multiple of this.
     pub round: u32,
 }
 
 impl SampleCounts {
-    /// Splits the samples among pipelines whose slowest stages take so long for a micro-batch: in
-    /// whole rounds of micro-batches, of which the last micro-batch may have fewer samples. Each
-    /// pipeline gets at least one round; if there is none for each, samples are split one by one.
+    /// Splits the samples among pipelines, given the seconds of each one's slowest stage for a
+    /// micro-batch: in whole rounds of micro-batches, where the last micro-batch may have fewer
+    /// samples. Each pipeline gets at least one round; if there are too few rounds, samples are
+    /// split one by one.
     pub fn split(&self, slowest_s: &[f64]) -> Vec<u32> {
         let pipelines = slowest_s.len() as u32;
         let unit = self.micro_batch.saturating_mul(self.round).max(1);
@@ -52,38 +52,45 @@ impl SampleCounts {
         if missing > u64::from(pipelines) * u64::from(missing_max) {
             return in_units(self.batch, slowest_s);
         }
-        let whole = in_units(rounds, slowest_s).into_iter().map(|rounds| rounds * unit);
-        let mut counts: Vec<(u32, u32)> = whole.map(|count| (count, missing_max)).collect();
-        // Each sample that is missing is taken from the pipeline that is done last.
+        let mut counts = in_units(rounds, slowest_s);
+        for count in &mut counts {
+            *count *= unit;
+        }
+        // Each missing sample is taken from the pipeline that finishes last.
+        let mut spare = vec![missing_max; counts.len()];
         for _ in 0..missing {
-            let time = |at: &usize| f64::from(counts[*at].0) * slowest_s[*at];
-            let spare = (0..counts.len()).filter(|at| counts[*at].1 > 0);
-            if let Some(last) = spare.max_by(|a, b| time(a).total_cmp(&time(b))) {
-                counts[last].0 -= 1;
-                counts[last].1 -= 1;
+            let last = (0..counts.len()).filter(|&at| spare[at] > 0).max_by(|&a, &b| {
+                let a_s = f64::from(counts[a]) * slowest_s[a];
+                let b_s = f64::from(counts[b]) * slowest_s[b];
+                a_s.total_cmp(&b_s)
+            });
+            if let Some(last) = last {
+                counts[last] -= 1;
+                spare[last] -= 1;
             }
         }
-        counts.into_iter().map(|(count, _)| count).collect()
+        counts
     }
 
-    /// Returns the seconds until the last pipeline has run its samples, without the time in which
-    /// pipelines fill and drain, which all divisions have.
+    /// Returns the seconds until the last pipeline has run its samples. The time to fill and drain
+    /// the pipelines is left out: it is the same for all divisions.
     fn step_s(&self, counts: &[u32], slowest_s: &[f64]) -> f64 {
         let micro_batch = f64::from(self.micro_batch.max(1));
-        let seconds =
-            |(&count, slowest_s): (&u32, &f64)| f64::from(count) / micro_batch * slowest_s;
-        counts.iter().zip(slowest_s).map(seconds).fold(0.0, f64::max)
+        let mut step_s: f64 = 0.0;
+        for (&count, slowest_s) in counts.iter().zip(slowest_s) {
+            step_s = step_s.max(f64::from(count) / micro_batch * slowest_s);
+        }
+        step_s
     }
 }
 
 /// Splits units among pipelines by their speed; each gets one if there are enough.
 fn in_units(units: u32, slowest_s: &[f64]) -> Vec<u32> {
-    let speed = |&slowest_s: &f64| ThroughputModel {
-        fixed_s: 0.0,
-        row_s: slowest_s.max(f64::MIN_POSITIVE),
-        micro_batch: 1,
-    };
-    let speeds: Vec<ThroughputModel> = slowest_s.iter().map(speed).collect();
+    let mut speeds = Vec::with_capacity(slowest_s.len());
+    for slowest_s in slowest_s {
+        let row_s = slowest_s.max(f64::MIN_POSITIVE);
+        speeds.push(ThroughputModel { fixed_s: 0.0, row_s, micro_batch: 1 });
+    }
     let mut counts = apportion(units, &speeds);
     give_each_a_sample(&mut counts);
     counts
@@ -92,7 +99,7 @@ fn in_units(units: u32, slowest_s: &[f64]) -> Vec<u32> {
 /// Pipelines, with the samples of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineDivision {
-    /// Cut of each pipeline; its devices are those of the request.
+    /// Cut of each pipeline; its devices are numbered as in the request.
     pub pipelines: Vec<Cut>,
     /// Samples of each pipeline.
     pub counts: Vec<u32>,
@@ -125,7 +132,8 @@ pub fn divide(request: &DivisionRequest<'_>) -> Result<PipelineDivision, CutErro
         groupings(&(0..devices).collect::<Vec<_>>(), request.stages)
     };
     let mut cuts = HashMap::new();
-    let (mut best, mut failed): (Option<PipelineDivision>, Option<CutError>) = (None, None);
+    let mut best: Option<PipelineDivision> = None;
+    let mut failed: Option<CutError> = None;
     for groups in divisions {
         match of_groups(request, &groups, &mut cuts) {
             Ok(found) if best.as_ref().is_none_or(|best| found.step_s < best.step_s) => {
@@ -158,10 +166,12 @@ fn of_groups(
 }
 
 fn cut_of(request: &DivisionRequest<'_>, group: &[usize]) -> Result<Cut, CutError> {
-    let rows = |table: &[Vec<f64>]| group.iter().map(|device| table[*device].clone()).collect();
-    let times: Vec<Vec<BlockTimes>> =
-        group.iter().map(|device| request.times[*device].clone()).collect();
-    let cut_s: Vec<Vec<f64>> = rows(request.cut_s);
+    let mut times = Vec::with_capacity(group.len());
+    let mut cut_s = Vec::with_capacity(group.len());
+    for &device in group {
+        times.push(request.times[device].clone());
+        cut_s.push(request.cut_s[device].clone());
+    }
     cut(&CutRequest {
         times: &times,
         cut_s: &cut_s,
@@ -187,8 +197,11 @@ fn of_all(cut: Result<Cut, CutError>, group: &[usize]) -> Result<Cut, CutError> 
 }
 
 fn consecutive(devices: usize, stages: usize) -> Vec<Vec<usize>> {
-    let pipelines = Mesh::of_pipelines(devices / stages, stages).pipelines();
-    pipelines.map(|stages| stages.iter().flatten().map(|rank| rank.index()).collect()).collect()
+    let mut groups = Vec::new();
+    for stages in Mesh::of_pipelines(devices / stages, stages).pipelines() {
+        groups.push(stages.iter().flatten().map(|rank| rank.index()).collect());
+    }
+    groups
 }
 
 /// Returns all ways to divide devices, given in ascending order, into groups of `size`, which are
@@ -212,29 +225,37 @@ fn combinations(of: &[usize], count: usize) -> Vec<Vec<usize>> {
         return vec![Vec::new()];
     }
     let Some((&first, others)) = of.split_first() else { return Vec::new() };
-    let with = combinations(others, count - 1).into_iter();
-    let with = with.map(|rest| [vec![first], rest].concat());
-    with.chain(combinations(others, count)).collect()
+    let mut found = Vec::new();
+    for rest in combinations(others, count - 1) {
+        found.push([vec![first], rest].concat());
+    }
+    found.extend(combinations(others, count));
+    found
 }
 
-/// Returns the seconds of each stage of a cut that is given, for one micro-batch: chunk c is on
-/// stage `c % stages`, and stage s on the s-th of the devices.
+/// Returns the seconds of each stage of the given cut, for one micro-batch: chunk c is on stage
+/// `c % stages`, and stage s on the s-th of the devices.
 pub fn stage_seconds(
     times: &[Vec<BlockTimes>],
     cut_s: &[Vec<f64>],
     devices: &[usize],
     chunks: &[Range<u32>],
 ) -> Vec<f64> {
-    let stage_s = |(stage, device): (usize, &usize)| {
-        let chunk_s = |run: &Range<u32>| {
-            let (start, end) = (run.start as usize, run.end as usize);
-            let blocks: f64 = times[*device][start..end].iter().map(BlockTimes::sum_s).sum();
-            let before = if start > 0 { cut_s[*device][start] } else { 0.0 };
-            blocks + before + cut_s[*device].get(end).copied().unwrap_or(0.0)
-        };
-        chunks_of_stage(chunks, devices.len(), stage).map(chunk_s).sum::<f64>()
-    };
-    devices.iter().enumerate().map(stage_s).collect()
+    let mut stages_s = Vec::with_capacity(devices.len());
+    for (stage, &device) in devices.iter().enumerate() {
+        let of_stage = chunks_of_stage(chunks, devices.len(), stage);
+        stages_s.push(of_stage.map(|run| chunk_s(&times[device], &cut_s[device], run)).sum());
+    }
+    stages_s
+}
+
+/// Returns the seconds of a chunk on one device, with the cuts beside it.
+fn chunk_s(times: &[BlockTimes], cut_s: &[f64], run: &Range<u32>) -> f64 {
+    let start = run.start as usize;
+    let end = run.end as usize;
+    let blocks: f64 = times[start..end].iter().map(BlockTimes::sum_s).sum();
+    let before = if start > 0 { cut_s[start] } else { 0.0 };
+    blocks + before + cut_s.get(end).copied().unwrap_or(0.0)
 }
 
 #[cfg(test)]

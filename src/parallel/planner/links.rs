@@ -10,22 +10,24 @@ pub struct LinkRate {
 }
 
 impl LinkRate {
-    /// Returns the rate if its figures are possible: another node may say anything.
+    /// Returns the rate if its figures are possible; figures of another node are not trusted.
     pub fn checked(self) -> Option<Self> {
         let Self { bytes_per_s, round_trip_s } = self;
-        let is_possible = bytes_per_s.is_normal() && bytes_per_s > 0.0 && round_trip_s >= 0.0;
-        (is_possible && round_trip_s.is_finite()).then_some(self)
+        let is_rate = bytes_per_s.is_normal() && bytes_per_s > 0.0;
+        let is_time = round_trip_s.is_finite() && round_trip_s >= 0.0;
+        if is_rate && is_time { Some(self) } else { None }
     }
 }
 
-/// Links of nodes that make a ring, by number, each to the next one and the last one to the first;
-/// `None` where nothing is known.
+/// Links of a ring of nodes, by number: each to the next one, and the last one to the first. `None`
+/// if the rate of a link is unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RingLinks(pub Vec<Option<LinkRate>>);
 
 impl RingLinks {
-    /// Returns what is known of the way from one node to another. One that was not measured is as
-    /// fast as the slower of the way out of the one and the way into the other.
+    /// Returns the rate from one node to another, if it is known. A connection that was not
+    /// measured is as fast as the slower of the link out of the sender and the link into the
+    /// receiver.
     fn between(&self, from: usize, to: usize) -> Option<LinkRate> {
         let nodes = self.0.len();
         let out = self.0.get(from).copied().flatten();
@@ -42,15 +44,16 @@ impl RingLinks {
         }
     }
 
-    /// Returns the seconds in which so many bytes come from one node to another; 0 if nothing is
-    /// known of the way.
+    /// Returns the seconds that `bytes` take from one node to another; 0 if the rate is unknown.
     pub fn transfer_s(&self, from: u32, to: u32, bytes: f64) -> f64 {
-        let link = self.between(from as usize, to as usize);
-        link.map_or(0.0, |link| bytes / link.bytes_per_s + link.round_trip_s / 2.0)
+        match self.between(from as usize, to as usize) {
+            Some(link) => bytes / link.bytes_per_s + link.round_trip_s / 2.0,
+            None => 0.0,
+        }
     }
 
-    /// Returns the seconds of a reduce-scatter, or of an all-gather, of so many bytes over ranks
-    /// on these nodes, which are a ring in their order; 0 if they are all on one.
+    /// Returns the seconds of a reduce-scatter, or of an all-gather, of `bytes` over ranks on these
+    /// nodes, which form a ring in their order; 0 if all ranks are on one node.
     ///
     /// Each link between neighbours carries `(w - 1) / w` of the bytes of `w` ranks (Patarasuk and
     /// Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). The

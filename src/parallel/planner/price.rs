@@ -12,8 +12,8 @@ use crate::{Instruction, Operation, PipelinePrograms, Program, Token};
 use potluck_core::Rank;
 use potluck_graph::{PassKind, Plan, Segment};
 
-/// Segment of a pass of a block over a micro-batch, in the time in which its device runs it: the
-/// whole pass, but in the shard of a tensor group, where a pass is cut at each reduction.
+/// Segment of a pass of a block over a micro-batch, with the time at which its device runs it. A
+/// segment is the whole pass, except in a tensor group, where a pass is cut at each reduction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PricedSpan {
     pub rank: Rank,
@@ -50,13 +50,13 @@ pub struct StepPrice {
 /// Returns the price of a step of these programs.
 ///
 /// `times` has the seconds of each block for the longest micro-batch of a rank, by rank and then
-/// by block; a shorter micro-batch takes less in proportion to its rows. A block that a rank does
-/// not hold counts for nothing. `links` are the ways of a tensor from device to device, by sender
-/// and then by receiver: reading back, sending and writing together, which keep neither device
-/// from running.
+/// by block; a shorter micro-batch takes less in proportion to its rows. Times of blocks that a
+/// rank does not hold are ignored. `links` are the transfers from device to device, by sender and
+/// then by receiver: reading back, sending and writing together, which keep neither device from
+/// running.
 ///
-/// Not in the price: loading, reductions between pipelines, the verdict and updates. They come in
-/// addition at the end of a step, except for what of the reductions is hidden behind passes.
+/// The price leaves out loading, reductions between pipelines, the verdict and updates. They add to
+/// the end of a step, except for the part of the reductions that passes hide.
 ///
 /// # Errors
 /// Returns the [`UnknownTime`] of a block that a rank holds and that has no finite time there.
@@ -71,11 +71,11 @@ pub fn price(
     let PipelinePrograms { programs: steps, plans, edges, .. } = programs;
     let mut costs = Vec::with_capacity(steps.len());
     for (rank, ((program, plan), times)) in steps.iter().zip(plans).zip(times).enumerate() {
-        let is_unknown = |block: &u32| !times[*block as usize].sum_s().is_finite();
-        let segments = runs(&program.instructions).into_iter();
-        let mut blocks = segments.map(|(segment, _)| plan.segments[segment.index()].block);
-        if let Some(block) = blocks.find(is_unknown) {
-            return Err(UnknownTime { rank: Rank(rank as u32), block });
+        for (segment, _) in runs(&program.instructions) {
+            let block = plan.segments[segment.index()].block;
+            if !times[block as usize].sum_s().is_finite() {
+                return Err(UnknownTime { rank: Rank(rank as u32), block });
+            }
         }
         costs.push(costs_of(plan, program, times));
     }
@@ -86,20 +86,23 @@ pub fn price(
     let step = one_step(&passes, &layout, machine);
     let report = run(&Scenario { edges: edges.clone(), timeline: true, ..step });
     debug_assert!(report.violations.is_empty(), "{report}");
-    let spans =
-        report.timeline.spans.iter().filter_map(|span| priced(&plans[span.rank.index()], span));
-    Ok(of_spans(spans.collect(), passes.len()))
+    let mut spans = Vec::new();
+    for span in &report.timeline.spans {
+        spans.extend(priced(&plans[span.rank.index()], span));
+    }
+    Ok(of_spans(spans, passes.len()))
 }
 
 /// Returns the seconds of each segment of the plan on a rank. The segments of a pass of a block
-/// take equal parts of its time, because they are not measured apart.
+/// take equal parts of its time, because they are not measured separately.
 fn costs_of(plan: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
     let rows_max = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
     let mut of_pass: HashMap<(PassKind, u32), u32> = HashMap::new();
     for segment in &plan.segments {
         *of_pass.entry((segment.phase, segment.block)).or_default() += 1;
     }
-    let cost = |segment: &Segment| {
+    let mut segments = Vec::with_capacity(plan.segments.len());
+    for segment in &plan.segments {
         let BlockTimes { forward_s, backward_input_s, backward_weight_s } =
             times[segment.block as usize];
         let seconds = match segment.phase {
@@ -108,10 +111,11 @@ fn costs_of(plan: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
             PassKind::BackwardWeight => backward_weight_s,
         };
         let parts = of_pass[&(segment.phase, segment.block)];
-        SegmentCost { fixed_s: 0.0, row_s: seconds / f64::from(parts) / f64::from(rows_max.max(1)) }
-    };
+        let row_s = seconds / f64::from(parts) / f64::from(rows_max.max(1));
+        segments.push(SegmentCost { fixed_s: 0.0, row_s });
+    }
     Costs {
-        segments: plan.segments.iter().map(cost).collect(),
+        segments,
         load_s: 0.0,
         update_element_s: 0.0,
         read_back: LinkModel::INSTANT,
@@ -121,34 +125,38 @@ fn costs_of(plan: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
 }
 
 fn without_collectives(program: &Program) -> Program {
-    let is_pass = |instruction: &&Instruction| match instruction {
+    let mut program = program.clone();
+    program.instructions.retain(|instruction| match instruction {
         Instruction::Start(_) | Instruction::Update { .. } => false,
         Instruction::Wait(Token { operation, .. }) => {
             !matches!(operation, Operation::Collective(_))
         }
         _ => true,
-    };
-    let instructions = program.instructions.iter().filter(is_pass).copied().collect();
-    Program { micro_batches: program.micro_batches.clone(), instructions }
+    });
+    program
 }
 
 /// Returns the pass that a span of the timeline shows, if it is one.
 fn priced(plan: &Plan, span: &VirtualSpan) -> Option<PricedSpan> {
     let (segment, micro_batch) = span.run?;
     let Segment { phase, block, .. } = plan.segments[segment.index()];
-    let [from_s, to_s] = [span.from, span.to].map(|at| at as f64 / 1e9);
+    let from_s = span.from as f64 / 1e9;
+    let to_s = span.to as f64 / 1e9;
     Some(PricedSpan { rank: span.rank, pass: phase, block, micro_batch, from_s, to_s })
 }
 
 fn of_spans(spans: Vec<PricedSpan>, ranks: usize) -> StepPrice {
-    let seconds = spans.iter().fold(0.0, |seconds: f64, span| seconds.max(span.to_s));
+    let mut seconds: f64 = 0.0;
     let mut busy = vec![0.0; ranks];
     for span in &spans {
+        seconds = seconds.max(span.to_s);
         busy[span.rank.index()] += span.to_s - span.from_s;
     }
-    // A step of no length is idle for nobody.
-    let idle_of = |busy: f64| if seconds > 0.0 { 1.0 - busy / seconds } else { 0.0 };
-    let idle: Vec<f64> = busy.into_iter().map(idle_of).collect();
+    let mut idle = Vec::with_capacity(ranks);
+    for busy in busy {
+        // In a step of no length, no device is idle.
+        idle.push(if seconds > 0.0 { 1.0 - busy / seconds } else { 0.0 });
+    }
     let bubble = idle.iter().sum::<f64>() / ranks.max(1) as f64;
     StepPrice { seconds, bubble, idle, spans }
 }

@@ -63,7 +63,8 @@ fn count(micro_batches: usize) -> String {
     format!("{verb} {micro_batches}")
 }
 
-/// Returns the multiples of `stages` below and above, or the one above if nothing is below.
+/// Returns the nearest multiples of `stages` below and above, or only the one above if there is
+/// none below.
 fn nearest_multiples(stages: usize, micro_batches: usize) -> String {
     let below = micro_batches / stages * stages;
     let above = below.saturating_add(stages);

@@ -39,12 +39,13 @@ pub fn in_flight(schedule: PipelineSchedule, shape: PipelineShape, stage: usize)
 /// - GPipe and 1F1B: `(K-1) / (M+K-1)` (Huang et al. 2019; Narayanan et al. 2021);
 /// - interleaved: `(K-1) / (vM+K-1)` (Narayanan et al., SC 2021);
 /// - ZB-H1: `(K-1)(f+b-w) / (M(f+b+w) + (K-1)(f+b-w))` (Qi et al. 2023) for `M >= K`, `w <= f` and
-///   `w <= b`. Elsewhere the passes of gradients of parameters fill less: every stage is idle for
+///   `w <= b`. Otherwise the passes of gradients of parameters fill less: every stage is idle for
 ///   `(K-1)(f+b) - (min(M, K)-1) min(f, b, w)`, which is the same within those bounds.
 pub fn ideal_bubble(schedule: PipelineSchedule, shape: PipelineShape, times: StageTimes) -> f64 {
     let PipelineShape { stages, chunks, micro_batches } = shape;
     let StageTimes { forward, backward_input, backward_weight } = times;
-    let (ramp, batches) = ((stages - 1) as f64, micro_batches as f64);
+    let ramp = (stages - 1) as f64;
+    let batches = micro_batches as f64;
     match schedule {
         PipelineSchedule::GPipe | PipelineSchedule::OneFOneB => ramp / (batches + ramp),
         PipelineSchedule::Interleaved => ramp / (chunks as f64 * batches + ramp),

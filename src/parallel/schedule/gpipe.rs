@@ -3,7 +3,7 @@
 
 use super::{PipelineShape, StagePass, StageWork};
 
-/// Returns what every stage runs in a step:
+/// Returns the work of every stage in a step:
 ///
 /// 1. the forward passes of all micro-batches, so that the stashes of all are in flight;
 /// 2. the backward passes of all micro-batches.
@@ -11,6 +11,11 @@ use super::{PipelineShape, StagePass, StageWork};
 /// The paper draws phase 2 from the last micro-batch to the first. Here it runs in the order of
 /// micro-batches, in the same time, so that gradients are added in the order of all schedules.
 pub fn work(shape: PipelineShape) -> Vec<StageWork> {
-    let each = |pass| (0..shape.micro_batches).map(move |m| StageWork::whole(pass, m));
-    each(StagePass::Forward).chain(each(StagePass::Backward)).collect()
+    let mut work = Vec::with_capacity(2 * shape.micro_batches);
+    for pass in [StagePass::Forward, StagePass::Backward] {
+        for m in 0..shape.micro_batches {
+            work.push(StageWork::whole(pass, m));
+        }
+    }
+    work
 }

@@ -7,9 +7,9 @@
 //! | interleaved 1F1B | `interleaved` | `min(vM, 2(K-s-1)+(v-1)K+1)` | `(K-1) / (vM+K-1)` |
 //! | ZB-H1 | `zero_bubble` | `min(M, K)` | `(K-1)(f+b-w) / (M(f+b+w)+(K-1)(f+b-w))` |
 //!
-//! `K` stages of `v` model chunks run `M` micro-batches; `f`, `b` and `w` are [`StageTimes`].
-//! Every schedule runs each pass of a chunk in the order of micro-batches: so gradients of
-//! parameters are added in one order, and all schedules give the same bits.
+//! `K` stages of `v` model chunks run `M` micro-batches; `f`, `b` and `w` are [`StageTimes`]. Every
+//! schedule runs each pass of a chunk in the order of micro-batches. So gradients of parameters are
+//! added in one order, and all schedules have results of the same bits.
 
 mod fit;
 mod formulas;
@@ -61,7 +61,7 @@ impl PipelineSchedule {
         Self::ALL.into_iter().find(|schedule| schedule.name() == name)
     }
 
-    /// Returns true if gradients of parameters are computed apart from those of activations.
+    /// Returns true if gradients of parameters and of activations are computed separately.
     pub const fn is_split(self) -> bool {
         matches!(self, Self::ZeroBubble)
     }
@@ -108,8 +108,8 @@ impl StageWork {
     }
 }
 
-/// Returns what a stage runs in a step, in order: every pass of every chunk and micro-batch once.
-/// The shape fits the schedule ([`require_fit`]) and has the stage.
+/// Returns the work of a stage in a step, in order: every pass of every chunk and micro-batch once.
+/// The shape must fit the schedule ([`require_fit`]) and have the stage.
 pub(crate) fn stage_work(
     schedule: PipelineSchedule,
     shape: PipelineShape,

@@ -73,8 +73,8 @@ impl Ends {
     }
 }
 
-/// Runs each stage's list in its order, each work as soon as what it reads is there: the duration
-/// of the step, or the stage and the work at which nobody can go on.
+/// Runs each stage's list in its order, each work as soon as its inputs are ready: returns the
+/// duration of the step, or the stage and the work of a deadlock.
 fn simulate(lists: &Lists, shape: PipelineShape, times: StageTimes) -> Result<f64, String> {
     let mut ends = Ends::default();
     let mut next = vec![0; lists.len()];

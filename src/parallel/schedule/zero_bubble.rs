@@ -3,9 +3,10 @@
 
 use super::{PipelineShape, StagePass, StageWork};
 
-/// Returns what stage `s` of `K` runs in a step of `M` micro-batches. Gradients of activations are
-/// computed as in 1F1B; gradients of parameters, which no other stage waits for, `s` micro-batches
-/// later, so that the last stage answers the first ones sooner and has work left at the end:
+/// Returns the work of stage `s` of `K` in a step of `M` micro-batches. Gradients of activations
+/// are computed as in 1F1B; gradients of parameters, which no other stage waits for, `s`
+/// micro-batches later, so that the last stage answers the first ones sooner and has work left at
+/// the end:
 ///
 /// 1. warm-up: `min(M, K-1-s)` forward passes;
 /// 2. fill: `s` times a forward pass and a pass to the gradients of activations, by turns;
@@ -17,15 +18,17 @@ use super::{PipelineShape, StagePass, StageWork};
 /// With less than `K` micro-batches, phase 3 is missing and the others are shorter.
 ///
 /// A stash lives from the forward pass to the gradients of parameters: at most `min(M, K)` at a
-/// time on every stage, as on the first stage of 1F1B. What only the gradients of activations need
-/// lives as in 1F1B: at most `min(M, K-s)` at a time.
+/// time on every stage, as on the first stage of 1F1B. Tensors that only the gradients of
+/// activations need live as in 1F1B: at most `min(M, K-s)` at a time.
 pub fn work(shape: PipelineShape, stage: usize) -> Vec<StageWork> {
     let PipelineShape { stages, micro_batches: count, .. } = shape;
     let delay = stage;
     let warm_up = count.min(stages - 1 - stage);
     let mut work = Vec::with_capacity(3 * count);
 
-    work.extend((0..warm_up).map(|m| StageWork::whole(StagePass::Forward, m)));
+    for m in 0..warm_up {
+        work.push(StageWork::whole(StagePass::Forward, m));
+    }
     for m in 0..count {
         if warm_up + m < count {
             work.push(StageWork::whole(StagePass::Forward, warm_up + m));
@@ -35,7 +38,8 @@ pub fn work(shape: PipelineShape, stage: usize) -> Vec<StageWork> {
             work.push(StageWork::whole(StagePass::BackwardWeight, m - delay));
         }
     }
-    let drain = count.saturating_sub(delay)..count;
-    work.extend(drain.map(|m| StageWork::whole(StagePass::BackwardWeight, m)));
+    for m in count.saturating_sub(delay)..count {
+        work.push(StageWork::whole(StagePass::BackwardWeight, m));
+    }
     work
 }

@@ -12,9 +12,9 @@ use super::values::Buckets;
 ///   rank with an injected fault is named;
 /// - if they completed, each holds the bits of [`reference()`] after the last step, of the buckets
 ///   that it holds;
-/// - if they failed, every element of each is that of the last step it finished, or of the one
-///   after, which all had voted for; or, where all-gathers travel in the next step, of the one
-///   before.
+/// - if they failed, every element of each has the bits after the last step that it finished, or
+///   after the next one, which all had voted for; or, if all-gathers run in the next step, after
+///   the previous one.
 ///
 /// # Errors
 /// Returns a description of the first invariant that does not hold.
@@ -22,12 +22,18 @@ pub fn check(scenario: &Scenario, report: &SimulationReport) -> Result<(), Strin
     if let Some(violation) = report.violations.first() {
         return Err(violation.clone());
     }
-    let live = || report.ranks.iter().enumerate().filter(|(_, rank)| rank.is_live);
-    let mut ends = live().map(|(_, rank)| &rank.end);
-    let Some(first) = ends.next() else { return Ok(()) };
-    if let Some(other) = ends.find(|end| *end != first) {
-        return Err(format!("live ranks end unlike: {first:?} and {other:?}"));
+    let mut first = None;
+    for rank in &report.ranks {
+        if !rank.is_live {
+            continue;
+        }
+        let other = &rank.end;
+        let first = *first.get_or_insert(other);
+        if first != other {
+            return Err(format!("live ranks end unlike: {first:?} and {other:?}"));
+        }
     }
+    let Some(first) = first else { return Ok(()) };
     let is_completed = match first {
         None => return Err("a live rank has no end".into()),
         Some(End::Completed) => true,
@@ -42,16 +48,18 @@ pub fn check(scenario: &Scenario, report: &SimulationReport) -> Result<(), Strin
         return Ok(());
     }
     let after = reference(scenario);
-    for (rank, report) in live() {
-        let behind = u64::from(scenario.spread.is_some() && !is_completed);
-        has_the_bits(report, is_completed, behind, &after)
-            .map_err(|why| format!("rank {rank}: {why}"))?;
+    let behind = u64::from(scenario.spread.is_some() && !is_completed);
+    for (rank, report) in report.ranks.iter().enumerate() {
+        if report.is_live {
+            has_the_bits(report, is_completed, behind, &after)
+                .map_err(|why| format!("rank {rank}: {why}"))?;
+        }
     }
     Ok(())
 }
 
-/// Compares the parameters of a rank with the reference parameters after each step; those that it
-/// does not own may be so many steps behind.
+/// Compares the parameters of a rank with the reference parameters after each step. Parameters that
+/// it does not own may be `behind` steps old.
 fn has_the_bits(
     rank: &RankReport,
     is_completed: bool,
@@ -66,8 +74,8 @@ fn has_the_bits(
     for (bucket, values) in rank.parameters.iter().enumerate() {
         let first = finished.saturating_sub(behind as usize);
         for (index, value) in values.iter().enumerate() {
-            let is_of = |step: &Buckets| step[bucket][index].to_bits() == value.to_bits();
-            if !after[first..=next].iter().any(is_of) {
+            let bits = value.to_bits();
+            if !after[first..=next].iter().any(|step| step[bucket][index].to_bits() == bits) {
                 let expected = after[next][bucket][index];
                 return Err(format!(
                     "element {index} of bucket {bucket} is {value:?}, not {expected:?}, \

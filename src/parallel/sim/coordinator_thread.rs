@@ -62,7 +62,8 @@ pub(crate) struct CoordinatorThread {
 
 impl CoordinatorThread {
     pub fn new(scenario: &Scenario) -> Self {
-        let (world, deadline) = (scenario.world() as u32, scenario.deadline());
+        let world = scenario.world() as u32;
+        let deadline = scenario.deadline();
         Self {
             coordinator: Coordinator::new(Round::default(), world, deadline, 0),
             deadline,
@@ -106,10 +107,10 @@ impl CoordinatorThread {
                 }
                 announcement
             }
-            // A run that is over cannot fail any more.
+            // A run that is over cannot fail.
             ToCoordinator::Failed { .. } if self.is_over => None,
             ToCoordinator::Failed { rank, why } => self.coordinator.fail(now, rank, &why)?,
-            // Only a failure discards a step; without one, a thread ended that should not have.
+            // Only a failure discards a step; without one, a thread has ended unexpectedly.
             ToCoordinator::Finished { rank, discarded: Some(why) } if !self.has_failed => {
                 self.coordinator.fail(now, rank, &why)?
             }
@@ -118,7 +119,10 @@ impl CoordinatorThread {
                 None
             }
         };
-        let mut messages = announcement.map_or(Vec::new(), |said| self.announce(said));
+        let mut messages = match announcement {
+            Some(announcement) => self.announce(announcement),
+            None => Vec::new(),
+        };
         if self.coordinator.pending().is_empty() && !self.has_failed && !self.is_over {
             messages.extend(self.next_step(now));
         }
@@ -129,10 +133,10 @@ impl CoordinatorThread {
 
     /// Returns the time of the next check of all ranks.
     pub fn poll_timeout(&self, now: Nanos) -> Option<Nanos> {
-        self.coordinator.poll_timeout(now).filter(|_| !self.is_over)
+        if self.is_over { None } else { self.coordinator.poll_timeout(now) }
     }
 
-    /// Records what all ranks show of themselves, and returns the deadlines that have passed.
+    /// Records the activities of all ranks, and returns the deadlines that have passed.
     pub fn check(
         &mut self,
         now: Nanos,
@@ -163,7 +167,9 @@ impl CoordinatorThread {
                 let mut messages = self.to_all(&ToRank::Abort { rank, why });
                 if self.seeded_bug == Some(SeededBug::LosesFailure) {
                     let lost = messages.iter().rposition(|(other, _)| *other != rank);
-                    lost.map(|index| messages.remove(index));
+                    if let Some(lost) = lost {
+                        messages.remove(lost);
+                    }
                 }
                 messages
             }
@@ -181,8 +187,8 @@ impl CoordinatorThread {
         }
         let first = self.votes[0].rank;
         self.early = Some(first);
-        let (round, verdict) = (vote.round, Verdict::from_votes(&self.votes));
-        vec![(first, ToRank::Verdict { round, verdict })]
+        let verdict = Verdict::from_votes(&self.votes);
+        vec![(first, ToRank::Verdict { round: vote.round, verdict })]
     }
 
     fn to_all(&self, message: &ToRank) -> ToRanks {

@@ -1,4 +1,4 @@
-//! Cost model of a program: the duration of a step, from a simulation of one without values.
+//! Cost model of a program: the duration of a step, from a simulation without values.
 
 use std::sync::Arc;
 
@@ -27,7 +27,8 @@ pub fn one_step(
     layout: &Arc<ShardLayout>,
     machine: MachineModel,
 ) -> Scenario {
-    let (world, buckets) = (programs.len(), layout.buckets());
+    let world = programs.len();
+    let buckets = layout.buckets();
     let segments = machine.costs.iter().map(|c| c.segments.len()).max().unwrap_or(0);
     Scenario {
         layout: layout.clone(),

@@ -1,5 +1,5 @@
-//! Virtual device: performs queued commands in order while its device thread goes on, and copies
-//! chunks to and from the host.
+//! Virtual device: performs queued commands in order, asynchronously to its device thread, and
+//! copies chunks to and from the host.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -119,8 +119,10 @@ impl VirtualDevice {
     /// Queues a command that takes this long and needs the uploads to these targets so far.
     /// Returns the period in which the device performs it.
     pub fn run(&mut self, now: Nanos, takes: Nanos, needs: &[UploadTarget]) -> Period {
-        let uploaded_at = needs.iter().map(|target| self.uploaded_at[*target as usize]);
-        let start = uploaded_at.fold(now.max(self.free_at), Nanos::max);
+        let mut start = now.max(self.free_at);
+        for target in needs {
+            start = start.max(self.uploaded_at[*target as usize]);
+        }
         self.free_at = start + takes;
         (start, self.free_at)
     }
@@ -130,12 +132,16 @@ impl VirtualDevice {
         self.free_at = self.free_at.max(now).saturating_add(takes);
     }
 
-    /// Returns the time at which everything that is queued is over, readbacks apart.
+    /// Returns the time at which all queued commands and uploads are over, but not readbacks.
     pub(crate) fn idle_at(&self) -> Nanos {
-        self.uploaded_at.iter().fold(self.free_at, |idle_at, at| idle_at.max(*at))
+        let mut idle_at = self.free_at;
+        for uploaded_at in self.uploaded_at {
+            idle_at = idle_at.max(uploaded_at);
+        }
+        idle_at
     }
 
-    /// Queues the upload of so many elements. Returns the period in which they are copied.
+    /// Queues the upload of `elements`. Returns the period in which they are copied.
     pub fn write(&mut self, now: Nanos, target: UploadTarget, elements: usize) -> Period {
         let start = now.max(self.upload_free_at);
         self.upload_free_at = start.saturating_add(self.upload.busy(elements));
@@ -147,7 +153,7 @@ impl VirtualDevice {
     // ---- Readbacks ----
 
     /// Starts a readback of a place, with the values that it has after all queued commands;
-    /// `tensor` are those of the elements of a tensor.
+    /// `tensor` has the values if the place is a tensor.
     pub fn start_readback(&mut self, now: Nanos, place: Place, tensor: Vec<f32>) {
         let values = match &place {
             Place::Bank { bank: BucketTensor::Parameters, bucket, range } => {
@@ -195,13 +201,15 @@ impl VirtualDevice {
     /// Returns the time at which the next readback completes; `None` if there is none, or if it
     /// has no slot.
     pub(crate) fn next_done_at(&self) -> Option<Nanos> {
-        self.reads.front().and_then(|pending| pending.done_at)
+        self.reads.front()?.done_at
     }
 
     /// Takes the next readback if it has completed.
     pub fn next_readback(&mut self, now: Nanos) -> Option<VirtualRead> {
-        self.next_done_at().filter(|done_at| *done_at <= now)?;
-        self.reads.pop_front().map(|pending| pending.read)
+        if self.next_done_at()? > now {
+            return None;
+        }
+        Some(self.reads.pop_front()?.read)
     }
 
     /// Exchanges the two oldest readbacks, which a device must not do.
@@ -209,7 +217,8 @@ impl VirtualDevice {
         if self.reads.len() >= 2 {
             let times = [self.reads[0].done_at, self.reads[1].done_at];
             self.reads.swap(0, 1);
-            (self.reads[0].done_at, self.reads[1].done_at) = (times[0], times[1]);
+            self.reads[0].done_at = times[0];
+            self.reads[1].done_at = times[1];
         }
     }
 }

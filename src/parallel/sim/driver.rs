@@ -20,7 +20,7 @@ use crate::{Action, Event as StepEvent, GradientSquares, Interpreter, Outcome, V
 use potluck_core::{BucketId, ChunkId, EdgePiece, Nanos, Position, Rank};
 use potluck_graph::{BucketTensor, Place};
 
-/// Call of the device thread that returns when its device has performed what is queued.
+/// Call of the device thread that returns when its device has performed all queued commands.
 #[derive(Debug)]
 enum Blocked {
     /// The readbacks of tensors that other ranks need, before the vote.
@@ -59,7 +59,7 @@ pub(super) struct Driver<'a> {
     verdict: Option<Verdict>,
     /// First cause of an abort.
     pub failure: Option<(Rank, String)>,
-    /// Display text of what the device thread waits for; used in violation messages only.
+    /// Display text of the event that the device thread waits for, for violation messages.
     pub(crate) waits_for: String,
 }
 
@@ -99,8 +99,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Lets a device thread that looks for a free readback slot find the one that is free from
-    /// `at` on.
+    /// Wakes a device thread that polls for a free readback slot when it finds the slot that is
+    /// free from `at` on.
     pub(super) fn free_slot(&mut self, rank: Rank, at: Nanos) {
         if let Some(from) = self.virtual_ranks[rank.index()].driver.polls_from {
             let polls = at.saturating_sub(from).div_ceil(SLOT_POLL_INTERVAL).max(1);
@@ -140,8 +140,8 @@ impl<'a> Simulation<'a> {
         while self.advance(rank) {}
     }
 
-    /// Does one thing: begins a job, handles what has arrived, or performs an action. Returns
-    /// false if the thread then waits, is busy, or is over.
+    /// Makes one step: begins a job, handles a message, or performs an action. Returns false if the
+    /// thread then waits, is busy, or is over.
     fn advance(&mut self, rank: Rank) -> bool {
         let driver = &mut self.virtual_ranks[rank.index()].driver;
         if driver.interpreter.is_none() {
@@ -222,7 +222,7 @@ impl<'a> Simulation<'a> {
         false
     }
 
-    /// Keeps the device thread busy until its device has performed what is queued.
+    /// Keeps the device thread busy until its device has performed all queued commands.
     fn block(&mut self, rank: Rank, blocked: Blocked, until: Nanos) -> bool {
         let driver = &mut self.virtual_ranks[rank.index()].driver;
         driver.blocked = Some(blocked);
@@ -231,7 +231,7 @@ impl<'a> Simulation<'a> {
         false
     }
 
-    /// Goes on after a call that kept the device thread busy. Returns false if it is busy again.
+    /// Continues after a call that kept the device thread busy. Returns false if it is busy again.
     fn unblock(&mut self, rank: Rank, blocked: Blocked) -> bool {
         match blocked {
             Blocked::SendAll => {
@@ -252,13 +252,13 @@ impl<'a> Simulation<'a> {
     fn finish_step(&mut self, rank: Rank) -> bool {
         let now = self.queue.now();
         let VirtualRank { driver, device, .. } = &mut self.virtual_ranks[rank.index()];
-        match device.next_done_at().filter(|_| driver.transfers.has_sends()) {
-            Some(done_at) => self.block(rank, Blocked::SendAll, done_at.max(now)),
-            None => {
-                let idle_at = device.idle_at().max(now);
-                self.block(rank, Blocked::FinishStep, idle_at)
-            }
+        if driver.transfers.has_sends()
+            && let Some(done_at) = device.next_done_at()
+        {
+            return self.block(rank, Blocked::SendAll, done_at.max(now));
         }
+        let idle_at = device.idle_at().max(now);
+        self.block(rank, Blocked::FinishStep, idle_at)
     }
 
     // ---- Actions ----
@@ -308,8 +308,10 @@ impl<'a> Simulation<'a> {
 
     /// Returns the elements of a bucket that a rank updates.
     fn owned(&self, rank: Rank, bucket: BucketId) -> Range<usize> {
-        let position = self.virtual_ranks[rank.index()].positions.of(bucket);
-        position.map_or(0..0, |position| self.scenario.layout.shard(bucket, position))
+        match self.virtual_ranks[rank.index()].positions.of(bucket) {
+            Some(position) => self.scenario.layout.shard(bucket, position),
+            None => 0..0,
+        }
     }
 
     /// Queues a command on the device. Its effect on values counts for all commands after it.
@@ -321,13 +323,15 @@ impl<'a> Simulation<'a> {
         if let Action::Load { micro_batch } | Action::Run { micro_batch, .. } = *action {
             self.use_memory(rank, action, micro_batch);
         }
-        let (now, part) = (self.queue.now(), &self.scenario.parts[rank.index()]);
+        let now = self.queue.now();
+        let part = &self.scenario.parts[rank.index()];
         let shard = match *action {
             Action::Update { bucket } => self.owned(rank, bucket),
             _ => 0..0,
         };
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        let (step, device) = (virtual_rank.driver.transfers.round().step, &mut virtual_rank.device);
+        let step = virtual_rank.driver.transfers.round().step;
+        let device = &mut virtual_rank.device;
         let mut needs = vec![UploadTarget::Parameters];
         match *action {
             Action::Load { micro_batch } if part.has_loss => {
@@ -357,9 +361,9 @@ impl<'a> Simulation<'a> {
     }
 
     fn vote(&mut self, rank: Rank) {
-        let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        let (round, (loss, count)) =
-            (virtual_rank.driver.transfers.round(), virtual_rank.device.model.loss());
+        let virtual_rank = &self.virtual_ranks[rank.index()];
+        let round = virtual_rank.driver.transfers.round();
+        let (loss, count) = virtual_rank.device.model.loss();
         let gradients = self.alone(rank);
         let vote = Vote { round, rank, loss, count, terms: Vec::new(), loss_scale: 1.0, gradients };
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
@@ -377,12 +381,18 @@ impl<'a> Simulation<'a> {
     fn alone(&self, rank: Rank) -> Vec<GradientSquares> {
         let Some(plan) = &self.scenario.parts[rank.index()].plan else { return Vec::new() };
         let virtual_rank = &self.virtual_ranks[rank.index()];
-        let of_bucket = |bucket: BucketId| {
+        let mut gradients = Vec::new();
+        for bucket in virtual_rank.program.unreduced(plan) {
             let (squares, not_finite) = virtual_rank.device.model.squares(bucket);
-            let (position, chunk) = (Position(0), ChunkId(0));
-            GradientSquares { position, bucket, chunk, squares, not_finite }
-        };
-        virtual_rank.program.unreduced(plan).into_iter().map(of_bucket).collect()
+            gradients.push(GradientSquares {
+                position: Position(0),
+                bucket,
+                chunk: ChunkId(0),
+                squares,
+                not_finite,
+            });
+        }
+        gradients
     }
 
     fn finish(&mut self, rank: Rank, outcome: Outcome) -> bool {
@@ -515,7 +525,7 @@ impl<'a> Simulation<'a> {
         let chunk = self.scenario.layout.chunk(id);
         if tensor == BucketTensor::Parameters {
             let round = self.virtual_ranks[rank.index()].driver.transfers.round();
-            // Those that the step before has left.
+            // With spread all-gathers, these are the parameters of the previous step.
             let is_before = self.scenario.spread.is_some() && !round.settles;
             self.check_committed(rank, round.step - u64::from(is_before), "takes parameters");
         }
@@ -530,8 +540,8 @@ impl<'a> Simulation<'a> {
         self.timeline.add(rank, VirtualTrack::Upload, span, || chunk.to_string());
     }
 
-    /// Adds the device's gradients to a partial sum: an upload, the addition, a readback, behind
-    /// everything that is queued.
+    /// Adds the device's gradients to a partial sum: an upload, the addition, a readback, after all
+    /// queued commands.
     fn add(&mut self, rank: Rank, id: ChunkId, mut partial: PooledBuffer) -> bool {
         let now = self.queue.now();
         let chunk = self.scenario.layout.chunk(id);
@@ -544,7 +554,9 @@ impl<'a> Simulation<'a> {
         };
         for _ in 0..times {
             let own = device.model.gradients(chunk.bucket, chunk.range.clone());
-            partial.iter_mut().zip(own).for_each(|(sum, value)| *sum += value);
+            for (sum, value) in partial.iter_mut().zip(own) {
+                *sum += value;
+            }
         }
         let span = device.run(now, takes, &[UploadTarget::Parameters]);
         self.timeline.add(rank, VirtualTrack::Device, span, || format!("add {chunk}"));

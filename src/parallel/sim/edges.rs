@@ -14,16 +14,15 @@ use potluck_core::{DType, EdgeId, EdgePiece, Nanos, Rank, ReductionId, Round, Te
 impl Simulation<'_> {
     // ---- Memory ----
 
-    /// Writes what a load writes, or reads and writes what a run does, on the slots of the device.
+    /// Reads and writes the slots of the device as a load or a run does.
     pub(super) fn use_memory(&mut self, rank: Rank, action: &Action, micro_batch: usize) {
-        let whole = self.tensor_of(rank, micro_batch, TensorId(0));
+        let batch = self.tensor_of(rank, micro_batch, TensorId(0));
         let device = &mut self.virtual_ranks[rank.index()].device;
         let Some(memory) = &mut device.memory else { return };
-        let of = |tensor: TensorId| TensorOf { tensor, ..whole };
         let used = match *action {
-            Action::Run { segment, .. } => memory.run(segment, of),
+            Action::Run { segment, .. } => memory.run(segment, batch),
             _ => {
-                memory.load(of);
+                memory.load(batch);
                 Ok(())
             }
         };
@@ -40,9 +39,8 @@ impl Simulation<'_> {
         TensorOf { step, micro_batch, rows, tensor }
     }
 
-    /// Returns the values of a piece of a micro-batch, as a rank knows its samples: in an
-    /// all-reduce those of the part that the sender has computed, and else those of the whole
-    /// tensor.
+    /// Returns the values of a piece of a micro-batch, given the samples that a rank knows: in an
+    /// all-reduce the values of the sender's part, and otherwise the values of the whole tensor.
     fn values_of(&self, rank: Rank, piece: &EdgePiece, micro_batch: usize) -> Vec<f32> {
         let Some(seed) = self.scenario.values else { return Vec::new() };
         let virtual_rank = &self.virtual_ranks[rank.index()];
@@ -50,7 +48,7 @@ impl Simulation<'_> {
         let edge = self.scenario.edges.edge(piece.edge);
         let samples = virtual_rank.program.micro_batches[micro_batch];
         let part_of = edge.reduction.map(|_| edge.from);
-        tensor_values(seed, step, (edge.tensor, part_of), samples, piece.range.clone())
+        tensor_values(seed, step, edge.tensor, part_of, samples, piece.range.clone())
     }
 
     // ---- Sending ----
@@ -60,8 +58,9 @@ impl Simulation<'_> {
         let tensor = self.tensor_of(rank, micro_batch, self.scenario.edges.edge(edge).tensor);
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         let pieces = virtual_rank.driver.transfers.send(edge, micro_batch, tensor.rows);
-        let memory = virtual_rank.device.memory.as_ref();
-        if let Some(Err(why)) = memory.map(|memory| memory.require(tensor)) {
+        if let Some(memory) = &virtual_rank.device.memory
+            && let Err(why) = memory.require(tensor)
+        {
             self.violations.push(format!("{rank} sends {edge}: {why}"));
         }
         let batches = virtual_rank.program.micro_batches.len();
@@ -87,10 +86,10 @@ impl Simulation<'_> {
     ) {
         let piece = &message.1;
         let edge = self.scenario.edges.edge(piece.edge);
-        // The values are shared: they are there until the last reader has taken them.
-        self.on_their_way[from.index()] += piece.range.len();
+        // The values are shared: they are kept until the last reader has taken them.
+        self.in_flight[from.index()] += piece.range.len();
         self.unread.insert(piece.clone(), edge.to.len());
-        let bytes = self.on_their_way[from.index()] * DType::F32.bytes();
+        let bytes = self.in_flight[from.index()] * DType::F32.bytes();
         let known = self.scenario.edges.bytes_from(from);
         if bytes > known {
             let violation = format!("{from} has {bytes} bytes on their way, of {known} at most");
@@ -101,14 +100,14 @@ impl Simulation<'_> {
         }
     }
 
-    /// Counts the taking of a piece by one of its readers.
+    /// Records that one of its readers has taken a piece.
     fn count_reading(&mut self, piece: &EdgePiece) {
         let Some(readers) = self.unread.get_mut(piece) else { return };
         *readers -= 1;
         if *readers == 0 {
             self.unread.remove(piece);
             let from = self.scenario.edges.edge(piece.edge).from;
-            self.on_their_way[from.index()] -= piece.range.len();
+            self.in_flight[from.index()] -= piece.range.len();
         }
     }
 
@@ -128,7 +127,7 @@ impl Simulation<'_> {
         let there = if to == from {
             at
         } else {
-            self.pass_link((from, to), elements, at, || format!("{piece} to {to}"))
+            self.pass_link(from, to, elements, at, || format!("{piece} to {to}"))
         };
         self.queue.push(there, Event::Piece { to, message, sent: (from, at) });
     }
@@ -158,7 +157,7 @@ impl Simulation<'_> {
         self.report_received(rank, event);
     }
 
-    /// Begins an all-reduce: reduces what all have sent, if it has arrived.
+    /// Begins an all-reduce: reduces the parts if all have arrived.
     pub(super) fn begin_all_reduce(
         &mut self,
         rank: Rank,
@@ -204,7 +203,7 @@ impl Simulation<'_> {
         self.report_event(rank, StepEvent::Done(token));
     }
 
-    /// Takes a piece of a part of an all-reduce from those that are kept.
+    /// Takes a kept piece of a part of an all-reduce.
     fn take_part(&mut self, rank: Rank, piece: &EdgePiece) {
         let kept = self.virtual_ranks[rank.index()].driver.kept.remove(piece);
         let Some(values) = kept else {
@@ -216,9 +215,10 @@ impl Simulation<'_> {
         self.count_reading(piece);
     }
 
-    /// Writes as much of what was reduced as a piece has.
+    /// Writes the elements of a piece after they were reduced.
     fn write_reduced(&mut self, rank: Rank, piece: &EdgePiece) {
-        let (now, elements) = (self.queue.now(), piece.range.len());
+        let now = self.queue.now();
+        let elements = piece.range.len();
         let device = &mut self.virtual_ranks[rank.index()].device;
         let span = device.write(now, UploadTarget::Tensors, elements);
         self.timeline.add(rank, VirtualTrack::Upload, span, || format!("reduced {piece}"));
@@ -227,7 +227,9 @@ impl Simulation<'_> {
     /// Reports that a tensor was received whole, if it was.
     pub(super) fn report_received(&mut self, rank: Rank, event: Option<StepEvent>) {
         let was_reported = self.scenario.seeded_bug == Some(SeededBug::ReceivesWithoutWaiting);
-        if let Some(event) = event.filter(|_| !was_reported) {
+        if let Some(event) = event
+            && !was_reported
+        {
             self.report_event(rank, event);
         }
     }
@@ -240,7 +242,8 @@ impl Simulation<'_> {
         }
         self.count_reading(piece);
         let tensor = self.tensor_of(rank, piece.micro_batch, edge.tensor);
-        let (now, elements) = (self.queue.now(), piece.range.len());
+        let now = self.queue.now();
+        let elements = piece.range.len();
         let device = &mut self.virtual_ranks[rank.index()].device;
         if let Some(memory) = &mut device.memory {
             memory.write_piece(tensor, elements);
@@ -251,24 +254,26 @@ impl Simulation<'_> {
 
     // ---- Bounds ----
 
-    /// Counts a piece that comes to the mailbox of a ring thread.
+    /// Counts a piece in the mailbox of a ring thread.
     pub(super) fn count_piece_to_ring(&mut self, rank: Rank) {
         let pieces = &mut self.virtual_ranks[rank.index()].ring.pieces;
         *pieces += 1;
-        let (found, known) = (*pieces, self.scenario.edges.messages_from(rank));
+        let found = *pieces;
+        let known = self.scenario.edges.messages_from(rank);
         self.check_pieces(rank, "ring thread", found, known);
     }
 
-    /// Counts a piece that comes to the mailbox of a device thread.
+    /// Counts a piece in the mailbox of a device thread.
     pub(super) fn count_piece_to_driver(&mut self, rank: Rank) {
         let pieces = &mut self.virtual_ranks[rank.index()].driver.pieces;
         *pieces += 1;
-        let (found, known) = (*pieces, self.scenario.edges.messages_to(rank));
+        let found = *pieces;
+        let known = self.scenario.edges.messages_to(rank);
         self.check_pieces(rank, "device thread", found, known);
     }
 
-    /// Records a violation if a mailbox holds more pieces than it counts on. Its whole bound could
-    /// hide that, as messages of other kinds are not there at the same time.
+    /// Records a violation if a mailbox holds more pieces than its bound allows for. The bound of
+    /// the whole mailbox could hide that, as messages of other kinds may be absent.
     fn check_pieces(&mut self, rank: Rank, thread: &str, found: usize, known: usize) {
         let missing = usize::from(self.scenario.seeded_bug == Some(SeededBug::FewerPieces));
         let known = known.saturating_sub(missing);

@@ -1,5 +1,5 @@
-//! Tensors in the memory of a virtual device: which one each copy of each slot holds, of which step
-//! and of which micro-batch. No values.
+//! Tensors in the memory of a virtual device: the tensor, the step and the micro-batch that each
+//! copy of each slot holds. No values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,10 +21,9 @@ pub(crate) struct TensorOf {
 #[derive(Debug)]
 pub(crate) struct TensorMemory {
     plan: Arc<Plan>,
-    /// Number of copies that each slot has less than in the plan, but for the last one.
+    /// Number of copies of each slot that are left out; one copy is always kept.
     missing: usize,
-    /// By slot and copy: the tensor that was written last, and the number of its elements that
-    /// were.
+    /// By slot and copy: the tensor that was written last, and the number of its written elements.
     holds: HashMap<(SlotId, usize), (TensorOf, usize)>,
 }
 
@@ -34,32 +33,32 @@ impl TensorMemory {
         Self { plan, missing, holds: HashMap::new() }
     }
 
-    /// Writes the inputs of a micro-batch.
-    pub fn load(&mut self, of: impl Fn(TensorId) -> TensorOf) {
+    /// Writes the inputs of a micro-batch; the tensor of `batch` does not matter.
+    pub fn load(&mut self, batch: TensorOf) {
         let plan = self.plan.clone();
         for (_, input) in &plan.graph.inputs {
-            self.write(of(*input));
+            self.write(TensorOf { tensor: *input, ..batch });
         }
     }
 
-    /// Runs a segment: reads and writes what its nodes do.
+    /// Runs a segment: reads and writes the tensors of its nodes. The tensor of `batch` does not
+    /// matter.
     ///
     /// # Errors
-    /// Returns a sentence about the first tensor that is not there when it is read.
-    pub fn run(
-        &mut self,
-        segment: SegmentId,
-        of: impl Fn(TensorId) -> TensorOf,
-    ) -> Result<(), String> {
+    /// Returns a sentence about the first tensor that is not in its slot when it is read.
+    pub fn run(&mut self, segment: SegmentId, batch: TensorOf) -> Result<(), String> {
         let plan = self.plan.clone();
         for index in plan.segments[segment.index()].nodes.clone() {
             let Node { inputs, outputs, .. } = &plan.graph.nodes[index];
             for input in inputs {
-                self.require(of(plan.graph.root(*input)))
+                self.require(TensorOf { tensor: plan.graph.root(*input), ..batch })
                     .map_err(|why| format!("{segment}: {why}"))?;
             }
-            let real = outputs.iter().filter(|id| plan.graph.tensor(**id).alias_of.is_none());
-            real.for_each(|output| self.write(of(*output)));
+            for output in outputs {
+                if plan.graph.tensor(*output).alias_of.is_none() {
+                    self.write(TensorOf { tensor: *output, ..batch });
+                }
+            }
         }
         Ok(())
     }
@@ -72,25 +71,27 @@ impl TensorMemory {
         }
     }
 
-    /// Writes some elements of a tensor, of which no other piece has any.
+    /// Writes some elements of a tensor; pieces do not overlap.
     pub fn write_piece(&mut self, tensor: TensorOf, elements: usize) {
         let Some(copy) = self.copy(tensor) else { return };
         let (held, written) = self.holds.entry(copy).or_insert((tensor, 0));
         if *held != tensor {
-            (*held, *written) = (tensor, 0);
+            *held = tensor;
+            *written = 0;
         }
         *written += elements;
     }
 
-    /// Checks that a tensor in a slot is there, whole.
+    /// Checks that a tensor in a slot has been written whole.
     ///
     /// # Errors
-    /// Returns a sentence about what is there instead.
+    /// Returns a sentence about the contents of the slot otherwise.
     pub fn require(&self, tensor: TensorOf) -> Result<(), String> {
         let Some(key) = self.copy(tensor) else { return Ok(()) };
         let TensorOf { step, micro_batch, tensor: id, .. } = tensor;
         let what = format!("{id} of micro-batch {micro_batch} in step {step} is read, but");
-        let ((slot, copy), elements) = (key, self.elements(tensor));
+        let (slot, copy) = key;
+        let elements = self.elements(tensor);
         match self.holds.get(&key) {
             Some((held, written)) if *held == tensor && *written == elements => Ok(()),
             Some((held, written)) if *held == tensor => {

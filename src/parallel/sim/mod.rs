@@ -1,6 +1,6 @@
-//! Simulation of distributed training with virtual ranks: the code of a real run that decides what
-//! is done and moved, under a virtual clock, with given speeds and links and injected faults. A run
-//! is a function of its [`Scenario`], so every result can be replayed.
+//! Simulation of distributed training with virtual ranks: the decision code of a real run, under a
+//! virtual clock, with given speeds and links and injected faults. A run is a function of its
+//! [`Scenario`], so every result can be replayed.
 //!
 //! ```text
 //! coordinator thread: Coordinator -- receives votes, failures, ends; checks deadlines; sends
@@ -10,24 +10,23 @@
 //!        device                                                      | messages to peers
 //! ```
 //!
-//! The types named above, with the mailboxes and their bounds, are those that `runtime` runs. The
+//! The types named above, with the mailboxes and their bounds, are the same in `runtime`. The
 //! simulator supplies the device, the links and the clock, and the loops around these types, which
 //! in a real run block a thread.
 //!
-//! Modelled: a device performs what its device thread queues, in order, while the thread goes on;
-//! the thread waits for its device where a real one does (the sums of a step, an addition on the
+//! Modelled: a device performs the commands of its device thread in order, while the thread runs
+//! on; the thread waits for its device as a real one does (the sums of a step, an addition on the
 //! device, a readback), and for messages otherwise. A ring thread processes one message at a time,
 //! adds and forwards. Readback, upload and each link between two ranks carry one message at a time,
 //! and the number of readback slots may be limited ([`Scenario::slots_max`]). Everything takes
 //! the time given by [`Costs`] and [`LinkModel`]s plus a random part that depends on the seed; the
 //! seed also orders simultaneous events. Messages between rings may overtake each other. Ranks
-//! die, between any two events, and hang ([`SimulatedFault`]); the coordinator finds hung ranks and
-//! deadlocks by what the threads show of themselves, as in a real run. Values are real: gradients
-//! are a function of a rank's samples and its parameters, and they are sent and added as in a real
-//! run, so that results can be compared to the bit with [`reference()`], which has no timing of
-//! ranks and no messages. Of the tensors of a plan, a device keeps which one each copy of each
-//! slot holds, and of which micro-batch; reading another one is a violation, as is the arrival of
-//! other values than those of the piece.
+//! die, between any two events, and hang ([`SimulatedFault`]); the coordinator detects hung ranks
+//! and deadlocks by the activity of the threads, as in a real run. Values are real: gradients are a
+//! function of a rank's samples and its parameters, and they are sent and added as in a real run,
+//! so that results can be compared to the bit with [`reference()`], which has no timing of ranks
+//! and no messages. A device records the tensor and the micro-batch in each copy of each slot of
+//! its plan; reading another one is a violation, as is the arrival of wrong values of a piece.
 //!
 //! Not modelled: transfers that slow down each other or the device's work; the sizes of memories;
 //! a link that loses or changes a message, or partitions (a process has none, and between machines

@@ -12,7 +12,8 @@ pub struct ModelPart {
     pub(crate) adds_to: Vec<Vec<BucketId>>,
     /// True if the rank computes the losses of its samples.
     pub(crate) has_loss: bool,
-    /// Plan with the places of tensors on the device, which are checked; `None`: it has none.
+    /// Plan with the places of tensors on the device, which are checked; `None` if the model has no
+    /// tensors.
     pub plan: Option<Arc<Plan>>,
 }
 
@@ -24,9 +25,10 @@ impl ModelPart {
 
     /// Creates the part of the model that a rank with this plan holds.
     pub fn of(plan: &Arc<Plan>) -> Self {
-        let held = plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block));
-        let is_loss = |output| plan.graph.tensor(output).role == Role::Loss;
-        let has_loss = held.flat_map(|node| &node.outputs).any(|output| is_loss(*output));
+        let has_loss = plan.graph.nodes.iter().any(|node| {
+            plan.holds_block(node.block)
+                && node.outputs.iter().any(|output| plan.graph.tensor(*output).role == Role::Loss)
+        });
         let adds_to = plan.segments.iter().map(|segment| gradients_of(plan, segment)).collect();
         Self { adds_to, has_loss, plan: Some(plan.clone()) }
     }

@@ -92,8 +92,8 @@ impl<E> EventQueue<E> {
     pub fn push(&mut self, at: Nanos, event: E) {
         assert!(at >= self.now, "an event in the past");
         self.pushed += 1;
-        let (tie, sequence) = (self.random.word(), self.pushed);
-        self.heap.push(Reverse(QueuedEvent { at, tie, sequence, event }));
+        let tie = self.random.word();
+        self.heap.push(Reverse(QueuedEvent { at, tie, sequence: self.pushed, event }));
     }
 
     /// Removes the next event and sets the clock to its time.

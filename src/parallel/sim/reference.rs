@@ -31,20 +31,29 @@ pub fn reference(scenario: &Scenario) -> Vec<Buckets> {
 
 /// Returns the number of samples in the global batch.
 fn samples(scenario: &Scenario) -> u32 {
-    let programs = scenario.programs.iter().zip(&scenario.parts);
-    let counted = programs.filter(|(_, part)| part.has_loss);
-    counted.flat_map(|(program, _)| &program.micro_batches).map(|m| m.rows).sum()
+    let mut samples = 0;
+    for (program, part) in scenario.programs.iter().zip(&scenario.parts) {
+        if part.has_loss {
+            samples += program.micro_batches.iter().map(|batch| batch.rows).sum::<u32>();
+        }
+    }
+    samples
 }
 
 /// Returns true if the step is skipped because a gradient is not finite.
 fn is_skipped(scenario: &Scenario, step: u64) -> bool {
     let lengths = scenario.lengths();
-    let has_elements = |rank: Rank| {
-        let buckets = lengths.iter().zip((0..).map(BucketId));
-        buckets.into_iter().any(|(&length, bucket)| length > 0 && scenario.holds(rank, bucket))
-    };
-    let mut ranks = (0..scenario.world() as u32).map(Rank);
-    ranks.any(|rank| scenario.is_not_finite(rank, step) && has_elements(rank))
+    for rank in (0..scenario.world() as u32).map(Rank) {
+        if !scenario.is_not_finite(rank, step) {
+            continue;
+        }
+        for (bucket, length) in lengths.iter().enumerate() {
+            if *length > 0 && scenario.holds(rank, BucketId(bucket as u32)) {
+                return true;
+            }
+        }
+    }
+    false
 }
 
 /// Returns the gradients of a bucket, summed over the ranks that hold it.
@@ -55,11 +64,13 @@ fn sums(
     bucket: BucketId,
     parameters: &[f32],
 ) -> Vec<f32> {
-    let of_rank = |rank| rank_gradients(scenario, seed, step, rank, bucket, parameters);
-    let group = scenario.groups.of(bucket);
-    let ranks: Vec<Vec<f32>> = group.iter().map(|(_, rank)| of_rank(rank)).collect();
-    let sum = |index| sum_in_order(&scenario.layout, bucket, index, &ranks);
-    (0..parameters.len()).map(sum).collect()
+    let mut ranks = Vec::new();
+    for (_, rank) in scenario.groups.of(bucket).iter() {
+        ranks.push(rank_gradients(scenario, seed, step, rank, bucket, parameters));
+    }
+    (0..parameters.len())
+        .map(|index| sum_in_order(&scenario.layout, bucket, index, &ranks))
+        .collect()
 }
 
 /// Returns the gradients of a bucket, summed over the segments and samples that a rank runs.
@@ -72,7 +83,8 @@ fn rank_gradients(
     parameters: &[f32],
 ) -> Vec<f32> {
     let mut sums = vec![0.0; parameters.len()];
-    let (program, part) = (&scenario.programs[rank.index()], &scenario.parts[rank.index()]);
+    let program = &scenario.programs[rank.index()];
+    let part = &scenario.parts[rank.index()];
     for instruction in &program.instructions {
         let Instruction::Run { segment, micro_batch } = *instruction else { continue };
         if !part.adds_to[segment.index()].contains(&bucket) {
@@ -80,7 +92,7 @@ fn rank_gradients(
         }
         let samples = program.micro_batches[micro_batch];
         for slot in samples.first..samples.first + samples.rows {
-            let key = sample_key(seed, step, slot, (segment, bucket));
+            let key = sample_key(seed, step, slot, segment, bucket);
             for (index, sum) in sums.iter_mut().enumerate() {
                 *sum += sample_gradient(key, index, parameters[index]);
             }
@@ -96,11 +108,12 @@ fn sum_in_order(layout: &ShardLayout, bucket: BucketId, index: usize, ranks: &[V
     let first = match layout.topology_of(bucket) {
         Topology::Star => 0,
         Topology::Ring => {
-            let owns = |at: &Position| layout.shard(bucket, *at).contains(&index);
-            (0..layout.size_of(bucket))
-                .map(Position)
-                .find(owns)
-                .map_or(0, |owner| owner.index() + 1)
+            let owner = (0..layout.size_of(bucket))
+                .find(|at| layout.shard(bucket, Position(*at)).contains(&index));
+            match owner {
+                Some(owner) => owner as usize + 1,
+                None => 0,
+            }
         }
     };
     let values = (first..first + world).map(|rank| ranks[rank % world][index]);

@@ -126,7 +126,7 @@ impl Simulation<'_> {
     /// Begins a round in the ring thread of a rank.
     pub(super) fn restart_ring(&mut self, rank: Rank, round: Round) {
         let ring = &mut self.virtual_ranks[rank.index()].ring;
-        // The restart removes those of earlier rounds.
+        // The restart removes the pieces of earlier rounds.
         ring.pieces = 0;
         let sent = send_restart(&ring.inbox, round);
         self.check_bound(rank, "ring thread", sent);
@@ -233,23 +233,23 @@ impl Simulation<'_> {
     }
 
     fn send(&mut self, from: Rank, to: Position, message: Message, at: Nanos) {
-        let (scenario, id) = (self.scenario, message.chunk);
-        let chunk = scenario.layout.chunk(id);
-        let to = scenario.groups.of(chunk.bucket).rank(to);
+        let id = message.chunk;
+        let chunk = self.scenario.layout.chunk(id);
+        let to = self.scenario.groups.of(chunk.bucket).rank(to);
         self.messages += 1;
         if self.scenario.seeded_bug == Some(SeededBug::LosesMessage(self.messages)) {
             return;
         }
-        let name = || format!("{id} to {to}");
-        let there = self.pass_link((from, to), chunk.range.len(), at, name);
+        let elements = chunk.range.len();
+        let there = self.pass_link(from, to, elements, at, || format!("{id} to {to}"));
         self.queue.push(there, Event::Message { to, message, sent: (from, at) });
     }
 
-    /// Occupies the link between two ranks with so many elements. Returns the time at which they
-    /// arrive.
+    /// Occupies the link between two ranks with `elements`. Returns the time at which they arrive.
     pub(super) fn pass_link(
         &mut self,
-        (from, to): (Rank, Rank),
+        from: Rank,
+        to: Rank,
         elements: usize,
         at: Nanos,
         name: impl FnOnce() -> String,

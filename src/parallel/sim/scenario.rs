@@ -21,8 +21,7 @@ impl LinkModel {
     /// A link that takes no time.
     pub const INSTANT: Self = Self { latency_s: 0.0, bytes_per_s: f64::INFINITY };
 
-    /// Returns the time for which so many elements keep the link busy; they arrive one latency
-    /// later.
+    /// Returns the time for which `elements` keep the link busy; they arrive one latency later.
     pub fn busy(&self, elements: usize) -> Nanos {
         nanos(elements as f64 * F32_BYTES / self.bytes_per_s)
     }
@@ -98,9 +97,9 @@ pub enum SeededBug {
     LosesMessage(u64),
     /// The last live rank receives no message about a failure.
     LosesFailure,
-    /// Each ring restarts when its own device thread begins a step, and not all before any does.
+    /// Each ring restarts when its own device thread begins a step, instead of all rings before.
     RestartsApart,
-    /// Chunks are read back in the order of their positions, not in that of their use.
+    /// Chunks are read back in the order of their positions, not of their use.
     ReadsByPosition,
     /// The device thread waits for a message while its own readbacks are in flight.
     IgnoresReadbacks,
@@ -110,7 +109,7 @@ pub enum SeededBug {
     AddsTwiceOnDevice,
     /// Mailboxes hold one message.
     ShortMailboxes,
-    /// A program goes on when it has begun to receive a tensor.
+    /// A program continues when it has begun to receive a tensor.
     ReceivesWithoutWaiting,
     /// An all-reduce does not wait for the parts of all ranks.
     ReducesWithoutWaiting,
@@ -118,9 +117,9 @@ pub enum SeededBug {
     SendsNextMicroBatch,
     /// The n-th piece of a tensor between ranks is lost.
     LosesPiece(u64),
-    /// Slots of which there are several copies have one copy less.
+    /// Slots with several copies have one copy less.
     FewerCopies,
-    /// Mailboxes count on one piece less than may be on its way.
+    /// Mailboxes allow for one piece less than may be in flight.
     FewerPieces,
 }
 
@@ -134,8 +133,8 @@ pub struct Scenario {
     pub edges: EdgeLayout,
     /// Programs, per rank.
     pub programs: Vec<Program>,
-    /// Programs in their place, per rank, of steps whose all-gathers travel in the next one; a
-    /// settling round follows the last step.
+    /// Replacements of the programs, per rank, whose all-gathers run in the next step; a settling
+    /// round follows the last step.
     pub spread: Option<Vec<SpreadPrograms>>,
     /// Parts of the model, per rank.
     pub parts: Vec<ModelPart>,
@@ -154,8 +153,8 @@ pub struct Scenario {
     pub deadline_s: f64,
     /// Window as in [`crate::collective::Exchange::new`].
     pub window: usize,
-    /// Maximum number of chunks and pieces that a rank may be reading back or have read back, and
-    /// not used yet; `None` for no limit.
+    /// Maximum number of chunks and pieces that a rank is reading back, or has read back and not
+    /// used yet; `None` for no limit.
     pub slots_max: Option<usize>,
     pub steps: u64,
     /// Seed of delays and of the order of simultaneous events.
@@ -178,7 +177,6 @@ impl Scenario {
         self.programs.len()
     }
 
-    /// Returns the program of a rank in a round.
     pub(crate) fn program(&self, rank: Rank, round: Round) -> &Program {
         let Some(spread) = &self.spread else { return &self.programs[rank.index()] };
         let programs = &spread[rank.index()];

@@ -4,7 +4,7 @@ use std::fmt;
 
 use potluck_core::{Nanos, Rank, SegmentId};
 
-/// Track of the timeline: a component of a rank that does one thing at a time.
+/// Track of the timeline: a component of a rank whose activities do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VirtualTrack {
     Device,
@@ -45,21 +45,22 @@ impl Timeline {
         &mut self,
         rank: Rank,
         track: VirtualTrack,
-        (from, to): (Nanos, Nanos),
+        period: (Nanos, Nanos),
         what: impl FnOnce() -> String,
     ) {
         if self.is_on {
+            let (from, to) = period;
             self.spans.push(VirtualSpan { rank, track, what: what(), run: None, from, to });
         }
     }
 
     /// Records that the device of a rank runs a segment on a micro-batch.
     pub(crate) fn add_run(&mut self, rank: Rank, period: (Nanos, Nanos), run: (SegmentId, usize)) {
-        let (segment, micro_batch) = run;
-        let name = || format!("run {segment} on {micro_batch}");
-        self.add(rank, VirtualTrack::Device, period, name);
-        if let Some(span) = self.spans.last_mut().filter(|_| self.is_on) {
-            span.run = Some(run);
+        if self.is_on {
+            let (from, to) = period;
+            let what = format!("run {} on {}", run.0, run.1);
+            let track = VirtualTrack::Device;
+            self.spans.push(VirtualSpan { rank, track, what, run: Some(run), from, to });
         }
     }
 
@@ -88,9 +89,10 @@ impl fmt::Display for Timeline {
         spans.sort_by_key(|span| (span.from, span.rank, span.track));
         writeln!(f, "{:>12} {:>12}  rank  {:9}  what", "from ms", "to ms", "part")?;
         for span in spans {
-            let [from, to] = [span.from, span.to].map(|at| at as f64 / 1e6);
-            let (rank, track) = (span.rank.0, span.track);
-            writeln!(f, "{from:12.3} {to:12.3}  {rank:4}  {track:9}  {}", span.what)?;
+            let from = span.from as f64 / 1e6;
+            let to = span.to as f64 / 1e6;
+            let VirtualSpan { rank: Rank(rank), track, what, .. } = span;
+            writeln!(f, "{from:12.3} {to:12.3}  {rank:4}  {track:9}  {what}")?;
         }
         Ok(())
     }

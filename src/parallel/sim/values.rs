@@ -32,32 +32,37 @@ pub(super) fn sample_gradient(key: u64, index: usize, parameter: f32) -> f32 {
     number(mix(key.wrapping_add(index as u64))) * (1.0 + 0.125 * parameter)
 }
 
-/// Returns the key of what a segment adds to the gradients of one bucket for one sample.
+/// Returns the key of a segment's contribution to the gradients of one bucket for one sample.
 pub(super) fn sample_key(
     seed: u64,
     step: u64,
     slot: u32,
-    (segment, bucket): (SegmentId, BucketId),
+    segment: SegmentId,
+    bucket: BucketId,
 ) -> u64 {
     let of_both = u64::from(segment.0) << 32 | u64::from(bucket.0);
     mix(mix(mix(seed ^ mix(step)) ^ u64::from(slot)) ^ of_both)
 }
 
 fn sample_loss(seed: u64, step: u64, slot: u32) -> f64 {
-    f64::from(number(sample_key(seed, step, slot, (SegmentId(0), BucketId(u32::MAX)))).abs())
+    f64::from(number(sample_key(seed, step, slot, SegmentId(0), BucketId(u32::MAX))).abs())
 }
 
-/// Returns a range of the elements of a tensor that crosses from one rank to another, or of the
-/// part of one that a rank has computed for an all-reduce, for a micro-batch of these samples.
+/// Returns a range of the elements of a tensor that crosses from one rank to another, for a
+/// micro-batch of these samples; `part_of` is the rank that has computed a part for an all-reduce.
 pub(super) fn tensor_values(
     seed: u64,
     step: u64,
-    (tensor, part_of): (TensorId, Option<Rank>),
+    tensor: TensorId,
+    part_of: Option<Rank>,
     samples: MicroBatch,
     range: Range<usize>,
 ) -> Vec<f32> {
     let of_samples = u64::from(samples.first) << 32 | u64::from(samples.rows);
-    let of_part = part_of.map_or(0, |rank| u64::from(rank.0 + 1) << 32);
+    let of_part = match part_of {
+        Some(rank) => u64::from(rank.0 + 1) << 32,
+        None => 0,
+    };
     let key = mix(mix(mix(!seed ^ mix(step)) ^ of_samples) ^ u64::from(tensor.0) ^ of_part);
     range.map(|index| number(mix(key.wrapping_add(index as u64)))).collect()
 }
@@ -69,20 +74,26 @@ pub(super) fn updated(parameter: f32, gradient: f32, scale: f32) -> f32 {
 
 /// Returns the parameters before the first step.
 pub(super) fn initial(seed: u64, lengths: &[usize]) -> Buckets {
-    let bucket = |(bucket, &length): (usize, &usize)| {
+    let mut buckets = Vec::with_capacity(lengths.len());
+    for (bucket, &length) in lengths.iter().enumerate() {
         let key = mix(!seed ^ bucket as u64);
-        (0..length).map(|index| number(mix(key.wrapping_add(index as u64)))).collect()
-    };
-    lengths.iter().enumerate().map(bucket).collect()
+        let values = (0..length).map(|index| number(mix(key.wrapping_add(index as u64))));
+        buckets.push(values.collect());
+    }
+    buckets
 }
 
 /// Returns a hash of the bits, the lengths and the order of all values (FNV-1a over words).
 pub fn hash(buckets: &Buckets) -> u64 {
-    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
-    buckets.iter().fold(0xcbf2_9ce4_8422_2325, |hash, bucket| {
-        let hash = step(hash, bucket.len() as u64);
-        bucket.iter().fold(hash, |hash, value| step(hash, u64::from(value.to_bits())))
-    })
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for bucket in buckets {
+        hash = (hash ^ bucket.len() as u64).wrapping_mul(PRIME);
+        for value in bucket {
+            hash = (hash ^ u64::from(value.to_bits())).wrapping_mul(PRIME);
+        }
+    }
+    hash
 }
 
 /// Values on one virtual device.
@@ -118,9 +129,12 @@ impl Model {
         for bucket in &mut self.gradients {
             bucket.fill(0.0);
         }
-        (self.loss, self.count) = (0.0, 0.0);
-        let longest = self.gradients.iter_mut().max_by_key(|bucket| bucket.len());
-        if let Some(value) = longest.and_then(|b| b.last_mut()).filter(|_| is_not_finite) {
+        self.loss = 0.0;
+        self.count = 0.0;
+        if is_not_finite
+            && let Some(longest) = self.gradients.iter_mut().max_by_key(|bucket| bucket.len())
+            && let Some(value) = longest.last_mut()
+        {
             *value = f32::NAN;
         }
     }
@@ -137,7 +151,7 @@ impl Model {
         for &bucket in buckets {
             let parameters = &self.parameters[bucket.index()];
             for slot in samples.first..samples.first + samples.rows {
-                let key = sample_key(seed, step, slot, (segment, bucket));
+                let key = sample_key(seed, step, slot, segment, bucket);
                 let values = self.gradients[bucket.index()].iter_mut().zip(parameters);
                 for (index, (gradient, &parameter)) in values.enumerate() {
                     *gradient += sample_gradient(key, index, parameter);
@@ -169,8 +183,7 @@ impl Model {
         }
     }
 
-    /// Returns the sum of squares of a bucket's gradients, and the number of those that are not
-    /// finite.
+    /// Returns the sum of squares of a bucket's gradients, and the number of non-finite ones.
     pub fn squares(&self, bucket: BucketId) -> (f64, u64) {
         squares_of(&self.gradients[bucket.index()])
     }
@@ -199,7 +212,7 @@ impl Model {
     }
 }
 
-/// Returns the sum of the squares of values, and the number of those that are not finite.
+/// Returns the sum of the squares of values, and the number of non-finite ones.
 pub(super) fn squares_of(values: &[f32]) -> (f64, u64) {
     let squares = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
     (squares, values.iter().filter(|value| !value.is_finite()).count() as u64)

@@ -80,26 +80,29 @@ pub(super) struct VirtualRank<'a> {
     pub(crate) died_at: Option<Nanos>,
     /// Period in which the device does nothing.
     hang: (Nanos, Nanos),
-    /// True once the rank was given up: its device thread does nothing any more.
+    /// True once the rank was given up: its device thread no longer acts.
     is_abandoned: bool,
     pub end: Option<End>,
 }
 
 impl<'a> VirtualRank<'a> {
     fn new(scenario: &'a Scenario, rank: Rank) -> Self {
-        let (layout, costs) = (&scenario.layout, &scenario.costs[rank.index()]);
-        let (edges, positions) = (&scenario.edges, scenario.groups.positions(rank));
+        let layout = &scenario.layout;
+        let costs = &scenario.costs[rank.index()];
+        let edges = &scenario.edges;
+        let positions = scenario.groups.positions(rank);
         let site = scenario.reduce_site[rank.index()];
         let transfers =
             PeerTransfers::new(layout.clone(), positions.clone(), site, BucketTensor::Parameters)
                 .with_edges(rank, edges.clone());
-        let bound = |max| match scenario.seeded_bug {
-            Some(SeededBug::ShortMailboxes) => 1,
-            _ => max,
-        };
-        let driver_inbox = Mailbox::new(bound(device_inbox_max(layout, edges, rank)));
-        let ring_max = ring_inbox_max(layout, positions.clone()) + edges.messages_from(rank);
-        let ring_inbox = Mailbox::new(bound(ring_max));
+        let mut driver_max = device_inbox_max(layout, edges, rank);
+        let mut ring_max = ring_inbox_max(layout, positions.clone()) + edges.messages_from(rank);
+        if scenario.seeded_bug == Some(SeededBug::ShortMailboxes) {
+            driver_max = 1;
+            ring_max = 1;
+        }
+        let driver_inbox = Mailbox::new(driver_max);
+        let ring_inbox = Mailbox::new(ring_max);
         let worker = RingWorker::new(layout.clone(), positions.clone(), scenario.window, false)
             .with_deadline(scenario.deadline());
         let ring =
@@ -131,11 +134,14 @@ impl<'a> VirtualRank<'a> {
         self.is_live() && self.end.is_none()
     }
 
-    /// Returns what the coordinator thread sees of the rank: the heartbeat of a device is its
+    /// Returns the activity that the coordinator thread observes: the heartbeat of a device is its
     /// clock, which stands still while it hangs.
     fn activity(&self, now: Nanos) -> RankActivity {
         let (from, to) = self.hang;
-        let stopped_at = self.died_at.or_else(|| (from..to).contains(&now).then_some(from));
+        let stopped_at = match self.died_at {
+            None if (from..to).contains(&now) => Some(from),
+            died_at => died_at,
+        };
         RankActivity {
             heartbeats: stopped_at.unwrap_or(now),
             received: self.driver.received,
@@ -160,8 +166,8 @@ pub(super) struct Simulation<'a> {
     /// Number of pieces of tensors that ring threads have sent.
     pub pieces: u64,
     /// By rank: elements of tensors that were copied to be sent and not written since.
-    pub(crate) on_their_way: Vec<usize>,
-    /// Number of ranks that have not taken a piece yet, of those that are on their way.
+    pub(crate) in_flight: Vec<usize>,
+    /// Number of ranks that have not taken each piece in flight yet.
     pub(crate) unread: HashMap<EdgePiece, usize>,
     /// For [`SeededBug::AccumulatesInArrivalOrder`]: the last sender that was assigned, per chunk.
     pub arrived: Vec<u32>,
@@ -210,7 +216,7 @@ impl<'a> Simulation<'a> {
             links_free_at: vec![vec![0; world]; world],
             messages: 0,
             pieces: 0,
-            on_their_way: vec![0; world],
+            in_flight: vec![0; world],
             unread: HashMap::new(),
             arrived: vec![0; scenario.layout.chunks.len()],
             ended_at: 0,
@@ -383,7 +389,11 @@ impl<'a> Simulation<'a> {
         let activities: Vec<RankActivity> =
             self.virtual_ranks.iter().map(|rank| rank.activity(now)).collect();
         match self.coordinator.check(now, &activities) {
-            Ok(expired) => expired.into_iter().for_each(|expiry| self.expire(expiry)),
+            Ok(expired) => {
+                for expiry in expired {
+                    self.expire(expiry);
+                }
+            }
             Err(error) => self.violations.push(format!("the coordinator: {error}")),
         }
         self.queue_check();
@@ -417,9 +427,8 @@ impl<'a> Simulation<'a> {
         let now = self.queue.now();
         for (rank, virtual_rank) in self.virtual_ranks.iter().enumerate() {
             if virtual_rank.drives() {
-                let (round, waits) =
-                    (virtual_rank.driver.transfers.round(), &virtual_rank.driver.waits_for);
-                let step = round.step;
+                let step = virtual_rank.driver.transfers.round().step;
+                let waits = &virtual_rank.driver.waits_for;
                 let violation =
                     format!("rank {rank} is deadlocked in step {step}, waiting for {waits}");
                 self.violations.push(violation);
@@ -459,14 +468,17 @@ impl<'a> Simulation<'a> {
 
     fn report(mut self, events: u64) -> SimulationReport {
         self.record_deadlocks();
-        let rank_report = |virtual_rank: VirtualRank| RankReport {
-            is_live: virtual_rank.is_live(),
-            end: virtual_rank.end,
-            finished: virtual_rank.driver.finished,
-            parameters: virtual_rank.device.model.parameters,
-        };
+        let mut ranks = Vec::with_capacity(self.virtual_ranks.len());
+        for virtual_rank in self.virtual_ranks {
+            ranks.push(RankReport {
+                is_live: virtual_rank.is_live(),
+                end: virtual_rank.end,
+                finished: virtual_rank.driver.finished,
+                parameters: virtual_rank.device.model.parameters,
+            });
+        }
         SimulationReport {
-            ranks: self.virtual_ranks.into_iter().map(rank_report).collect(),
+            ranks,
             seconds: self.ended_at as f64 / 1e9,
             events,
             pieces: self.pieces,

@@ -1,7 +1,7 @@
 //! Axis of a drawing: its range, ticks at round values, and their labels.
 //!
-//! The ticks of the drawing library's own axes are compared by absolute differences, and are
-//! searched without an end for some ranges, which would keep a run from going on.
+//! The drawing library's own axes compare ticks by absolute differences, and never end the search
+//! for ticks in some ranges, which would stop a run.
 
 use std::ops::Range;
 
@@ -20,7 +20,8 @@ impl Ranged for TickAxis {
     type FormatOption = DefaultFormatting;
     type ValueType = f64;
 
-    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let (from, to) = limit;
         let share = (value - self.range.start) / (self.range.end - self.range.start);
         from + (share * f64::from(to - from)).round() as i32
     }
@@ -46,8 +47,12 @@ impl TickAxis {
     /// Creates the axis from one whole number to another around some values, or from 0 to 1 if
     /// there are none, with at most nine ticks at whole numbers.
     pub fn whole(values: impl Iterator<Item = f64>) -> Self {
-        let wider = |(least, most): (f64, f64), value: f64| (least.min(value), most.max(value));
-        let (least, most) = values.fold((f64::INFINITY, f64::NEG_INFINITY), wider);
+        let mut least = f64::INFINITY;
+        let mut most = f64::NEG_INFINITY;
+        for value in values {
+            least = least.min(value);
+            most = most.max(value);
+        }
         let (least, most) = if least <= most { (least, most) } else { (0.0, 1.0) };
         let start = least.floor();
         Self::of(start..most.ceil().max(start + 1.0), 8, 1.0)
@@ -71,20 +76,25 @@ impl TickAxis {
         let least = (range.end - range.start) / most.max(1) as f64;
         let distance = round_distance(least.max(distance_least));
         let first = (range.start / distance).ceil();
-        let ticks = (0..=most).map(|index| (first + index as f64) * distance);
-        // A tick at the end may lie behind it by a rounding.
-        let ticks = ticks.take_while(|tick| *tick <= range.end + 1e-9 * distance).collect();
+        let mut ticks = Vec::with_capacity(most + 1);
+        for index in 0..=most {
+            let tick = (first + index as f64) * distance;
+            // Rounding may put the tick at the end slightly beyond it.
+            if tick > range.end + 1e-9 * distance {
+                break;
+            }
+            ticks.push(tick);
+        }
         Self { range, ticks, distance }
     }
 
-    /// Returns the most ticks, for a drawing library that asks for a number.
+    /// Returns the number of ticks, as the drawing library needs it.
     pub fn count(&self) -> usize {
         self.ticks.len()
     }
 
-    /// Formats a tick with as many digits as tell ticks apart.
+    /// Formats a tick with the digits that distinguish ticks.
     pub fn label(&self, tick: f64) -> String {
-        let power = |value: f64| value.abs().log10().floor() as i32;
         let distance = power(self.distance);
         let largest = self.range.start.abs().max(self.range.end.abs());
         if tick == 0.0 {
@@ -95,6 +105,11 @@ impl TickAxis {
             format!("{tick:.digits$e}", digits = (power(tick) - distance).max(0) as usize)
         }
     }
+}
+
+/// Returns the power of ten of a value's first digit.
+fn power(value: f64) -> i32 {
+    value.abs().log10().floor() as i32
 }
 
 /// Returns the least of 1, 2 and 5 times a power of ten that is not less than `least`.

@@ -13,10 +13,11 @@ use super::{
 };
 use potluck_bench::collectives::{COPY, GIBS, Kind, QUIC, SLICES};
 use potluck_bench::units::size;
-use potluck_bench::{DeviceReport, FigureKind, Report};
+use potluck_bench::{FigureKind, Report};
 
 /// Size of the drawing, and height of its heading, in pixels.
-const SIZE: (u32, u32) = (880, 540);
+const WIDTH: u32 = 880;
+const HEIGHT: u32 = 540;
 const HEAD: u32 = 52;
 /// Space left of the plot, right of it for the names of lines, and below it, in pixels.
 const LEFT: u32 = 84;
@@ -41,26 +42,30 @@ pub fn draw(report: &Report) -> io::Result<String> {
     let ranks = if report.devices.iter().any(|one| one.api == QUIC) { "nodes" } else { "threads" };
     let title = format!("All-reduce between {ranks}: {}, {} cores", system.cpu, system.cores);
     let measured = measured(report);
-    document(SIZE, |root| {
+    document(WIDTH, HEIGHT, |root| {
         let (head, area) = root.split_vertically(units(HEAD));
-        text(&head, &title, (LEFT + FONT / 2, HEAD / 2), (TITLE, TEXT))?;
+        text(&head, &title, (LEFT + FONT / 2, HEAD / 2), TITLE, TEXT)?;
         draw_plot(root, &area, &measured)
     })
 }
 
-/// Returns the measured points by number of ranks; those of the copy have number 0.
+/// Returns the measured points by number of ranks; points of the copy have number 0.
 fn measured(report: &Report) -> BTreeMap<usize, Points> {
     let mut measured: BTreeMap<usize, Points> = BTreeMap::new();
-    let is_of_slices = |device: &&DeviceReport| device.name == SLICES || device.api == QUIC;
-    let slices = report.devices.iter().filter(is_of_slices);
-    for figure in slices.flat_map(|device| &device.figures) {
-        let FigureKind::Collective(call) = &figure.kind else { continue };
-        let line = match call.by.as_str() {
-            COPY => 0,
-            by if by == Kind::AllReduce.name() => call.ranks,
-            _ => continue,
-        };
-        measured.entry(line).or_default().push(((call.bytes as f64).log2(), figure.median.log2()));
+    for device in &report.devices {
+        if device.name != SLICES && device.api != QUIC {
+            continue;
+        }
+        for figure in &device.figures {
+            let FigureKind::Collective(call) = &figure.kind else { continue };
+            let line = match call.by.as_str() {
+                COPY => 0,
+                by if by == Kind::AllReduce.name() => call.ranks,
+                _ => continue,
+            };
+            let point = ((call.bytes as f64).log2(), figure.median.log2());
+            measured.entry(line).or_default().push(point);
+        }
     }
     measured
 }
@@ -81,20 +86,19 @@ fn draw_plot(
             points: points.clone(),
             color: color.to_rgba(),
             width: 2.2,
-            dash: is_copy.then_some(6),
+            dash: if is_copy { Some(6) } else { None },
             marks: if is_copy { Vec::new() } else { points.clone() },
         });
     }
-    let points = || measured.values().flatten();
     let plot = Plot {
         x: PlotAxis {
-            axis: TickAxis::whole(points().map(|point| point.0)),
+            axis: TickAxis::whole(measured.values().flatten().map(|point| point.0)),
             title: "values of each rank",
             label: &|power| size(power.exp2() as u64),
             space: BELOW,
         },
         y: PlotAxis {
-            axis: TickAxis::whole(points().map(|point| point.1)),
+            axis: TickAxis::whole(measured.values().flatten().map(|point| point.1)),
             title: &format!("bus bandwidth, {GIBS}"),
             label: &|power| power.exp2().to_string(),
             space: LEFT,
@@ -104,22 +108,23 @@ fn draw_plot(
     };
     let ends: Vec<(i32, i32)> = plot.draw(area)?.into_iter().flatten().collect();
     let heights: Vec<i32> = ends.iter().map(|end| end.1).collect();
-    let lowest = units(SIZE.1 - BELOW);
-    for (((name, color), end), y) in names.iter().zip(&ends).zip(apart(&heights, lowest)) {
-        text_at(root, name, (end.0 + units(9), y), (FONT, *color))?;
+    let heights = apart(&heights, units(HEIGHT - BELOW));
+    for (index, (name, color)) in names.iter().enumerate() {
+        let Some(end) = ends.get(index) else { break };
+        text_at(root, name, (end.0 + units(9), heights[index]), FONT, *color)?;
     }
     Ok(())
 }
 
-/// Returns positions of names near those wanted, at least [`NAME_HEIGHT`] from each other: from
-/// the top down, each no higher than wanted, and then all moved up as far as the last one is
-/// below `lowest`.
+/// Returns positions of names near the wanted ones, at least [`NAME_HEIGHT`] from each other: from
+/// the top down, each no higher than wanted, and then moved up so that none is below `lowest`.
 fn apart(wanted: &[i32], lowest: i32) -> Vec<i32> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     order.sort_by_key(|index| wanted[*index]);
     let mut places = wanted.to_vec();
     for pair in 1..order.len() {
-        let (above, below) = (order[pair - 1], order[pair]);
+        let above = order[pair - 1];
+        let below = order[pair];
         places[below] = places[below].max(places[above] + units(NAME_HEIGHT));
     }
     let mut most = lowest;

@@ -30,10 +30,11 @@ const RIGHT: u32 = 28;
 const X_TICKS: usize = 10;
 /// Most points that are marked one by one.
 const MARKED_MAX: usize = 100;
-/// Share of a curve over which its smoothed line takes means, to each side; and least number of
-/// points to each side for which there is one.
+/// Share of a curve, to each side of a point, over which its smoothed line takes means; and minimum
+/// number of points to each side for a smoothed line.
 const SMOOTHING: f64 = 0.02;
 const SMOOTHED_MIN: usize = 2;
+
 /// Appearance of a curve.
 #[derive(Clone, Copy, PartialEq)]
 enum CurveStyle {
@@ -67,23 +68,22 @@ struct Panel<'a> {
 pub fn draw(curves: &Curves, title: &str) -> io::Result<String> {
     let panels = panels(curves);
     let height = HEAD + panels.iter().map(|panel| panel.height).sum::<u32>() + BELOW;
-    document((WIDTH, height), |root| draw_panels(root, &panels, &steps(curves), title))
+    document(WIDTH, height, |root| draw_panels(root, &panels, &steps(curves), title))
 }
 
 /// Returns the panels that have points, from top to bottom.
 fn panels(curves: &Curves) -> Vec<Panel<'_>> {
     use CurveStyle::{Marked, Noisy, Plain};
-    let named = |name, curve, color, style| NamedCurve { name, curve, color, style };
-    let of = |height, curves, from_zero| Panel { height, curves, from_zero };
-    let losses = vec![
-        named("training loss", &curves.loss, BLUE, Noisy),
-        named("val_loss", &curves.val_loss, ORANGE, Marked),
-    ];
-    let metrics = curves.metrics.iter();
-    let metrics = metrics.map(|(name, curve)| vec![named(name, curve, GREEN, Marked)]);
-    let mut panels = vec![of(LOSS, losses, false)];
-    panels.extend(metrics.map(|curves| of(METRIC, curves, false)));
-    panels.push(of(LR, vec![named("learning rate", &curves.lr, PURPLE, Plain)], true));
+    let loss = NamedCurve { name: "training loss", curve: &curves.loss, color: BLUE, style: Noisy };
+    let val_loss =
+        NamedCurve { name: "val_loss", curve: &curves.val_loss, color: ORANGE, style: Marked };
+    let lr = NamedCurve { name: "learning rate", curve: &curves.lr, color: PURPLE, style: Plain };
+    let mut panels = vec![Panel { height: LOSS, curves: vec![loss, val_loss], from_zero: false }];
+    for (name, curve) in &curves.metrics {
+        let metric = NamedCurve { name, curve, color: GREEN, style: Marked };
+        panels.push(Panel { height: METRIC, curves: vec![metric], from_zero: false });
+    }
+    panels.push(Panel { height: LR, curves: vec![lr], from_zero: true });
     for panel in &mut panels {
         panel.curves.retain(|named| !named.curve.points().is_empty());
     }
@@ -93,12 +93,18 @@ fn panels(curves: &Curves) -> Vec<Panel<'_>> {
 
 /// Returns the steps of all curves, as a range that is not empty.
 fn steps(curves: &Curves) -> Range<f64> {
-    let of = |curve: &Curve| {
-        let (first, last) = (curve.points().first()?.step, curve.last()?.0 as f64);
-        Some(first.floor()..last)
-    };
-    let wider = |all: Range<f64>, one: Range<f64>| all.start.min(one.start)..all.end.max(one.end);
-    let all = curves.all().filter_map(of).reduce(wider).unwrap_or(0.0..1.0);
+    let mut all: Option<Range<f64>> = None;
+    for curve in curves.all() {
+        let (Some(first), Some((last, _))) = (curve.points().first(), curve.last()) else {
+            continue;
+        };
+        let steps = first.step.floor()..last as f64;
+        all = Some(match all {
+            Some(all) => all.start.min(steps.start)..all.end.max(steps.end),
+            None => steps,
+        });
+    }
+    let all = all.unwrap_or(0.0..1.0);
     if all.start < all.end { all } else { all.start..all.start + 1.0 }
 }
 
@@ -109,7 +115,7 @@ fn draw_panels(
     title: &str,
 ) -> DrawResult {
     let (head, mut rest) = root.split_vertically(units(HEAD));
-    text(&head, &title_text(title), (LEFT, HEAD / 2 + 4), (TITLE, TEXT))?;
+    text(&head, &title_text(title), (LEFT, HEAD / 2 + 4), TITLE, TEXT)?;
     for (index, panel) in panels.iter().enumerate() {
         let is_last = index + 1 == panels.len();
         let below = if is_last { BELOW } else { 0 };
@@ -120,13 +126,16 @@ fn draw_panels(
     Ok(())
 }
 
-/// Returns a title that fits: of a longer one, such as a path, the end.
+/// Returns a title that fits: the end of a longer one, such as a path.
 fn title_text(title: &str) -> String {
     let most = (f64::from(WIDTH - LEFT - RIGHT) / (f64::from(TITLE) * CHARACTER)) as usize;
     let count = title.chars().count();
-    let left_out = if count > most { count + 2 - most } else { 0 };
-    let dots = if left_out > 0 { ".." } else { "" };
-    dots.chars().chain(title.chars().skip(left_out)).collect()
+    if count <= most {
+        return title.to_string();
+    }
+    let mut short = String::from("..");
+    short.extend(title.chars().skip(count + 2 - most));
+    short
 }
 
 /// Draws a panel; steps are labelled if there is space `below` for it.
@@ -134,24 +143,23 @@ fn draw_panel(area: &SvgArea<'_>, panel: &Panel<'_>, steps: &Range<f64>, below: 
     let (heading, plot) = area.split_vertically(units(HEADING));
     let mut left = LEFT;
     for NamedCurve { name, curve, color, .. } in &panel.curves {
-        let name = curve
-            .last()
-            .map_or(name.to_string(), |(_, value)| format!("{name} {}", value_text(value)));
-        text(&heading, &name, (left, HEADING / 2 + 2), (FONT, *color))?;
+        let name = match curve.last() {
+            Some((_, value)) => format!("{name} {}", value_text(value)),
+            None => name.to_string(),
+        };
+        text(&heading, &name, (left, HEADING / 2 + 2), FONT, *color)?;
         left += (f64::from(FONT) * CHARACTER * name.len() as f64) as u32 + 20;
     }
     let y = TickAxis::round(values(panel), (panel.height / 30) as usize);
-    let label = |value: &f64| y.label(*value);
     let is_labelled = below > 0;
-    let step = |step: &f64| if is_labelled { step_text(*step) } else { String::new() };
     let plotted = Plot {
         x: PlotAxis {
             axis: TickAxis::round(steps.clone(), X_TICKS),
             title: if is_labelled { "steps" } else { "" },
-            label: &step,
+            label: &|step| if is_labelled { step_text(*step) } else { String::new() },
             space: if is_labelled { below } else { 6 },
         },
-        y: PlotAxis { axis: y.clone(), title: "", label: &label, space: LEFT },
+        y: PlotAxis { axis: y.clone(), title: "", label: &|value| y.label(*value), space: LEFT },
         lines: panel.curves.iter().flat_map(lines).collect(),
         right: RIGHT,
     };
@@ -159,22 +167,16 @@ fn draw_panel(area: &SvgArea<'_>, panel: &Panel<'_>, steps: &Range<f64>, below: 
     Ok(())
 }
 
-/// Returns the lines of a curve.
 fn lines(named: &NamedCurve<'_>) -> Vec<PlotLine> {
-    let (points, color) = (named.curve.points(), named.color.to_rgba());
-    let line = |points: Vec<(f64, f64)>, color, width| PlotLine {
-        points,
-        color,
-        width,
-        dash: None,
-        marks: Vec::new(),
-    };
+    let points = named.curve.points();
+    let color = named.color.to_rgba();
     if named.style == CurveStyle::Noisy
         && let Some(means) = smoothed(points)
     {
-        return vec![line(extremes(points), named.color.mix(0.3), 1.0), line(means, color, 2.2)];
+        let noise = PlotLine::whole(extremes(points), named.color.mix(0.3), 1.0);
+        return vec![noise, PlotLine::whole(means, color, 2.2)];
     }
-    let mut plain = line(extremes(points), color, 2.0);
+    let mut plain = PlotLine::whole(extremes(points), color, 2.0);
     let is_marked = named.style == CurveStyle::Marked || points.len() == 1;
     if is_marked && points.len() <= MARKED_MAX {
         plain.marks = points.iter().map(|point| (point.step, point.mean)).collect();
@@ -184,9 +186,14 @@ fn lines(named: &NamedCurve<'_>) -> Vec<PlotLine> {
 
 /// Returns the range of a panel's values with some space around them; it is not empty.
 fn values(panel: &Panel<'_>) -> Range<f64> {
-    let points = || panel.curves.iter().flat_map(|named| named.curve.points());
-    let most = points().map(|point| point.most).fold(f64::NEG_INFINITY, f64::max);
-    let least = points().map(|point| point.least).fold(f64::INFINITY, f64::min);
+    let mut most = f64::NEG_INFINITY;
+    let mut least = f64::INFINITY;
+    for named in &panel.curves {
+        for point in named.curve.points() {
+            most = most.max(point.most);
+            least = least.min(point.least);
+        }
+    }
     let least = if panel.from_zero { least.min(0.0) } else { least };
     let space = match most - least {
         0.0 if most == 0.0 => 1.0,
@@ -197,8 +204,8 @@ fn values(panel: &Panel<'_>) -> Range<f64> {
     least - below..most + space
 }
 
-/// Returns the line through all points; where one stands for several values, through the least and
-/// the greatest.
+/// Returns the line through all points; for a point that merges several values, through the least
+/// and the greatest.
 fn extremes(points: &[CurvePoint]) -> Vec<(f64, f64)> {
     let mut line = Vec::with_capacity(2 * points.len());
     for point in points {
@@ -213,36 +220,39 @@ fn extremes(points: &[CurvePoint]) -> Vec<(f64, f64)> {
 /// Returns the means of a curve over neighbouring points, equally many to both sides; `None` if
 /// there are too few points.
 fn smoothed(points: &[CurvePoint]) -> Option<Vec<(f64, f64)>> {
-    let reach = (SMOOTHING * points.len() as f64) as usize;
-    let mean = |(index, point): (usize, &CurvePoint)| {
-        let reach = reach.min(index).min(points.len() - 1 - index);
+    let reach_max = (SMOOTHING * points.len() as f64) as usize;
+    if reach_max < SMOOTHED_MIN {
+        return None;
+    }
+    let mut means = Vec::with_capacity(points.len());
+    for (index, point) in points.iter().enumerate() {
+        let reach = reach_max.min(index).min(points.len() - 1 - index);
         let near = &points[index - reach..=index + reach];
-        (point.step, near.iter().map(|point| point.mean).sum::<f64>() / near.len() as f64)
-    };
-    (reach >= SMOOTHED_MIN).then(|| points.iter().enumerate().map(mean).collect())
+        let sum: f64 = near.iter().map(|point| point.mean).sum();
+        means.push((point.step, sum / near.len() as f64));
+    }
+    Some(means)
 }
 
-/// Formats a value with at most four digits that count.
+/// Formats a value with at most four significant digits.
 fn value_text(value: f64) -> String {
-    let trimmed = |text: String| {
-        if text.contains('.') {
-            text.trim_end_matches('0').trim_end_matches('.').to_string()
-        } else {
-            text
-        }
-    };
     match value.abs() {
         0.0 => "0".into(),
         size if (1e-3..1e5).contains(&size) => {
             let digits = (3 - size.log10().floor() as i32).max(0) as usize;
-            trimmed(format!("{value:.digits$}"))
+            without_zeros(&format!("{value:.digits$}")).into()
         }
         _ => {
             let text = format!("{value:.3e}");
             let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
-            format!("{}e{power}", trimmed(digits.into()))
+            format!("{}e{power}", without_zeros(digits))
         }
     }
+}
+
+/// Returns a number without the zeros at the end of its fraction.
+fn without_zeros(number: &str) -> &str {
+    if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }
 
 /// Formats a step; places between steps have no label.
@@ -287,7 +297,7 @@ mod tests {
         svg.lines().filter(begin).map(|line| points(line).unwrap()).collect()
     }
 
-    /// Returns the texts of a document, which has one on a line of its own.
+    /// Returns the texts of a document, which has one per line.
     fn texts(svg: &str) -> Vec<&str> {
         let lines: Vec<&str> = svg.lines().collect();
         let pairs = lines.windows(2).filter(|pair| pair[0].starts_with("<text"));

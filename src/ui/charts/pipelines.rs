@@ -42,8 +42,8 @@ fn color(schedule: PipelineSchedule) -> RGBColor {
 /// Step of a pipeline with its tokens per second.
 type DrawnStep<'a> = (f64, &'a PipelineFigure);
 
-/// Value of a step that a line shows, and the dashes of the line; one that was measured is whole,
-/// with its points marked.
+/// Value of a step that a line shows, and the length of the line's dashes; `None` for a measured
+/// value, whose line is whole with its points marked.
 struct Shown {
     value: fn(&DrawnStep) -> f64,
     dash: Option<u32>,
@@ -62,23 +62,25 @@ const BUBBLES: [Shown; 3] = [
 /// # Errors
 /// Returns the error of the drawing library, which has none for drawings in memory.
 pub fn draw(report: &Report) -> io::Result<String> {
-    let figures = report.devices.iter().flat_map(|device| &device.figures);
-    let steps: Vec<DrawnStep> = figures
-        .filter_map(|figure| match &figure.kind {
-            FigureKind::Pipeline(step) => Some((figure.median, step)),
-            _ => None,
-        })
-        .collect();
+    let mut names = Vec::new();
+    let mut steps: Vec<DrawnStep> = Vec::new();
+    for device in &report.devices {
+        names.push(device.name.as_str());
+        for figure in &device.figures {
+            if let FigureKind::Pipeline(step) = &figure.kind {
+                steps.push((figure.median, step));
+            }
+        }
+    }
     let stages = distinct(steps.iter().map(|(_, step)| step.stages));
-    let names: Vec<&str> = report.devices.iter().map(|device| device.name.as_str()).collect();
     let title = format!("Pipelines: {}", names.join(", "));
-    document((WIDTH, HEAD + ROW * stages.len() as u32), |root| {
+    document(WIDTH, HEAD + ROW * stages.len() as u32, |root| {
         let (head, mut rest) = root.split_vertically(units(HEAD));
-        text(&head, &title, (LEFT, 30), (TITLE, TEXT))?;
+        text(&head, &title, (LEFT, 30), TITLE, TEXT)?;
         draw_legend(&head)?;
         for count in stages {
-            let of_row: Vec<DrawnStep> =
-                steps.iter().filter(|(_, step)| step.stages == count).copied().collect();
+            let mut of_row = steps.clone();
+            of_row.retain(|(_, step)| step.stages == count);
             let (row, others) = rest.split_vertically(units(ROW));
             rest = others;
             let (left, right) = row.split_horizontally(units(PLOT));
@@ -101,7 +103,7 @@ fn draw_legend(head: &SvgArea<'_>) -> DrawResult {
     const Y: u32 = 62;
     for (index, schedule) in PipelineSchedule::ALL.into_iter().enumerate() {
         let x = LEFT + 100 * index as u32;
-        text(head, schedule.name(), (x, Y), (FONT, color(schedule)))?;
+        text(head, schedule.name(), (x, Y), FONT, color(schedule))?;
     }
     let kinds = [(None, "measured"), (Some(PREDICTED), "predicted"), (Some(FORMULA), "formula")];
     for (index, (dash, name)) in kinds.into_iter().enumerate() {
@@ -115,7 +117,7 @@ fn draw_legend(head: &SvgArea<'_>) -> DrawResult {
             }
             None => head.draw(&PathElement::new(ends, style))?,
         }
-        text(head, name, (x + 36, Y), (FONT, TEXT))?;
+        text(head, name, (x + 36, Y), FONT, TEXT)?;
     }
     Ok(())
 }
@@ -124,15 +126,19 @@ fn draw_legend(head: &SvgArea<'_>) -> DrawResult {
 /// that heights compare.
 fn draw_plot(area: &SvgArea<'_>, steps: &[DrawnStep], title: &str, shown: &[Shown]) -> DrawResult {
     let counts = distinct(steps.iter().map(|(_, step)| step.micro_batches));
-    let place = |step: &DrawnStep| {
-        counts.iter().position(|count| *count == step.1.micro_batches).unwrap_or(0) as f64
-    };
     let mut lines = Vec::new();
+    let mut most: f64 = 0.0;
     for schedule in PipelineSchedule::ALL {
         for Shown { value, dash } in shown {
-            let of_schedule = steps.iter().filter(|(_, step)| step.schedule == schedule);
-            let points: Vec<(f64, f64)> =
-                of_schedule.map(|step| (place(step), value(step))).collect();
+            let mut points = Vec::new();
+            for step in steps {
+                if step.1.schedule != schedule {
+                    continue;
+                }
+                let place = counts.iter().position(|count| *count == step.1.micro_batches);
+                points.push((place.unwrap_or(0) as f64, value(step)));
+                most = most.max(value(step));
+            }
             if points.is_empty() {
                 continue;
             }
@@ -142,17 +148,16 @@ fn draw_plot(area: &SvgArea<'_>, steps: &[DrawnStep], title: &str, shown: &[Show
             lines.push(PlotLine { points, color, width, dash: *dash, marks });
         }
     }
-    let values = lines.iter().flat_map(|line| &line.points).map(|point| point.1);
-    let most = values.fold(0.0, f64::max);
     let (heading, area) = area.split_vertically(units(HEADING));
-    text(&heading, title, (LEFT, HEADING / 2), (FONT, TEXT))?;
-    let count =
-        |place: &f64| counts.get(*place as usize).map_or_else(String::new, usize::to_string);
+    text(&heading, title, (LEFT, HEADING / 2), FONT, TEXT)?;
     let plot = Plot {
         x: PlotAxis {
             axis: TickAxis::places(counts.len()),
             title: "micro-batches",
-            label: &count,
+            label: &|place| match counts.get(*place as usize) {
+                Some(count) => count.to_string(),
+                None => String::new(),
+            },
             space: BELOW,
         },
         y: PlotAxis {

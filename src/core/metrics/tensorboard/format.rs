@@ -1,9 +1,9 @@
 //! Bytes of an event file of TensorBoard: records in the framing of TFRecord, each an `Event` in
 //! the wire format of Protocol Buffers.
 //!
-//! The framing is that of TensorFlow's guide "TFRecord and tf.train.Example"; the numbers of the
-//! fields are those of `event.proto` and `summary.proto` of TensorBoard, and the wire format is
-//! that of the guide "Encoding" of Protocol Buffers.
+//! The framing follows TensorFlow's guide "TFRecord and tf.train.Example"; the numbers of the
+//! fields are from `event.proto` and `summary.proto` of TensorBoard, and the wire format is from
+//! the guide "Encoding" of Protocol Buffers.
 
 use crc::{CRC_32_ISCSI, Crc};
 
@@ -12,7 +12,7 @@ static CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 /// Number that TFRecord adds to a rotated checksum, so that a checksum of bytes that contain
 /// checksums stays a good one.
 const MASK: u32 = 0xa282_ead8;
-/// Version of the format: steps of a restarted run supersede those of the files before.
+/// Version of the format: steps of a restarted run supersede the same steps of earlier files.
 const VERSION: &str = "brain.Event:2";
 
 /// Content of an event.
@@ -48,11 +48,13 @@ pub fn event(wall_time_s: f64, step: u64, content: &EventContent) -> Vec<u8> {
         // The status START of a SessionLog.
         EventContent::Start => event.bytes(7, &WireMessage::default().integer(1, 1).0),
         EventContent::Scalars(scalars) => {
-            let value = |(tag, value): &(String, f64)| {
-                WireMessage::default().bytes(1, tag.as_bytes()).float(2, *value as f32)
-            };
-            let values = scalars.iter().map(value);
-            event.bytes(5, &values.fold(WireMessage::default(), |all, one| all.bytes(1, &one.0)).0)
+            let mut summary = WireMessage::default();
+            for (tag, value) in scalars {
+                let scalar =
+                    WireMessage::default().bytes(1, tag.as_bytes()).float(2, *value as f32);
+                summary = summary.bytes(1, &scalar.0);
+            }
+            event.bytes(5, &summary.0)
         }
     }
     .0

@@ -1,4 +1,5 @@
-//! From the roster to the start: pairs that connect, and those that fail, then and later.
+//! Pairs of nodes that connect between the roster and the start, and pairs that fail, then and
+//! later.
 
 use core::net::SocketAddr;
 
@@ -13,7 +14,7 @@ use crate::cluster::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::format::seconds;
 use potluck_core::{Nanos, NodeRank};
 
-/// Heartbeats of both nodes of a pair after a report that it failed, by which both are alive.
+/// Heartbeats after a report that a pair failed, by which a node of the pair counts as alive.
 const BEATS_OF_THE_LIVING: u64 = 2;
 
 impl FirstNode {
@@ -30,17 +31,12 @@ impl FirstNode {
     }
 
     pub(super) fn new_roster(&self) -> Roster {
-        let own = self.options.hello.addresses.clone();
-        let others = self.joiners.iter().map(Joiner::addresses);
-        let nodes = self.greetings().zip(std::iter::once(own).chain(others)).zip(0..);
-        let node = |((hello, addresses), node): ((&Hello, Vec<SocketAddr>), u32)| RosterNode {
-            node: NodeRank(node),
-            host: hello.host.clone(),
-            devices: hello.devices.clone(),
-            addresses,
-            endpoint: hello.endpoint,
-        };
-        Roster { generation: self.generation, nodes: nodes.map(node).collect() }
+        let own = &self.options.hello;
+        let mut nodes = vec![roster_node(NodeRank(0), own, own.addresses.clone())];
+        for (node, joiner) in (1..).map(NodeRank).zip(&self.joiners) {
+            nodes.push(roster_node(node, &joiner.hello, joiner.addresses()));
+        }
+        Roster { generation: self.generation, nodes }
     }
 
     /// Takes the report that a pair is connected, and starts the run if it was the last one.
@@ -61,8 +57,10 @@ impl FirstNode {
         let generation = self.generation;
         self.send_to_all(|_| ClusterMsg::Start { generation });
         self.phase = FirstPhase::Running;
-        let nodes = (1..).map(NodeRank).zip(&self.joiners);
-        let links = nodes.map(|(node, joiner)| (node, joiner.connection)).collect();
+        let mut links = Vec::with_capacity(self.joiners.len());
+        for (node, joiner) in (1..).map(NodeRank).zip(&self.joiners) {
+            links.push((node, joiner.connection));
+        }
         if let Some(roster) = self.roster.clone() {
             self.outbox.push(Action::Started { roster, you: NodeRank(0), links });
         }
@@ -77,39 +75,44 @@ impl FirstNode {
         tried: Vec<SocketAddr>,
         why: String,
     ) -> Result<(), ClusterError> {
-        let received = |node: NodeRank| {
-            let joiner = self.joiners.get(node.index().checked_sub(1)?)?;
-            Some((joiner.pulse.received(), joiner.has_left))
-        };
-        let (Some((own, _)), Some((theirs, has_left))) = (received(from), received(to)) else {
+        let (Some(own), Some(theirs)) = (self.joiner(from), self.joiner(to)) else {
             return Err(ClusterError::UnknownNode { who: self.name(from), node: to });
         };
         if from == to {
             return Err(ClusterError::ForeignPair { who: self.name(from), peer: to });
         }
-        let is_known = |of: &Suspicion| (of.from, of.to) == (from, to);
-        if !has_left && !self.suspicions.iter().any(is_known) {
-            let received = (own, theirs);
+        let is_known = self.suspicions.iter().any(|of| of.from == from && of.to == to);
+        if !theirs.has_left && !is_known {
+            let received = (own.pulse.received(), theirs.pulse.received());
             self.suspicions.push(Suspicion { from, to, tried, why, received });
         }
         Ok(())
     }
 
+    fn joiner(&self, node: NodeRank) -> Option<&Joiner> {
+        self.joiners.get(node.index().checked_sub(1)?)
+    }
+
     /// Ends the generation if both nodes of a pair that failed have shown that they are alive.
     pub(super) fn settle_suspicions(&mut self) {
-        let beats = |node: NodeRank, before: u64| {
-            let received = self.joiners[node.index() - 1].pulse.received();
-            received >= before.saturating_add(BEATS_OF_THE_LIVING)
-        };
-        let is_settled =
-            |of: &Suspicion| beats(of.from, of.received.0) && beats(of.to, of.received.1);
-        let Some(index) = self.suspicions.iter().position(is_settled) else { return };
+        let settled = self.suspicions.iter().position(|of| {
+            let (before_from, before_to) = of.received;
+            self.has_beaten_since(of.from, before_from) && self.has_beaten_since(of.to, before_to)
+        });
+        let Some(index) = settled else { return };
         let Suspicion { from, to, tried, why, .. } = self.suspicions.swap_remove(index);
         match self.phase {
             FirstPhase::Running => self.lose(Loss::Link { between: (from, to), why }),
             FirstPhase::Pairing { .. } => self.give_up(from, to, tried, why),
             FirstPhase::Waiting | FirstPhase::Over => {}
         }
+    }
+
+    /// Returns true if a node has sent enough heartbeats after the first `before` ones to count as
+    /// alive.
+    fn has_beaten_since(&self, node: NodeRank, before: u64) -> bool {
+        let received = self.joiners[node.index() - 1].pulse.received();
+        received >= before.saturating_add(BEATS_OF_THE_LIVING)
     }
 
     /// Ends the attempt for all, because two nodes cannot work together.
@@ -120,15 +123,11 @@ impl FirstNode {
         tried: Vec<SocketAddr>,
         why: String,
     ) {
-        let known = |node: NodeRank| {
-            let roster = self.roster.as_ref().and_then(|roster| roster.node(node));
-            roster.map(|of| of.addresses.clone()).unwrap_or_default()
-        };
         let error = ClusterError::PairNotConnected {
             from: self.name(from),
-            from_addresses: known(from),
+            from_addresses: self.roster_addresses(from),
             to: self.name(to),
-            to_addresses: if tried.is_empty() { known(to) } else { tried },
+            to_addresses: if tried.is_empty() { self.roster_addresses(to) } else { tried },
             why,
         };
         let why = shown_text(&error.to_string(), WHY_BYTES_MAX);
@@ -137,16 +136,20 @@ impl FirstNode {
         self.end(ClusterEnd::Failed(error));
     }
 
-    /// Ends the attempt because a pair is not connected in time. A node that is not heard of any
-    /// more is to blame for its pairs: its place is free again, and all wait for another one. Only
-    /// between nodes that are all there it is the network.
+    fn roster_addresses(&self, node: NodeRank) -> Vec<SocketAddr> {
+        let Some(roster) = &self.roster else { return Vec::new() };
+        match roster.node(node) {
+            Some(of) => of.addresses.clone(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Ends the attempt because a pair is not connected in time. A node that has fallen silent is
+    /// the cause for its pairs: its place is free again, and all wait for another node. Only
+    /// between nodes that are all alive the network is the cause.
     pub(super) fn expire_pairs(&mut self, now: Nanos) {
-        let is_absent = |joiner: &Joiner| {
-            let beats = joiner.pulse.received() - joiner.beats_before_roster;
-            beats < BEATS_OF_THE_LIVING || joiner.pulse.silence(now) >= ABSENT_AFTER
-        };
         let mut has_absent = false;
-        while let Some(index) = self.joiners.iter().position(is_absent) {
+        while let Some(index) = self.joiners.iter().position(|joiner| is_absent(joiner, now)) {
             has_absent = true;
             let silence = self.joiners[index].pulse.silence(now);
             self.dismiss(index, &silent_for(whole_seconds(silence)));
@@ -167,4 +170,20 @@ impl FirstNode {
         let timeout = seconds(PAIRING_TIMEOUT);
         self.give_up(from, to, Vec::new(), format!("not connected within {timeout}{others}"));
     }
+}
+
+fn roster_node(node: NodeRank, hello: &Hello, addresses: Vec<SocketAddr>) -> RosterNode {
+    RosterNode {
+        node,
+        host: hello.host.clone(),
+        devices: hello.devices.clone(),
+        addresses,
+        endpoint: hello.endpoint,
+    }
+}
+
+/// Returns true if a node has not been heard enough since the roster, or not recently.
+fn is_absent(joiner: &Joiner, now: Nanos) -> bool {
+    let beats = joiner.pulse.received() - joiner.beats_before_roster;
+    beats < BEATS_OF_THE_LIVING || joiner.pulse.silence(now) >= ABSENT_AFTER
 }

@@ -1,10 +1,10 @@
-//! Numbers of the nodes that have come: those that they ask for, then those that they had in the
-//! run before, then by arrival.
+//! Numbers of the joined nodes: first the requested ones, then the former ones of a resumed run,
+//! then by arrival.
 
 use super::{FirstNode, Joiner};
 use crate::cluster::hello::Hello;
 
-/// Node of a run that is resumed, as its record has it.
+/// Node in the record of a run that is resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormerNode {
     pub host: String,
@@ -17,7 +17,8 @@ impl FirstNode {
     pub(super) fn seat_joiners(&mut self) {
         let greetings: Vec<&Hello> = self.joiners.iter().map(|joiner| &joiner.hello).collect();
         let seats = seats(&greetings, self.options.before.get(1..).unwrap_or_default());
-        let mut standing: Vec<Option<Joiner>> = self.joiners.drain(..).map(Some).collect();
+        let mut standing: Vec<Option<Joiner>> =
+            std::mem::take(&mut self.joiners).into_iter().map(Some).collect();
         for index in seats {
             self.joiners.extend(standing[index].take());
         }
@@ -30,13 +31,19 @@ fn seats(joiners: &[&Hello], before: &[FormerNode]) -> Vec<usize> {
     let mut seats: Vec<Option<usize>> = vec![None; joiners.len()];
     let mut standing: Vec<usize> = Vec::new();
     for (index, hello) in joiners.iter().enumerate() {
-        let asked = hello.place.and_then(|place| seats.get_mut(place.index().checked_sub(1)?));
-        match asked {
-            Some(seat) if seat.is_none() => *seat = Some(index),
-            _ => standing.push(index),
+        // Joiners are numbered from 1 on.
+        if let Some(place) = hello.place
+            && let Some(at) = place.index().checked_sub(1)
+            && let Some(seat) = seats.get_mut(at)
+            && seat.is_none()
+        {
+            *seat = Some(index);
+        } else {
+            standing.push(index);
         }
     }
-    // The same node; else one with the same devices, on which the bits depend; else the same host.
+    // First the same node, then a node with the same devices, on which the bits depend, then one on
+    // the same host.
     let likenesses: [fn(&Hello, &FormerNode) -> bool; 3] = [
         |hello, former| hello.host == former.host && hello.identities == former.identities,
         |hello, former| hello.identities == former.identities,
@@ -44,14 +51,22 @@ fn seats(joiners: &[&Hello], before: &[FormerNode]) -> Vec<usize> {
     ];
     for is_like in likenesses {
         for (seat, former) in seats.iter_mut().zip(before) {
+            if seat.is_some() {
+                continue;
+            }
             let found = standing.iter().position(|&index| is_like(joiners[index], former));
-            if let (None, Some(found)) = (&seat, found) {
+            if let Some(found) = found {
                 *seat = Some(standing.remove(found));
             }
         }
     }
+    // The rest take the free numbers.
     let mut standing = standing.into_iter();
-    seats.into_iter().filter_map(|seat| seat.or_else(|| standing.next())).collect()
+    let mut order = Vec::with_capacity(joiners.len());
+    for seat in seats {
+        order.extend(seat.or_else(|| standing.next()));
+    }
+    order
 }
 
 #[cfg(test)]

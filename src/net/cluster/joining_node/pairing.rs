@@ -1,4 +1,4 @@
-//! Links of a joining node to the other joined nodes, from the roster on.
+//! Links of a joining node to the other joined nodes, once there is a roster.
 
 use core::net::SocketAddr;
 
@@ -25,14 +25,20 @@ impl JoiningNode {
         roster: Roster,
     ) -> Result<(), ClusterError> {
         let Some(first) = &self.first else { return Ok(()) };
-        let (address, hello) = (first.address, &self.options.hello);
-        let announced = first.welcome.as_ref().map_or(0, |welcome| welcome.nodes);
+        let address = first.address;
+        let announced = match &first.welcome {
+            Some(welcome) => welcome.nodes,
+            None => 0,
+        };
+        let hello = &self.options.hello;
         roster
             .check_for(you, announced, (&hello.host, &hello.devices))
             .map_err(|error| ClusterError::Roster { who: self.name(FIRST), error })?;
-        let others = roster.nodes.iter().filter(|of| of.node != FIRST && of.node != you);
-        for of in others {
+        for of in &roster.nodes {
             let node = of.node;
+            if node == FIRST || node == you {
+                continue;
+            }
             let (state, tried) = if node > you {
                 self.dials += 1;
                 let dial = DialId(self.dials);
@@ -59,28 +65,23 @@ impl JoiningNode {
         Ok(())
     }
 
-    /// Takes the pairs that were opened for this roster before it came.
+    /// Takes the pairs that were opened for this roster before it arrived.
     pub(super) fn take_early_pairs(&mut self) {
         let generation = self.generation;
         self.close_early_pairs_before(generation);
-        let (due, later) = std::mem::take(&mut self.early)
-            .into_iter()
-            .partition(|early| early.generation == generation);
-        self.early = later;
-        let due: Vec<EarlyPair> = due;
+        let due: Vec<EarlyPair> =
+            self.early.extract_if(.., |early| early.generation == generation).collect();
         for EarlyPair { connection, address, message, .. } in due {
-            // What is wrong with it closes its connection; there is no event to blame for it.
+            // An error closes the connection; there is no event to which it belongs.
             let _ = self.answer_pair(connection, address, message);
         }
     }
 
     pub(super) fn close_early_pairs_before(&mut self, generation: Generation) {
-        let is_over = |early: &EarlyPair| early.generation < generation;
-        for early in self.early.iter().filter(|early| is_over(early)) {
+        for early in self.early.extract_if(.., |early| early.generation < generation) {
             let why = format!("{} is over, and {generation} is next", early.generation);
             self.outbox.close(early.connection, &why);
         }
-        self.early.retain(|early| !is_over(early));
     }
 
     /// Takes the first message of a node that connected to this one.
@@ -94,8 +95,10 @@ impl JoiningNode {
         let ClusterMsg::Pair { generation, .. } = message else {
             return self.refuse_guest(connection, address, &message);
         };
-        let (found, current) = (generation, self.generation);
-        let (who, name) = (address.to_string(), message.name());
+        let found = generation;
+        let current = self.generation;
+        let who = address.to_string();
+        let name = message.name();
         if found < current {
             let error = ClusterError::OverGeneration { who, message: name, found, current };
             self.outbox.close(connection, &error.to_string());
@@ -130,21 +133,21 @@ impl JoiningNode {
         let is_own = self.welcome().is_some_and(|welcome| welcome.run == run) && to == self.you();
         let awaited = self
             .pairs
-            .iter()
-            .position(|pair| is_own && pair.node == from && pair.state == PairState::Awaited);
-        let Some(index) = awaited else {
+            .iter_mut()
+            .find(|pair| is_own && pair.node == from && pair.state == PairState::Awaited);
+        let Some(pair) = awaited else {
             let who = address.to_string();
             let error = ClusterError::WrongPair { who, from, to, run };
             self.outbox.close(connection, &error.to_string());
             return Err(error);
         };
-        self.pairs[index].state = PairState::Connected(connection);
-        self.pairs[index].seen = Some(address);
+        pair.state = PairState::Connected(connection);
+        pair.seen = Some(address);
         self.outbox.send(connection, self.pair_message(from));
         Ok(())
     }
 
-    /// Refuses a node that takes this one for the first, or does not say what it wants.
+    /// Refuses a node that mistakes this one for the first, or begins with another message.
     pub(super) fn refuse_guest(
         &mut self,
         connection: ConnectionId,
@@ -169,8 +172,8 @@ impl JoiningNode {
         message: &ClusterMsg,
         phase: &'static str,
     ) -> Result<(), ClusterError> {
-        let (who, message) = (address.to_string(), message.name());
-        let error = ClusterError::Unexpected { who, message, phase };
+        let who = address.to_string();
+        let error = ClusterError::Unexpected { who, message: message.name(), phase };
         self.outbox.close(connection, &error.to_string());
         Err(error)
     }
@@ -181,7 +184,8 @@ impl JoiningNode {
         index: usize,
         message: ClusterMsg,
     ) -> Result<(), ClusterError> {
-        let (node, state) = (self.pairs[index].node, self.pairs[index].state);
+        let node = self.pairs[index].node;
+        let state = self.pairs[index].state;
         let who = self.name(node);
         let (PairState::Opening(connection), ClusterMsg::Pair { run, generation, from, to }) =
             (state, &message)
@@ -190,9 +194,9 @@ impl JoiningNode {
             return Err(ClusterError::Unexpected { who, message: message.name(), phase });
         };
         let is_run = self.welcome().is_some_and(|welcome| welcome.run == *run);
-        if !is_run || *generation != self.generation || (*from, *to) != (node, self.you()) {
-            let (from, to, run) = (*from, *to, run.clone());
-            return Err(ClusterError::WrongPair { who, from, to, run });
+        let is_pair = *from == node && *to == self.you();
+        if !is_run || *generation != self.generation || !is_pair {
+            return Err(ClusterError::WrongPair { who, from: *from, to: *to, run: run.clone() });
         }
         self.pairs[index].state = PairState::Connected(connection);
         let generation = *generation;
@@ -209,27 +213,34 @@ impl JoiningNode {
             return;
         }
         pair.state = PairState::Failed;
-        let (peer, tried) = (pair.node, pair.tried.clone());
+        let peer = pair.node;
+        let tried = pair.tried.clone();
         let why = shown_text(why, WHY_BYTES_MAX);
         self.send_to_first(ClusterMsg::PairFailed { generation, peer, tried, why });
     }
 
     /// Takes the start. A pair that failed since it was connected has no link; the first node knows
-    /// of it, and names the loss or that its other node left.
+    /// of it, and reports the loss or the leave of its other node.
     pub(super) fn start(&mut self, generation: Generation) -> Result<(), ClusterError> {
-        let is_early =
-            |pair: &PairLink| !matches!(pair.state, PairState::Connected(_) | PairState::Failed);
-        if self.pairs.iter().any(is_early) {
-            return Err(ClusterError::Unexpected {
-                who: self.name(FIRST),
-                message: ClusterMsg::Start { generation }.name(),
-                phase: "before all pairs are connected",
-            });
+        for pair in &self.pairs {
+            if !matches!(pair.state, PairState::Connected(_) | PairState::Failed) {
+                return Err(ClusterError::Unexpected {
+                    who: self.name(FIRST),
+                    message: ClusterMsg::Start { generation }.name(),
+                    phase: "before all pairs are connected",
+                });
+            }
         }
         self.phase = JoinPhase::Running;
-        let first = self.first.as_ref().map(|first| (FIRST, first.connection));
-        let connected = |pair: &PairLink| pair.connection().map(|link| (pair.node, link));
-        let links = first.into_iter().chain(self.pairs.iter().filter_map(connected)).collect();
+        let mut links = Vec::with_capacity(self.pairs.len() + 1);
+        if let Some(first) = &self.first {
+            links.push((FIRST, first.connection));
+        }
+        for pair in &self.pairs {
+            if let Some(connection) = pair.connection() {
+                links.push((pair.node, connection));
+            }
+        }
         if let Some((you, roster)) = self.roster.clone() {
             self.outbox.push(Action::Started { roster, you, links });
         }
@@ -248,9 +259,9 @@ impl JoiningNode {
     }
 
     pub(super) fn has_open_dials(&self) -> bool {
-        let is_open =
-            |pair: &PairLink| matches!(pair.state, PairState::Dialing(_) | PairState::Opening(_));
-        self.pairs.iter().any(is_open)
+        self.pairs
+            .iter()
+            .any(|pair| matches!(pair.state, PairState::Dialing(_) | PairState::Opening(_)))
     }
 
     pub(super) fn expire_dials(&mut self) {
@@ -267,11 +278,10 @@ impl JoiningNode {
     }
 
     pub(super) fn close_late_early_pairs(&mut self, now: Nanos) {
-        for early in self.early.iter().filter(|early| now >= early.until) {
+        for early in self.early.extract_if(.., |early| now >= early.until) {
             let timeout = seconds(REPLY_TIMEOUT);
             let why = format!("the roster of {} did not come within {timeout}", early.generation);
             self.outbox.close(early.connection, &why);
         }
-        self.early.retain(|early| now < early.until);
     }
 }

@@ -440,7 +440,7 @@ fn losses_and_leaves_after_the_start_are_handed_on() {
     assert_eq!(error, "node 0 (alpha) names node 9, which is none of the others in the roster");
 }
 
-/// What tells a node of its own loss has arrived, so that it is not the whole network that failed.
+/// A report to a node about its own loss has arrived, so the network has not failed as a whole.
 #[test]
 fn a_node_that_the_first_one_gives_up_hears_why_and_what_to_check() {
     let own = |why: &str| {

@@ -1,4 +1,4 @@
-//! Tests of messages: what is refused, and mutated bytes.
+//! Tests of messages: refused ones, and mutated bytes.
 
 use std::time::{Duration, Instant};
 

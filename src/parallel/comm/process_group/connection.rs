@@ -22,11 +22,11 @@ const CALLS_MAX: usize = 64;
 /// Duration of a wait after which a rank notifies its peers of the collective in which it waits.
 const WAIT_NOTICE_DELAY: Duration = Duration::from_millis(200);
 
-/// State of a peer, as far as this rank knows it.
+/// State of a peer that this rank knows.
 #[derive(Default)]
 struct Peer {
-    /// Packets that the peer sent and this rank has not taken: of collectives from the current
-    /// one on, and (`direct`) of `send`.
+    /// Packets that the peer sent and this rank has not taken: of the current and later
+    /// collectives, and (`direct`) of `send`.
     collective: VecDeque<(u64, CollectiveCall, Payload, bool)>,
     direct: VecDeque<(CollectiveCall, Payload)>,
     /// Credits that this rank has left towards the peer.
@@ -62,7 +62,7 @@ impl Credits {
 /// Endpoint of one rank: its mailbox and the channels to its peers.
 pub(crate) struct PeerChannels {
     /// Owner of the links to other processes, dropped with the last handle: before the registry,
-    /// of which it may ask how it has ended.
+    /// whose state it may query.
     keep: Option<Arc<dyn Any + Send + Sync>>,
     registry: Arc<GroupRegistry>,
     context: Arc<GroupContext>,
@@ -91,7 +91,7 @@ impl PeerChannels {
         Self::first(&registry, members, 0..members.size(), timeout, None).collect()
     }
 
-    /// Creates the endpoints of a first group for some of its ranks, those of this process.
+    /// Creates the endpoints of a first group for the ranks `here`, of this process.
     pub fn first(
         registry: &Arc<GroupRegistry>,
         members: &RankGroup,
@@ -99,7 +99,8 @@ impl PeerChannels {
         timeout: Duration,
         keep: Option<Arc<dyn Any + Send + Sync>>,
     ) -> impl Iterator<Item = Self> {
-        let (registry, context) = (registry.clone(), registry.create(members));
+        let registry = registry.clone();
+        let context = registry.create(members);
         here.filter_map(move |rank| {
             let position = context.members.position(Rank(rank))?;
             Self::new(&registry, context.clone(), position, timeout, keep.clone())
@@ -131,8 +132,8 @@ impl PeerChannels {
         })
     }
 
-    /// Creates this rank's endpoint in a group of members of this one, all of which do the same
-    /// after the same collective; `None` if this rank is not a member.
+    /// Creates this rank's endpoint in a group of members of this one. All members must call this
+    /// after the same collective. `None` if this rank is not a member.
     pub(crate) fn subgroup(&self, members: &RankGroup) -> Option<Self> {
         let position = members.position(self.rank())?;
         let birth: Birth = (self.context.id, self.number, members.rank(Position(0)));
@@ -176,7 +177,9 @@ impl PeerChannels {
     /// Begins the next collective or send: processes the packets that have arrived, and compares
     /// the calls of the peers with the calls of this rank.
     pub(crate) fn begin_call(&mut self, call: CollectiveCall) -> Result<(), GroupError> {
-        (self.call, self.began, self.is_late) = (call, Instant::now(), false);
+        self.call = call;
+        self.began = Instant::now();
+        self.is_late = false;
         if !self.is_direct() {
             self.number += 1;
             self.calls.push_back(call);
@@ -217,8 +220,8 @@ impl PeerChannels {
 
     /// Leaves the group, when the handle is dropped; packets that were sent before still arrive.
     pub fn leave(&self, panicked: bool) {
-        // A failure closes the mailboxes one after the other. Members whose turn has not come get
-        // its reason, and not the news that this member has left because of it.
+        // A failure closes the mailboxes one after the other. Members that are still open must get
+        // its reason, not the leave of this member because of it.
         if let Some(closed) = self.mailbox().closed() {
             return self.context.close(&closed.0);
         }
@@ -242,8 +245,8 @@ impl PeerChannels {
             Ok(()) => return Ok(()),
             Err(SendError::Closed(closed)) => closed,
             Err(full @ SendError::Full { .. }) => {
-                let (call, why) = (self.call.to_string(), full.to_string());
-                return Err(GroupError::Defect { call, why });
+                let call = self.call.to_string();
+                return Err(GroupError::Defect { call, why: full.to_string() });
             }
         };
         if closed.0 != left_reason(self.members().member(to)) {
@@ -262,14 +265,14 @@ impl PeerChannels {
         to: Position,
         kind: PacketKind,
     ) -> Result<(), GroupError> {
-        // A packet to a handle that is gone would be lost without a word.
+        // A packet to a handle that is gone would be lost silently.
         if let Some(panicked) = self.peers[to.index()].left {
             return Err(self.peer_left(to, panicked));
         }
         let Err(closed) = process.send(self.context.id, [self.position, to], kind) else {
             return Ok(());
         };
-        // A process that has ended in order said so before.
+        // A process that has ended in order has sent its leaves before.
         self.dispatch_arrived()?;
         match self.peers[to.index()].left {
             Some(panicked) => Err(self.peer_left(to, panicked)),
@@ -283,8 +286,13 @@ impl PeerChannels {
 
     /// Sends a packet without a credit, for collectives in which no receiver can fall behind.
     pub fn send(&mut self, to: Position, payload: Payload) -> Result<(), GroupError> {
-        let (number, call) = (self.number, self.call);
-        self.post(to, PacketKind::Collective { number, call, payload, is_credited: false })
+        let kind = PacketKind::Collective {
+            number: self.number,
+            call: self.call,
+            payload,
+            is_credited: false,
+        };
+        self.post(to, kind)
     }
 
     /// Sends a packet and takes a credit; waits while the receiver is [`CREDITS`] packets of this
@@ -299,11 +307,11 @@ impl PeerChannels {
             self.wait_packet(to)?;
         }
         *self.peers[to.index()].credits.of(is_direct) -= 1;
-        let (number, call) = (self.number, self.call);
+        let call = self.call;
         let kind = if is_direct {
             PacketKind::Direct { call, payload }
         } else {
-            PacketKind::Collective { number, call, payload, is_credited: true }
+            PacketKind::Collective { number: self.number, call, payload, is_credited: true }
         };
         self.post(to, kind)
     }
@@ -320,7 +328,8 @@ impl PeerChannels {
                     return Ok(payload);
                 }
             } else if let Some((number, call, ..)) = self.peers[from.index()].collective.front() {
-                let (number, call) = (*number, *call);
+                let number = *number;
+                let call = *call;
                 self.compare(from, number, call)?;
                 // The next packet is of another collective: the peer sent nothing for this one.
                 if number != self.number {
@@ -365,9 +374,15 @@ impl PeerChannels {
         // `None`: so far ahead that no clock reaches it.
         let deadline = self.began.checked_add(self.timeout);
         // A send or recv waits for one rank only, whatever its peers call: no waiting notices.
-        let tells = !self.is_late && !self.is_direct();
-        let notice = tells.then(|| self.began + WAIT_NOTICE_DELAY);
-        let until = deadline.into_iter().chain(notice).min();
+        let notice = if self.is_late || self.is_direct() {
+            None
+        } else {
+            Some(self.began + WAIT_NOTICE_DELAY)
+        };
+        let until = match (deadline, notice) {
+            (Some(deadline), Some(notice)) => Some(deadline.min(notice)),
+            (deadline, notice) => deadline.or(notice),
+        };
         let received = self.mailbox().recv(until);
         // A thread that wakes late may find both times passed: peers get their notice first.
         let is_notice_due = notice.is_some_and(|at| Instant::now() >= at);
@@ -386,19 +401,23 @@ impl PeerChannels {
     /// detect a mismatch with its own call.
     fn notify_all(&mut self) {
         self.is_late = true;
-        let own = self.position;
-        (0..self.size()).map(Position).filter(|to| *to != own).for_each(|to| self.notify(to));
+        for to in (0..self.size()).map(Position) {
+            if to != self.position {
+                self.notify(to);
+            }
+        }
     }
 
     /// Sends a waiting notice to a peer, unless the peer has one for this collective or has not
     /// acknowledged the last one; its acknowledgement then triggers the next notice. So a rank
     /// that does not read its mailbox has at most one notice of each peer in it.
     fn notify(&mut self, to: Position) {
-        let (number, call) = (self.number, self.call);
+        let number = self.number;
         let peer = &mut self.peers[to.index()];
         if !peer.is_unread && peer.notified < number {
-            (peer.notified, peer.is_unread) = (number, true);
-            self.send_control(to, PacketKind::Waiting { number, call });
+            peer.notified = number;
+            peer.is_unread = true;
+            self.send_control(to, PacketKind::Waiting { number, call: self.call });
         }
     }
 
@@ -407,20 +426,21 @@ impl PeerChannels {
         GroupError::PeerLeft { call: self.call.to_string(), member, panicked }
     }
 
-    /// Returns the error of values of another form, type or length than those of the call.
+    /// Returns the error of values of another form, type or length than the call's.
     pub fn unexpected(&self, from: Position) -> GroupError {
         let member = self.members().member(from);
         GroupError::Unexpected { call: self.call.to_string(), member }
     }
 
     fn timed_out(&self, whom: Position) -> GroupError {
-        let is_absent = |peer: Position| {
-            peer != self.position
-                && !self.is_direct()
-                && self.peers[peer.index()].number < self.number
-        };
-        let absent = (0..self.size()).map(Position).filter(|peer| is_absent(*peer));
-        let mut members: Vec<Member> = absent.map(|peer| self.members().member(peer)).collect();
+        let mut members = Vec::new();
+        if !self.is_direct() {
+            for (position, peer) in (0..).map(Position).zip(&self.peers) {
+                if position != self.position && peer.number < self.number {
+                    members.push(self.members().member(position));
+                }
+            }
+        }
         if members.is_empty() {
             members.push(self.members().member(whom));
         }
@@ -475,7 +495,7 @@ impl PeerChannels {
                 Ok(())
             }
             PacketKind::Left { panicked } => {
-                // The leave of its process may follow that of the rank.
+                // The leave of its process may follow the leave of the rank.
                 peer.left.get_or_insert(panicked);
                 Ok(())
             }
@@ -486,19 +506,20 @@ impl PeerChannels {
 
     /// Checks that a peer's call equals this rank's call with the same number.
     fn compare(&self, from: Position, number: u64, call: CollectiveCall) -> Result<(), GroupError> {
-        let ago = self.number.checked_sub(number);
-        let index = ago.and_then(|ago| self.calls.len().checked_sub(1 + ago as usize));
-        match index.map(|index| self.calls[index]) {
-            Some(own) if own != call => Err(self.mismatch(from, number, call)),
-            _ => Ok(()),
+        let Some(ago) = self.number.checked_sub(number) else { return Ok(()) };
+        let Some(index) = self.calls.len().checked_sub(1 + ago as usize) else { return Ok(()) };
+        if self.calls[index] != call {
+            return Err(self.mismatch(from, number, call));
         }
+        Ok(())
     }
 
     fn mismatch(&self, from: Position, number: u64, call: CollectiveCall) -> GroupError {
         let ago = self.number.saturating_sub(number) as usize;
         let own = self.calls[self.calls.len() - 1 - ago.min(self.calls.len() - 1)];
         let own_number = self.number.min(number);
-        let (this, from) = (self.member(), self.members().member(from));
+        let this = self.member();
+        let from = self.members().member(from);
         GroupError::Mismatch(format!(
             "{this} called {own} (collective {own_number}), and {from} {call} (collective {number})"
         ))
@@ -507,10 +528,11 @@ impl PeerChannels {
     /// Checks that a peer's `send` has the length and the element type of this rank's call.
     fn compare_direct(&self, from: Position, call: CollectiveCall) -> Result<(), GroupError> {
         let own = self.call;
-        if (own.length, own.element) == (call.length, call.element) {
+        if own.length == call.length && own.element == call.element {
             return Ok(());
         }
-        let (this, from) = (self.member(), self.members().member(from));
+        let this = self.member();
+        let from = self.members().member(from);
         Err(GroupError::Mismatch(format!("{this} called {own}, and {from} {call}")))
     }
 }

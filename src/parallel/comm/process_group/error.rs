@@ -24,10 +24,10 @@ pub enum GroupError {
     /// Another rank failed or aborted the group.
     #[error("{0}")]
     Aborted(String),
-    /// The processes of a group do not find together.
+    /// The processes of a group could not connect.
     #[error("{0}")]
     Connect(String),
-    /// A rank made the same call and sent something else, which no rank of this library does.
+    /// A rank made the same call and sent other values, which no rank of this library does.
     #[error("{call}: {member} sent values of another form, type or length")]
     Unexpected { call: String, member: Member },
     /// A state that only a bug of the library explains.

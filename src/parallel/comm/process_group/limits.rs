@@ -1,5 +1,4 @@
-//! Limits of what the ranks of a group send: sizes of messages, and how far one is ahead of
-//! another.
+//! Limits of the messages of a group: their sizes, and the lead of one rank over another.
 
 /// Maximum size in bytes of an all-reduce along a tree: `2 ceil(log2(world))` steps instead of
 /// the `2 (world - 1)` of a ring.
@@ -11,5 +10,5 @@ pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 /// rooted collectives and for sends each. The two kinds are counted separately, because a
 /// receiver that takes packets of one kind does not wait for the other.
 pub(crate) const CREDITS: u32 = 16;
-/// Partial sums of an exchange that a rank begins beyond those that have ended with it.
+/// Window of an exchange; see [`crate::collective::Exchange::new`].
 pub const WINDOW: usize = 2;

@@ -15,8 +15,8 @@
 //! **Failures.** A call that fails on one rank fails on all, at the latest in their next call,
 //! with an error that names the rank. The causes are mismatched calls, a dropped handle, a thread
 //! that panics, and a timeout. After a failure, no call succeeds, and the contents of the slices
-//! are unspecified. A rank whose call fails by itself ends all groups to which it belongs; a
-//! dropped handle ends its own group, and with it the other groups of a rank that then calls it.
+//! are unspecified. A rank whose call fails ends all groups to which it belongs; a dropped handle
+//! ends its own group, and with it the other groups of a rank that then calls it.
 
 pub(super) mod connection;
 pub(super) mod error;
@@ -32,6 +32,7 @@ mod slices;
 mod subgroup;
 pub(super) mod wire;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +69,11 @@ pub struct ProcessGroup {
     pub(super) channels: PeerChannels,
     /// Shard layout of the last call, which the next call of the same length reuses.
     pub(super) layout: Option<Arc<ShardLayout>>,
+}
+
+/// Returns the range of the block of a position in values with a block of `length` per position.
+fn block_of(position: Position, length: usize) -> Range<usize> {
+    position.index() * length..(position.index() + 1) * length
 }
 
 /// Result of a call that returns no value.
@@ -165,8 +171,11 @@ impl ProcessGroup {
     pub fn all_gather<T: Transferable>(&mut self, values: &[T]) -> Result<Vec<Vec<T>>, GroupError> {
         let mut all = vec![T::default(); self.world_size() * values.len()];
         self.all_gather_into(values, &mut all)?;
-        let block = |rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec();
-        Ok((0..self.world_size()).map(block).collect())
+        let mut blocks = Vec::with_capacity(self.world_size());
+        for position in 0..self.world_size() {
+            blocks.push(all[block_of(Position(position as u32), values.len())].to_vec());
+        }
+        Ok(blocks)
     }
 
     /// Returns when every rank has called it.
@@ -210,8 +219,10 @@ impl ProcessGroup {
         self.call(call, |group| {
             let src = group.expect_rank(src)?;
             let steps = rooted::broadcast(group.channels.size(), src, group.position());
-            chunks::<T>(values.len())
-                .try_for_each(|range| group.broadcast_from_root(&steps, &mut values[range], None))
+            for range in chunks::<T>(values.len()) {
+                group.broadcast_from_root(&steps, &mut values[range], None)?;
+            }
+            Ok(())
         })
     }
 
@@ -222,19 +233,18 @@ impl ProcessGroup {
         self.call(call, |group| {
             let dst = group.expect_rank(dst)?;
             let length = values.len();
-            let block = |of: Position| of.index() * length..(of.index() + 1) * length;
             if group.position() == dst {
                 group.expect_blocks("into", into.len(), length)?;
-                into[block(dst)].copy_from_slice(values);
+                into[block_of(dst, length)].copy_from_slice(values);
             } else {
                 group.expect_length("into", into.len(), 0)?;
             }
             for step in rooted::gather(group.channels.size(), dst, group.position()) {
                 match step {
                     RootedStep::Send { to, .. } => group.send_chunked(values, to)?,
-                    RootedStep::Receive { from, block: of }
-                    | RootedStep::Accumulate { from, block: of } => {
-                        group.recv_chunked(&mut into[block(of)], from)?;
+                    RootedStep::Receive { from, block }
+                    | RootedStep::Accumulate { from, block } => {
+                        group.recv_chunked(&mut into[block_of(block, length)], from)?;
                     }
                 }
             }
@@ -249,17 +259,16 @@ impl ProcessGroup {
         self.call(call, |group| {
             let src = group.expect_rank(src)?;
             let length = into.len();
-            let block = |of: Position| of.index() * length..(of.index() + 1) * length;
             if group.position() == src {
                 group.expect_blocks("values", values.len(), length)?;
-                into.copy_from_slice(&values[block(src)]);
+                into.copy_from_slice(&values[block_of(src, length)]);
             } else {
                 group.expect_length("values", values.len(), 0)?;
             }
             for step in rooted::scatter(group.channels.size(), src, group.position()) {
                 match step {
-                    RootedStep::Send { to, block: of } => {
-                        group.send_chunked(&values[block(of)], to)?
+                    RootedStep::Send { to, block } => {
+                        group.send_chunked(&values[block_of(block, length)], to)?;
                     }
                     RootedStep::Receive { from, .. } | RootedStep::Accumulate { from, .. } => {
                         group.recv_chunked(into, from)?;

@@ -47,7 +47,7 @@ impl<T: Element> TypedPayload<T> {
         }
     }
 
-    /// Turns values that arrived from a position into what was sent.
+    /// Converts values that arrived from a position into the form in which they were sent.
     fn into_form(self, form: PayloadForm, from: Position) -> Self {
         let Self::Owned(values) = self else { return self };
         match form {
@@ -99,7 +99,7 @@ macro_rules! for_each_type {
         }
 
         impl Payload {
-            /// Returns how the values are held, which says what they are for.
+            /// Returns the form of the values, which identifies their use.
             pub fn form(&self) -> PayloadForm {
                 match self {
                     Self::Nothing => PayloadForm::Nothing,
@@ -107,8 +107,7 @@ macro_rules! for_each_type {
                 }
             }
 
-            /// Returns a place for as many elements of the type of this name; `None` if no type
-            /// has it.
+            /// Returns a place for `elements` of the type of this name; `None` for an unknown name.
             pub fn place(element: &str, elements: usize, pools: &Pools) -> Option<Self> {
                 match element {
                     $(<$type>::NAME => {
@@ -128,7 +127,7 @@ macro_rules! for_each_type {
                 }
             }
 
-            /// Turns a place that was filled with what a position sent into that.
+            /// Converts a place, filled with the values from a position, into the sent form.
             pub fn into_form(self, form: PayloadForm, from: Position) -> Self {
                 match self {
                     Self::Nothing => Self::Nothing,
@@ -149,8 +148,7 @@ macro_rules! for_each_type {
 
         $(
             impl Transferable for $type {
-                /// Returns values of this type as the payload of a packet.
-    fn wrap(payload: TypedPayload<Self>) -> Payload {
+                fn wrap(payload: TypedPayload<Self>) -> Payload {
                     Payload::$variant(payload)
                 }
 
@@ -161,8 +159,7 @@ macro_rules! for_each_type {
                     }
                 }
 
-                /// Returns the pool of this type.
-    fn pool(pools: &Pools) -> &BufferPool<Self> {
+                fn pool(pools: &Pools) -> &BufferPool<Self> {
                     &pools.$type
                 }
             }

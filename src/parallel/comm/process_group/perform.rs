@@ -31,12 +31,15 @@ impl ProcessGroup {
         call: CollectiveCall,
         perform: impl FnOnce(&mut Self) -> Done,
     ) -> Done {
-        let done = self.channels.begin_call(call).and_then(|()| perform(self));
-        if let Err(error) = &done {
+        let done = match self.channels.begin_call(call) {
+            Ok(()) => perform(self),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &done
             // An abort by another rank has already closed every mailbox.
-            if !matches!(error, GroupError::Aborted(_)) {
-                self.channels.abort(&format!("{} failed in {error}", self.channels.member()));
-            }
+            && !matches!(error, GroupError::Aborted(_))
+        {
+            self.channels.abort(&format!("{} failed in {error}", self.channels.member()));
         }
         done
     }
@@ -103,14 +106,15 @@ impl ProcessGroup {
             SliceIo { channels: &mut self.channels, slices, reducer, done: 0, gathered: 0 };
         let all = (0..layout.chunks.len() as u32).map(ChunkId);
         if reduces {
-            all.clone().try_for_each(|chunk| {
-                driver.on_local_ready(CollectiveKind::ReduceScatter, chunk, &mut io)
-            })?;
+            for chunk in all.clone() {
+                driver.on_local_ready(CollectiveKind::ReduceScatter, chunk, &mut io)?;
+            }
         }
         let mut own = all.filter(|chunk| !reduces && layout.chunk(*chunk).owner == position);
-        let (mut begun, others) = (0, layout.size as usize - 1);
+        let mut begun = 0;
+        let others = layout.size as usize - 1;
         while io.done < u32::from(reduces) + u32::from(gathers) {
-            // The window also bounds how far ahead of its peers a rank is that only sends.
+            // The window also bounds the lead of a rank that only sends over its peers.
             if io.gathered + WINDOW * others >= begun * others
                 && let Some(chunk) = own.next()
             {
@@ -141,10 +145,10 @@ impl ProcessGroup {
     /// Returns the shard layout of this many values on a ring; reuses the last one if it fits.
     fn layout<T>(&mut self, length: usize) -> Arc<ShardLayout> {
         let chunk = CHUNK_BYTES / size_of::<T>();
-        let is_it = |layout: &&Arc<ShardLayout>| {
-            layout.length(BucketId(0)) == length && layout.chunk_max() == chunk
-        };
-        if let Some(layout) = self.layout.as_ref().filter(is_it) {
+        if let Some(layout) = &self.layout
+            && layout.length(BucketId(0)) == length
+            && layout.chunk_max() == chunk
+        {
             return layout.clone();
         }
         let layout = ShardLayout::new(Topology::Ring, self.channels.size(), &[length], 1, chunk);
@@ -157,7 +161,9 @@ impl ProcessGroup {
         values: &mut [T],
         reducer: &Reducer<'_, T>,
     ) -> Done {
-        let (size, root, position) = (self.channels.size(), Position(0), self.position());
+        let size = self.channels.size();
+        let root = Position(0);
+        let position = self.position();
         let up = rooted::reduce(size, root, position);
         let result = self.reduce_to_root(&up, values, reducer)?.map(PooledBuffer::share);
         self.broadcast_from_root(&rooted::broadcast(size, root, position), values, result)
@@ -201,8 +207,7 @@ impl ProcessGroup {
         values
     }
 
-    /// Performs the steps of a broadcast, on the root of `held` if it is given and else of
-    /// `values`.
+    /// Performs the steps of a broadcast; the root sends `held`, or `values` if it is `None`.
     pub(super) fn broadcast_from_root<T: Transferable>(
         &mut self,
         steps: &[RootedStep],
@@ -238,7 +243,10 @@ impl ProcessGroup {
     }
 
     pub(super) fn send_chunked<T: Transferable>(&mut self, values: &[T], to: Position) -> Done {
-        chunks::<T>(values.len()).try_for_each(|range| self.send_chunk(&values[range], to))
+        for range in chunks::<T>(values.len()) {
+            self.send_chunk(&values[range], to)?;
+        }
+        Ok(())
     }
 
     fn send_chunk<T: Transferable>(&mut self, values: &[T], to: Position) -> Done {
@@ -259,7 +267,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Receives a buffer with as many values.
+    /// Receives a buffer with `length` values.
     fn recv_owned<T: Transferable>(
         &mut self,
         from: Position,
@@ -273,7 +281,7 @@ impl ProcessGroup {
 
     // ---- Argument checks ----
 
-    fn argument(&self, why: String) -> GroupError {
+    pub(super) fn argument(&self, why: String) -> GroupError {
         GroupError::Argument { call: self.channels.call().to_string(), why }
     }
 

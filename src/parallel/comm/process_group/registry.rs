@@ -35,7 +35,9 @@ pub(crate) struct GroupContext {
 impl GroupContext {
     /// Closes all mailboxes: the calls of all members of this process fail with this reason.
     pub fn close(&self, why: &str) {
-        self.mailboxes().for_each(|mailbox| mailbox.close(why));
+        for mailbox in self.mailboxes() {
+            mailbox.close(why);
+        }
     }
 
     fn mailboxes(&self) -> impl Iterator<Item = &Mailbox<Packet>> {
@@ -60,13 +62,15 @@ pub(crate) type Birth = (u64, u64, Rank);
 
 /// Returns the number of a group, which every process computes for itself: 64 mixed bits, so that
 /// two groups practically never have the same.
-fn id_of((parent, number, first): Birth) -> u64 {
-    let halves = |value: u64| [value as u32, (value >> 32) as u32];
-    let mixed = threefry2x32(threefry2x32(halves(parent), halves(number)), [first.0, 1]);
+fn id_of(birth: Birth) -> u64 {
+    let (parent, number, first) = birth;
+    let parent = [parent as u32, (parent >> 32) as u32];
+    let number = [number as u32, (number >> 32) as u32];
+    let mixed = threefry2x32(threefry2x32(parent, number), [first.0, 1]);
     u64::from(mixed[0]) | u64::from(mixed[1]) << 32
 }
 
-/// Groups of a registry, and what is known of their ranks.
+/// Groups of a registry, and the failures of their ranks.
 #[derive(Default)]
 struct GroupTable {
     groups: Vec<Weak<GroupContext>>,
@@ -78,7 +82,7 @@ struct GroupTable {
     ended: Option<String>,
 }
 
-/// Groups of the ranks of one [`super::init`], or of those of this process.
+/// Groups of the ranks of one [`super::init`], or of the ranks of this process.
 #[derive(Default)]
 pub(crate) struct GroupRegistry {
     table: Lock<GroupTable>,
@@ -101,7 +105,6 @@ impl GroupRegistry {
         Self { others, ..Self::default() }
     }
 
-    /// Returns true if there are ranks in other processes.
     pub(crate) fn spans_processes(&self) -> bool {
         !self.others.is_empty()
     }
@@ -139,31 +142,36 @@ impl GroupRegistry {
         context
     }
 
-    /// Returns true if a rank belongs to another process.
     pub(crate) fn is_elsewhere(&self, rank: Rank) -> bool {
         self.others.iter().any(|other| other.ranks.contains(&rank.0))
     }
 
-    /// Ends all groups to which a rank belongs, and those that it is yet to join, in all processes;
-    /// once for each rank.
+    /// Ends all present and future groups of a rank, in all processes; once for each rank.
     pub fn fail(&self, rank: Rank, why: &str) {
         if self.fail_here(rank, why) {
-            self.others.iter().for_each(|other| other.send_abort(rank, why));
+            for other in &self.others {
+                other.send_abort(rank, why);
+            }
         }
     }
 
-    /// Ends all groups to which a rank of another process belongs, which was reported, and passes
-    /// this on to the processes of other ranks. They come first: a rank of this process that learns
-    /// of it may end the process, and with it the links.
+    /// Ends all groups of a rank of another process after a report of its failure, and passes the
+    /// report on to the processes of other ranks. They come first: a rank of this process that
+    /// learns of the failure may end the process, and with it the links.
     pub(crate) fn fail_elsewhere(&self, rank: Rank, why: &str) {
-        if self.table.lock().failed.iter().all(|(failed, _)| *failed != rank) {
-            let others = self.others.iter().filter(|other| !other.ranks.contains(&rank.0));
-            others.for_each(|other| other.send_abort(rank, why));
-            self.fail_here(rank, why);
+        if self.table.lock().failed.iter().any(|(failed, _)| *failed == rank) {
+            return;
         }
+        for other in &self.others {
+            if !other.ranks.contains(&rank.0) {
+                other.send_abort(rank, why);
+            }
+        }
+        self.fail_here(rank, why);
     }
 
-    /// Ends all groups of this process with a rank as member; returns false if that is known.
+    /// Ends all groups of this process with a rank as member; returns false if the failure is
+    /// known.
     pub(crate) fn fail_here(&self, rank: Rank, why: &str) -> bool {
         let mut table = self.table.lock();
         let is_new = table.failed.iter().all(|(failed, _)| *failed != rank);
@@ -171,10 +179,11 @@ impl GroupRegistry {
             table.failed.push((rank, why.into()));
         }
         table.pending.retain(|_, (context, _)| context.members.position(rank).is_none());
-        let groups = table.groups.iter().filter_map(Weak::upgrade);
-        groups
-            .filter(|context| context.members.position(rank).is_some())
-            .for_each(|context| context.close(why));
+        for context in table.groups.iter().filter_map(Weak::upgrade) {
+            if context.members.position(rank).is_some() {
+                context.close(why);
+            }
+        }
         is_new
     }
 
@@ -183,23 +192,28 @@ impl GroupRegistry {
         // Sent outside the lock, as all packets are.
         let groups: Vec<_> = self.table.lock().groups.iter().filter_map(Weak::upgrade).collect();
         for context in &groups {
-            let gone = context.members.iter().filter(|(_, rank)| ranks.contains(&rank.0));
-            for (from, _) in gone {
-                let left = || Packet { from, kind: PacketKind::Left { panicked: false } };
-                // One that is closed needs no news; one that is full is closed by it, which its
-                // rank reports.
-                context.mailboxes().for_each(|mailbox| drop(mailbox.send(left())));
+            for (from, rank) in context.members.iter() {
+                if !ranks.contains(&rank.0) {
+                    continue;
+                }
+                for mailbox in context.mailboxes() {
+                    // A closed mailbox needs no packet; a full one is closed by it, which its rank
+                    // reports.
+                    let kind = PacketKind::Left { panicked: false };
+                    let _ = mailbox.send(Packet { from, kind });
+                }
             }
         }
     }
 
-    /// Ends all groups of this process, also those that begin later.
+    /// Ends all groups of this process, also later ones.
     pub fn end(&self, why: &str) {
         let mut table = self.table.lock();
         table.ended.get_or_insert_with(|| why.into());
         table.pending.clear();
-        let groups = table.groups.iter().filter_map(Weak::upgrade);
-        groups.for_each(|context| context.close(why));
+        for context in table.groups.iter().filter_map(Weak::upgrade) {
+            context.close(why);
+        }
     }
 
     /// Returns true if a rank has failed, or if all groups were ended.
@@ -221,17 +235,19 @@ impl GroupTable {
         // a waiting notice, an acknowledgement, and a leave of the rank and one of its process.
         let [collective, direct] = packets_max(size);
         let items_max = size * (collective + direct + 2 * CREDITS as usize + 4);
-        let address = |(_, rank): (Position, Rank)| match others
-            .iter()
-            .find(|other| other.ranks.contains(&rank.0))
-        {
-            Some(other) => MemberAddress::There(other.clone()),
-            None => MemberAddress::Here(Mailbox::new(items_max)),
-        };
-        let addresses = members.iter().map(address).collect();
+        let mut addresses = Vec::with_capacity(size);
+        for (_, rank) in members.iter() {
+            let other = others.iter().find(|other| other.ranks.contains(&rank.0));
+            addresses.push(match other {
+                Some(other) => MemberAddress::There(other.clone()),
+                None => MemberAddress::Here(Mailbox::new(items_max)),
+            });
+        }
         let context = Arc::new(GroupContext { id, members: members.clone(), addresses });
         let failed = self.failed.iter().find(|(rank, _)| members.position(*rank).is_some());
-        if let Some(why) = self.ended.as_ref().or(failed.map(|(_, why)| why)) {
+        if let Some(why) = &self.ended {
+            context.close(why);
+        } else if let Some((_, why)) = failed {
             context.close(why);
         }
         self.groups.retain(|group| group.strong_count() > 0);
@@ -276,7 +292,7 @@ mod tests {
         let is_closed =
             |context: &GroupContext| context.mailboxes().all(|of| of.closed().is_some());
         assert!(is_closed(&with) && is_closed(&later) && !is_closed(&without));
-        // A group that nobody uses any more is forgotten with the next one.
+        // A group without users is removed when the next one is created.
         drop(without);
         registry.create(&members(&[3]));
         assert_eq!(registry.table.lock().groups.len(), 3);

@@ -1,5 +1,5 @@
-//! Groups over several processes: their handles, and the receiver of what comes from other
-//! processes. Links are the caller's: this room knows bytes only.
+//! Groups over several processes: their handles, and the receiver of packets from other processes.
+//! Links are the caller's: this module handles bytes only.
 
 use std::any::Any;
 use std::ops::Range;
@@ -15,15 +15,14 @@ use super::remote_process::RemoteProcess;
 use super::wire::{PACKET_HEADER_BYTES, PacketContent, PacketHeader, REASON_BYTES_MAX};
 use crate::collective::RankGroup;
 use crate::comm::ProcessGroup;
-use potluck_core::Position;
 
 /// Maximum number of ranks over all processes.
 const RANKS_MAX: u32 = u16::MAX as u32;
 
 /// Creates the handles of this process on a group of ranks in several processes, in order of
-/// ranks, and the receiver of what the links bring. Together the ranks of this process and those
-/// of `others` are `0..world`. No call may be made before the receivers of all processes are in
-/// place. `keep` is dropped with the last handle on this group and on those made of it.
+/// ranks, and the receiver of packets from the links. The ranks of this process and of `others`
+/// together are `0..world`. No call may be made before the receivers of all processes are in
+/// place. `keep` is dropped with the last handle on this group and its subgroups.
 ///
 /// # Panics
 ///
@@ -35,12 +34,15 @@ pub fn init_over(
     deadline: Duration,
     keep: Arc<dyn Any + Send + Sync>,
 ) -> (Vec<ProcessGroup>, PacketReceiver) {
-    let mut all: Vec<&Range<u32>> = others.iter().map(|of| &of.ranks).chain([&own]).collect();
+    let mut all: Vec<&Range<u32>> = others.iter().map(|of| &of.ranks).collect();
+    all.push(&own);
     all.sort_by_key(|ranks| ranks.start);
-    let world = all.iter().fold(0, |next, ranks| {
-        assert!(ranks.start == next && !ranks.is_empty(), "ranks {ranks:?} where {next} is next");
-        ranks.end
-    });
+    let mut world = 0;
+    for ranks in all {
+        let is_next = ranks.start == world && !ranks.is_empty();
+        assert!(is_next, "ranks {ranks:?} where {world} is next");
+        world = ranks.end;
+    }
     assert!(world <= RANKS_MAX && !own.is_empty(), "{world} ranks, and {own:?} of them here");
     let registry = Arc::new(GroupRegistry::over(others.into_iter().map(Arc::new).collect()));
     let receiver = PacketReceiver(Arc::downgrade(&registry));
@@ -50,18 +52,18 @@ pub fn init_over(
     (groups.collect(), receiver)
 }
 
-/// Receiver of the packets that come from other processes. It does not keep the group alive.
+/// Receiver of packets from other processes. It does not keep the group alive.
 #[derive(Clone)]
 pub struct PacketReceiver(Weak<GroupRegistry>);
 
 impl PacketReceiver {
-    /// Gives the place of the values of a packet from a rank in `from`, which has `bytes` bytes of
-    /// them. Nothing is allocated before the header is checked, and then at most 256 KiB.
+    /// Returns the place for the values of a packet from a rank in `from`, with `bytes` bytes of
+    /// values. The header is checked before anything is allocated, which is at most 256 KiB.
     ///
     /// # Errors
     ///
-    /// Returns what is wrong: bytes that are no header, a sender or a receiver that are not of
-    /// these processes, or a number of bytes that is not due for the call of the packet.
+    /// Returns the fault: bytes that are no header, a sender or a receiver that are not of these
+    /// processes, or a number of bytes that is not due for the call of the packet.
     pub fn place(
         &self,
         from: &Range<u32>,
@@ -72,7 +74,7 @@ impl PacketReceiver {
         let wrong = |what: &str| Err(format!("{what}: {bytes} bytes with {header:?}"));
         let registry = self.0.upgrade();
         if let PacketContent::Abort { rank } = header.content {
-            // A process passes on what it learns of a third one.
+            // A process passes on reports about a third one.
             if registry.as_ref().is_some_and(|registry| !registry.is_elsewhere(rank)) {
                 return wrong("an abort of a rank that is not elsewhere");
             }
@@ -85,9 +87,9 @@ impl PacketReceiver {
                 registry,
             });
         }
-        let found = registry.and_then(|registry| Some((registry.find(header.group)?, registry)));
-        let Some((context, registry)) = found else {
-            // All handles on the group are gone here, so that its packets are read and dropped.
+        let context = registry.as_ref().and_then(|registry| registry.find(header.group));
+        let (Some(context), Some(registry)) = (context, registry) else {
+            // This process has no more handle on the group: its packets are read and dropped.
             if bytes > CHUNK_BYTES {
                 return wrong("a packet that is longer than any");
             }
@@ -95,11 +97,10 @@ impl PacketReceiver {
             return Ok(ArrivingPacket { header, place, registry: None });
         };
         let size = context.members.size();
-        let is_member = |position: Position| position.0 < size;
-        if !is_member(header.from) || !from.contains(&context.members.rank(header.from).0) {
+        if header.from.0 >= size || !from.contains(&context.members.rank(header.from).0) {
             return wrong("a packet of a rank of another process");
         }
-        if !is_member(header.to) || context.mailbox(header.to).is_none() {
+        if header.to.0 >= size || context.mailbox(header.to).is_none() {
             return wrong("a packet for a rank of another process");
         }
         let Some((element, elements)) = header.content.place(size, bytes) else {
@@ -114,8 +115,8 @@ impl PacketReceiver {
         Ok(ArrivingPacket { header, place: ValuesPlace::Values(payload), registry: Some(registry) })
     }
 
-    /// Reports to all groups of this process that another one has left in order, and that nothing
-    /// more comes from its ranks: a leave of theirs that never arrived is made good.
+    /// Reports to all groups of this process that another process has left in order and sends
+    /// nothing more. This also replaces leaves of its ranks that never arrived.
     pub fn process_left(&self, ranks: &Range<u32>) {
         if let Some(registry) = self.0.upgrade() {
             registry.process_left(ranks);
@@ -139,13 +140,13 @@ impl PacketReceiver {
 pub struct ArrivingPacket {
     header: PacketHeader,
     place: ValuesPlace,
-    /// `None` if nobody awaits the packet any more.
+    /// `None` if the packet is no longer awaited.
     registry: Option<Arc<GroupRegistry>>,
 }
 
 enum ValuesPlace {
     Values(Payload),
-    /// Bytes of a reason, or of values that nobody awaits.
+    /// Bytes of a reason, or of values that are not awaited.
     Bytes(Vec<u8>),
 }
 
@@ -162,18 +163,21 @@ impl ArrivingPacket {
     ///
     /// # Errors
     ///
-    /// Returns what is wrong with the reason of an abort.
+    /// Returns the fault of the reason of an abort.
     pub fn arrived(self) -> Result<(), String> {
         let Self { header, place, registry } = self;
         let Some(registry) = registry else { return Ok(()) };
-        let (PacketHeader { group, from, to, content }, payload) = match place {
-            ValuesPlace::Values(payload) => (header, payload),
-            ValuesPlace::Bytes(bytes) => return arrive_abort(&registry, header.content, bytes),
+        let PacketHeader { group, from, to, content } = header;
+        let payload = match place {
+            ValuesPlace::Values(payload) => payload,
+            ValuesPlace::Bytes(bytes) => return arrive_abort(&registry, content, bytes),
         };
-        let mailbox = registry.find(group).and_then(|context| context.mailbox(to).cloned());
-        if let (Some(mailbox), Some(kind)) = (mailbox, content.join(payload, from)) {
-            // A mailbox that is closed loses the packet; one that is full is closed by it, which
-            // its rank reports.
+        if let Some(context) = registry.find(group)
+            && let Some(mailbox) = context.mailbox(to)
+            && let Some(kind) = content.join(payload, from)
+        {
+            // A closed mailbox drops the packet; a full one is closed by it, which its rank
+            // reports.
             let _ = mailbox.send(Packet { from, kind });
         }
         Ok(())
@@ -190,8 +194,8 @@ fn arrive_abort(
     if why.is_empty() || why.contains(char::is_control) {
         return Err("an abort whose reason is not to be shown".into());
     }
-    // Passed on: who reports it may end, and close its links, before the message of the rank's own
-    // process arrives everywhere.
+    // Passed on: the reporting process may end, and close its links, before the message of the
+    // rank's own process arrives everywhere.
     registry.fail_elsewhere(rank, &why);
     Ok(())
 }

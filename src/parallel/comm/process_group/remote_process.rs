@@ -1,4 +1,4 @@
-//! Other processes of a group: their links, and what is sent over these.
+//! Other processes of a group: their links, and the packets that are sent over them.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,8 +12,8 @@ use potluck_core::{Position, Rank};
 
 /// Link to another process. Packets arrive in the order in which they are sent.
 pub trait PacketLink: Send + Sync {
-    /// Sends a header and the bytes of the values behind it. May wait for room in a queue, but
-    /// never for the rank to which they go.
+    /// Sends a header, followed by the bytes of the values. May wait for room in a queue, but never
+    /// for the receiving rank.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ pub struct RemoteProcess {
     pub link: Arc<dyn PacketLink>,
 }
 
-/// Display name: that of [`process_name`].
+/// Display name, as returned by [`process_name`].
 impl fmt::Display for RemoteProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&process_name(&self.ranks, &self.host))
@@ -76,16 +76,20 @@ impl RemoteProcess {
         self.link.send(header.encode(), PacketValues(SentValues::Payload(payload)))
     }
 
-    /// Tells the process that all groups of a rank of this one are over.
+    /// Reports to the process that all groups of a rank are over.
     pub(super) fn send_abort(&self, rank: Rank, why: &str) {
         let mut end = why.len().min(REASON_BYTES_MAX);
         while !why.is_char_boundary(end) {
             end -= 1;
         }
-        let (group, from, to) = (0, Position(0), Position(0));
-        let header = PacketHeader { group, from, to, content: PacketContent::Abort { rank } };
+        let header = PacketHeader {
+            group: 0,
+            from: Position(0),
+            to: Position(0),
+            content: PacketContent::Abort { rank },
+        };
         let reason = PacketValues(SentValues::Reason(why[..end].into()));
-        // A process whose link is closed learns of the end by that.
+        // A process whose link is closed learns of the end from the close.
         let _ = self.link.send(header.encode(), reason);
     }
 }

@@ -7,7 +7,7 @@ use potluck_core::{Position, Rank};
 
 impl ProcessGroup {
     /// Divides the group: ranks that pass the same color form a new group, ordered by key, and by
-    /// position in this group where keys are equal. Every rank of this group must call it; a rank
+    /// position in this group if keys are equal. Every rank of this group must call it; a rank
     /// without a color gets no group. These are the rules of `MPI_Comm_split`, with `None` for
     /// `MPI_UNDEFINED` (MPI 4.1, section 7.4.2).
     ///
@@ -33,9 +33,11 @@ impl ProcessGroup {
             }
         }
         members.sort();
-        let ranks = members.iter().map(|(_, position)| self.members().rank(*position));
         let group = match color {
-            Some(_) => self.subgroup(&ranks.collect::<Vec<_>>())?,
+            Some(_) => {
+                let ranks = members.iter().map(|(_, position)| self.members().rank(*position));
+                self.subgroup(&ranks.collect::<Vec<_>>())?
+            }
             None => None,
         };
         self.wait_for_groups()?;
@@ -51,11 +53,11 @@ impl ProcessGroup {
     ///
     /// Returns [`GroupError::Mismatch`] if two ranks passed different lists, and
     /// [`GroupError::Argument`] if the list is empty, names a rank twice, or names one that is not
-    /// in this group. All ranks get these errors alike, and may go on using this group. Returns
+    /// in this group. All ranks get these errors alike, and may continue to use this group. Returns
     /// the errors of any collective as well.
     pub fn new_group(&mut self, ranks: &[Rank]) -> Result<Option<ProcessGroup>, GroupError> {
         let lengths = self.gather_words(CallKind::NewGroup, &[ranks.len() as i64])?;
-        let longest = lengths.iter().max().map_or(0, |longest| *longest as usize);
+        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
         let mut own: Vec<i64> = ranks.iter().map(|rank| rank.0.into()).collect();
         own.resize(longest, 0);
         let words = self.gather_words(CallKind::NewGroup, &own)?;
@@ -63,12 +65,16 @@ impl ProcessGroup {
             let start = position * longest;
             &words[start..start + lengths[position] as usize]
         };
-        if let Some(other) = (1..self.world_size()).find(|other| list(*other) != list(0)) {
-            let side = |position: usize| {
+        let first = list(0);
+        for position in 1..self.world_size() {
+            let other = list(position);
+            if other != first {
+                let one = self.members().member(Position(0));
                 let member = self.members().member(Position(position as u32));
-                format!("{member} called new_group({:?})", list(position))
-            };
-            return Err(GroupError::Mismatch(format!("{}, and {}", side(0), side(other))));
+                return Err(GroupError::Mismatch(format!(
+                    "{one} called new_group({first:?}), and {member} called new_group({other:?})"
+                )));
+            }
         }
         let group = self.subgroup(ranks)?;
         self.wait_for_groups()?;
@@ -91,12 +97,11 @@ impl ProcessGroup {
 
     /// Returns this rank's handle on a group of these members, once all ranks know the list.
     fn subgroup(&self, ranks: &[Rank]) -> Result<Option<ProcessGroup>, GroupError> {
-        let argument = |why| GroupError::Argument { call: self.channels.call().to_string(), why };
-        let members = RankGroup::new(ranks).map_err(|error| argument(error.to_string()))?;
+        let members = RankGroup::new(ranks).map_err(|error| self.argument(error.to_string()))?;
         for rank in ranks {
-            self.position_of(*rank).map_err(argument)?;
+            self.expect_rank(*rank)?;
         }
-        let channels = self.channels.subgroup(&members);
-        Ok(channels.map(|channels| ProcessGroup { channels, layout: None }))
+        let Some(channels) = self.channels.subgroup(&members) else { return Ok(None) };
+        Ok(Some(ProcessGroup { channels, layout: None }))
     }
 }

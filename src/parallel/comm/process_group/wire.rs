@@ -1,5 +1,5 @@
-//! Headers of packets that go to ranks of other processes: fixed in size, followed by the bytes of
-//! the values, whose number follows from the header too.
+//! Headers of packets to ranks of other processes: fixed in size, followed by the bytes of the
+//! values, whose number can be checked against the header.
 
 use super::limits::{CHUNK_BYTES, TREE_BYTES};
 use super::packet::{CallKind, CollectiveCall, PacketKind};
@@ -98,7 +98,8 @@ impl PacketContent {
         }
     }
 
-    /// Joins content and values from a position to a packet; `None` for an abort, which is none.
+    /// Joins content and values from a position to a packet; `None` for an abort, which is no
+    /// packet of a rank.
     pub fn join(self, values: Payload, from: Position) -> Option<PacketKind> {
         Some(match self {
             Self::Collective { number, call, form, is_credited } => {
@@ -116,7 +117,7 @@ impl PacketContent {
         })
     }
 
-    /// Returns true if the packet holds values, possibly none of them.
+    /// Returns true if the packet has a payload of values, which may be empty.
     pub(crate) fn holds_values(&self) -> bool {
         match self {
             Self::Collective { form, .. } | Self::Direct { form, .. } => {
@@ -126,32 +127,36 @@ impl PacketContent {
         }
     }
 
-    /// Returns the element type of the values, by name, and their number, if as many bytes of
-    /// values can belong to a packet of this content in a group of `size` ranks. It is at most
-    /// what fits into 256 KiB.
+    /// Returns the element type of the values, by name, and their number, if a packet of this
+    /// content can have `bytes` of values in a group of `size` ranks. They fit into 256 KiB.
     pub fn place(&self, size: u32, bytes: usize) -> Option<(&'static str, usize)> {
         let (call, form) = match self {
             Self::Collective { call, form, .. } => {
-                let is_direct = matches!(call.kind, CallKind::Send { .. } | CallKind::Recv { .. });
-                (!is_direct).then_some((call, *form))?
+                if matches!(call.kind, CallKind::Send { .. } | CallKind::Recv { .. }) {
+                    return None;
+                }
+                (call, *form)
             }
             Self::Direct { call, form } => {
-                matches!(call.kind, CallKind::Send { .. }).then_some((call, *form))?
+                if !matches!(call.kind, CallKind::Send { .. }) {
+                    return None;
+                }
+                (call, *form)
             }
-            _ => return (bytes == 0).then_some(("", 0)),
+            _ if bytes == 0 => return Some(("", 0)),
+            _ => return None,
         };
         let element = call.sent_element();
         if form == PayloadForm::Nothing {
-            return (bytes == 0 && call.sends_nothing()).then_some((element, 0));
+            return if bytes == 0 && call.sends_nothing() { Some((element, 0)) } else { None };
         }
         let each = bytes_of(element)?;
         let elements = bytes / each;
         let fits = bytes.is_multiple_of(each) && call.sends(form, elements, each, size);
-        fits.then_some((element, elements))
+        if fits { Some((element, elements)) } else { None }
     }
 }
 
-/// Returns the bytes of an element of the type of this name.
 fn bytes_of(element: &str) -> Option<usize> {
     match element {
         "f32" | "i32" | "u32" => Some(4),
@@ -177,8 +182,7 @@ impl CollectiveCall {
         matches!(self.kind, CallKind::Barrier) || is_ring && self.length == 0
     }
 
-    /// Returns true if a packet of the call may hold as many elements, of `each` bytes, in this
-    /// form.
+    /// Returns true if a packet of the call may hold `elements`, of `each` bytes, in this form.
     fn sends(&self, form: PayloadForm, elements: usize, each: usize, size: u32) -> bool {
         let chunk_max = CHUNK_BYTES / each;
         let is_tree = self.length.checked_mul(each).is_some_and(|bytes| bytes <= TREE_BYTES);
@@ -186,9 +190,9 @@ impl CollectiveCall {
             CallKind::AllReduce => Some(self.length),
             _ => self.length.checked_mul(size as usize),
         };
-        let is_chunk = |chunk| {
-            total.and_then(|total| ring_chunk_length(size, total, chunk_max, chunk))
-                == Some(elements)
+        let is_chunk = |chunk| match total {
+            Some(total) => ring_chunk_length(size, total, chunk_max, chunk) == Some(elements),
+            None => false,
         };
         // Parts of a call's values are full except for the last one.
         let is_part = if self.length <= chunk_max {
@@ -318,8 +322,8 @@ impl PacketHeader {
     /// Returns the header as bytes: kinds of the packet and of its call, reduction, element type
     /// (one byte each), positions of sender and receiver (u16), group, number of the collective,
     /// length of the call (u64), form of the values (one byte), a zero, the call's root or peer or
-    /// the rank that aborts (u16), and the chunk (u32); little-endian, with zeros for what a kind
-    /// does not have.
+    /// the rank that aborts (u16), and the chunk (u32); little-endian, with zeros for fields that a
+    /// kind does not have.
     pub fn encode(&self) -> [u8; PACKET_HEADER_BYTES] {
         let mut bytes = [0; PACKET_HEADER_BYTES];
         // Ranks over processes are fewer than 2^16, as `init_over` checks.
@@ -356,7 +360,7 @@ impl PacketHeader {
         bytes
     }
 
-    /// Returns the header that these bytes encode; `None` if they are none.
+    /// Returns the header that these bytes encode; `None` if they are no header.
     pub fn decode(bytes: &[u8; PACKET_HEADER_BYTES]) -> Option<Self> {
         let number = long(bytes, 16);
         let content = match bytes[0] {
@@ -379,9 +383,13 @@ impl PacketHeader {
             ABORT => PacketContent::Abort { rank: Rank(short(bytes, 34)) },
             _ => return None,
         };
-        let (from, to) = (Position(short(bytes, 4)), Position(short(bytes, 6)));
-        let header = Self { group: long(bytes, 8), from, to, content };
-        // Zeros where a kind has nothing: two headers never mean the same.
-        (header.encode() == *bytes).then_some(header)
+        let header = Self {
+            group: long(bytes, 8),
+            from: Position(short(bytes, 4)),
+            to: Position(short(bytes, 6)),
+            content,
+        };
+        // Unused fields must be zero: each header has one encoding.
+        if header.encode() == *bytes { Some(header) } else { None }
     }
 }

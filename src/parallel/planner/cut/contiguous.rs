@@ -1,5 +1,5 @@
-//! One run of blocks per stage: dynamic programming over the blocks that are done and the devices
-//! that are used.
+//! One run of blocks per stage: dynamic programming over the blocks already assigned and the
+//! devices already used.
 
 use super::prices::{FORBIDDEN, Prices, run_of, seconds};
 use super::{Cut, CutError, EXACT_DEVICES};
@@ -9,25 +9,31 @@ use super::{Cut, CutError, EXACT_DEVICES};
 struct Assignments {
     /// By state: the devices that may take the next part, ascending, and the states that follow.
     next: Vec<Vec<(usize, usize)>>,
-    /// By state: parts that are assigned.
+    /// By state: number of assigned parts.
     done: Vec<usize>,
 }
 
 impl Assignments {
     /// Creates the one assignment of part p to device `order[p]`.
     fn of_order(order: &[usize]) -> Assignments {
-        let next = order.iter().enumerate().map(|(part, &device)| vec![(device, part + 1)]);
-        let next = next.chain([Vec::new()]).collect();
+        let mut next = Vec::with_capacity(order.len() + 1);
+        for (part, &device) in order.iter().enumerate() {
+            next.push(vec![(device, part + 1)]);
+        }
+        next.push(Vec::new());
         Assignments { next, done: (0..=order.len()).collect() }
     }
 
     /// Creates all assignments of each device to one part; the state is the set of used devices.
     fn of_all(devices: usize) -> Assignments {
-        let unused = |set: usize| (0..devices).filter(move |&device| set >> device & 1 == 0);
-        let next = |set: usize| unused(set).map(|device| (device, set | 1 << device)).collect();
-        let sets = 0..1usize << devices;
-        let done = sets.clone().map(|set| set.count_ones() as usize).collect();
-        Assignments { next: sets.map(next).collect(), done }
+        let mut next = Vec::new();
+        let mut done = Vec::new();
+        for set in 0..1usize << devices {
+            let unused = (0..devices).filter(|&device| set >> device & 1 == 0);
+            next.push(unused.map(|device| (device, set | 1 << device)).collect());
+            done.push(set.count_ones() as usize);
+        }
+        Assignments { next, done }
     }
 }
 
@@ -50,7 +56,8 @@ pub(crate) struct Division {
     pub parts: Vec<(usize, usize)>,
 }
 
-/// Search for a division; `fits` tells if a device has memory for a part of these bounds.
+/// Search for a division. `fits` receives a device, a stage, and the start and end of a part, and
+/// returns true if the device has memory for it.
 struct Search<'a, F> {
     prices: &'a Prices<'a>,
     assignments: Assignments,
@@ -60,14 +67,15 @@ struct Search<'a, F> {
 impl<F: Fn(usize, usize, usize, usize) -> bool> Search<'_, F> {
     /// Returns the best completion of each state and block, at `state * (blocks + 1) + block`.
     ///
-    /// `join` puts a part before a completion: it receives the part's picoseconds, 1 if it does
-    /// not fit in memory, else 0, and the worth of what follows; `None` rules the part out. It
-    /// must be monotone in all of them for the result to be exact.
+    /// `join` puts a part before a completion: it receives the part's picoseconds, 1 if it does not
+    /// fit in memory and 0 otherwise, and the worth of the completion; `None` rules the part out.
+    /// It must be monotone in all of them for the result to be exact.
     fn completions<W: Copy + Ord + Default>(
         &self,
         join: impl Fn(u64, u32, W) -> Option<W>,
     ) -> Vec<Option<Completion<W>>> {
-        let (blocks, last) = (self.prices.blocks(), self.assignments.next.len() - 1);
+        let blocks = self.prices.blocks();
+        let last = self.assignments.next.len() - 1;
         let parts = self.assignments.done[last];
         let mut best: Vec<Option<Completion<W>>> = vec![None; (last + 1) * (blocks + 1)];
         best[last * (blocks + 1) + blocks] =
@@ -84,14 +92,17 @@ impl<F: Fn(usize, usize, usize, usize) -> bool> Search<'_, F> {
                         let Some(rest) = best[next * (blocks + 1) + end] else { continue };
                         let is_less = |worth| least.is_none_or(|l: Completion<W>| worth < l.worth);
                         let ps = self.prices.run_ps(device, start..end);
-                        // Memory is asked for only if the part is better when it fits.
-                        let joined =
-                            |misfits| join(ps, misfits, rest.worth).filter(|&w| is_less(w));
-                        if ps == FORBIDDEN || joined(0).is_none() {
+                        if ps == FORBIDDEN {
+                            continue;
+                        }
+                        // Memory is checked only if the part would be better than the best one.
+                        if !join(ps, 0, rest.worth).is_some_and(is_less) {
                             continue;
                         }
                         let misfits = u32::from(!(self.fits)(device, part, start, end));
-                        if let Some(worth) = joined(misfits) {
+                        if let Some(worth) = join(ps, misfits, rest.worth)
+                            && is_less(worth)
+                        {
                             least = Some(Completion { worth, device, end, state: next });
                         }
                     }
@@ -112,15 +123,21 @@ impl<F: Fn(usize, usize, usize, usize) -> bool> Search<'_, F> {
             .completions(|ps, misfits, rest: (u32, u64)| Some((rest.0 + misfits, rest.1.max(ps))));
         let (_, slowest_ps) = slowest[0]?.worth;
         let squares = self.completions(|ps, misfits, rest: (u32, u128)| {
+            if ps > slowest_ps {
+                return None;
+            }
             let square = u128::from(ps) * u128::from(ps);
-            (ps <= slowest_ps).then(|| (rest.0 + misfits, rest.1.saturating_add(square)))
+            Some((rest.0 + misfits, rest.1.saturating_add(square)))
         });
         let (misfits, sum) = squares[0]?.worth;
-        let (mut state, mut block, mut parts) = (0, 0, Vec::new());
+        let mut state = 0;
+        let mut block = 0;
+        let mut parts = Vec::new();
         while state + 1 < self.assignments.next.len() {
             let part = squares[state * (self.prices.blocks() + 1) + block]?;
             parts.push((part.device, part.end));
-            (state, block) = (part.state, part.end);
+            state = part.state;
+            block = part.end;
         }
         Some(Division { worth: (misfits, slowest_ps, sum), parts })
     }
@@ -128,8 +145,12 @@ impl<F: Fn(usize, usize, usize, usize) -> bool> Search<'_, F> {
 
 /// Returns the best division among some assignments, with the request's memory.
 fn divide(prices: &Prices<'_>, assignments: Assignments) -> Option<Division> {
-    let fits = |device, stage, start, end| prices.fits(device, stage, vec![run_of(start..end)]);
-    Search { prices, assignments, fits }.best()
+    Search {
+        prices,
+        assignments,
+        fits: |device, stage, start, end| prices.fits(device, stage, vec![run_of(start..end)]),
+    }
+    .best()
 }
 
 /// Returns the division with the shortest slowest part for devices that take parts in this order,
@@ -140,23 +161,25 @@ pub(crate) fn divide_freely(prices: &Prices<'_>, order: &[usize]) -> Option<Divi
 
 /// Returns the given order's best division, improved by exchanges of two devices while one helps.
 fn exchange(prices: &Prices<'_>, devices: usize) -> Option<Division> {
-    let at = |order: &[usize]| divide(prices, Assignments::of_order(order));
-    let is_better = |new: &Option<Division>, old: &Option<Division>| match (new, old) {
-        (Some(new), Some(old)) => new.worth < old.worth,
-        (new, old) => new.is_some() && old.is_none(),
-    };
     let mut order: Vec<usize> = (0..devices).collect();
-    let mut best = at(&order);
+    let mut best = divide(prices, Assignments::of_order(&order));
     let mut is_improved = true;
     while is_improved {
         is_improved = false;
-        for (a, b) in (0..devices).flat_map(|a| (a + 1..devices).map(move |b| (a, b))) {
-            order.swap(a, b);
-            let other = at(&order);
-            if is_better(&other, &best) {
-                (best, is_improved) = (other, true);
-            } else {
+        for a in 0..devices {
+            for b in a + 1..devices {
                 order.swap(a, b);
+                let other = divide(prices, Assignments::of_order(&order));
+                let is_better = match (&other, &best) {
+                    (Some(new), Some(old)) => new.worth < old.worth,
+                    (new, old) => new.is_some() && old.is_none(),
+                };
+                if is_better {
+                    best = other;
+                    is_improved = true;
+                } else {
+                    order.swap(a, b);
+                }
             }
         }
     }
@@ -178,8 +201,13 @@ pub fn cut(prices: &Prices<'_>) -> Result<Cut, CutError> {
     if misfits > 0 {
         return Err(prices.memory_error());
     }
-    let starts = [0].into_iter().chain(parts.iter().map(|&(_, end)| end));
-    let runs = starts.zip(&parts).map(|(start, &(_, end))| vec![run_of(start..end)]);
-    let devices = parts.iter().map(|&(device, _)| device).collect();
-    Ok(Cut { devices, blocks: runs.collect(), slowest_s: seconds(slowest_ps) })
+    let mut devices = Vec::with_capacity(parts.len());
+    let mut blocks = Vec::with_capacity(parts.len());
+    let mut start = 0;
+    for (device, end) in parts {
+        devices.push(device);
+        blocks.push(vec![run_of(start..end)]);
+        start = end;
+    }
+    Ok(Cut { devices, blocks, slowest_s: seconds(slowest_ps) })
 }

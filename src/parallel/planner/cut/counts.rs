@@ -11,12 +11,15 @@ use potluck_core::{Setting, Wording};
 /// longer ones first; some are empty if there are fewer blocks than parts.
 pub fn even(blocks: u32, parts: usize) -> Vec<Range<u32>> {
     let parts = parts as u64;
-    // Runs before `part`, each of the quotient, and the longer ones among them: at most `blocks`.
-    let bound = |part: u64| {
-        let (quotient, rest) = (u64::from(blocks) / parts, u64::from(blocks) % parts);
-        (part * quotient + part.min(rest)) as u32
-    };
-    (0..parts).map(|part| bound(part)..bound(part + 1)).collect()
+    let mut runs = Vec::new();
+    let mut start = 0;
+    for part in 0..parts {
+        let is_longer = part < u64::from(blocks) % parts;
+        let end = start + (u64::from(blocks) / parts) as u32 + u32::from(is_longer);
+        runs.push(start..end);
+        start = end;
+    }
+    runs
 }
 
 /// Returns the contiguous runs of blocks that have these lengths, from block 0 on.
@@ -35,8 +38,8 @@ pub fn by_stage(chunks: &[Range<u32>], stages: usize) -> Vec<Vec<Range<u32>>> {
     (0..stages).map(|stage| chunks_of_stage(chunks, stages, stage).cloned().collect()).collect()
 }
 
-/// Returns the `parts` runs that the user gave as `parallel.blocks_per_stage`, the lengths of the
-/// model chunks in the order of the model, for a model of `blocks` blocks.
+/// Returns the `parts` runs of a model of `blocks` blocks whose lengths the user gave as
+/// `parallel.blocks_per_stage`, in the order of the model.
 ///
 /// # Errors
 /// [`CutError::Blocks`] if there are fewer blocks than parts; [`CutError::Counts`] if the counts

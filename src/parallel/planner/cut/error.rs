@@ -3,7 +3,7 @@
 use potluck_core::Wording;
 use potluck_core::format::counted;
 
-/// No cut, and the reason as a sentence for the user.
+/// Reason, as a sentence for the user, that there is no cut.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
     /// Fewer blocks than model chunks.
@@ -12,12 +12,12 @@ pub enum CutError {
         counted(*blocks, "block", "blocks"), chunks(*parts)
     )]
     Blocks { blocks: usize, parts: usize },
-    /// Every cut goes where some device cannot be cut, or gives a device a block that it cannot
-    /// run.
+    /// Every cut is at a block where some device cannot be cut, or gives a device a block that it
+    /// cannot run.
     #[error("no cut of the model is allowed: each has a block or a cut that is ruled out")]
     Forbidden,
-    /// No cut fits in memory. The device, the stage, or both are named for which not even the
-    /// shortest run of blocks fits; if each has a run that fits, neither is.
+    /// No cut fits in memory. Names the device, the stage, or both, for which not even the shortest
+    /// run of blocks fits; neither if each has a run that fits.
     #[error("{}", memory(*device, *stage))]
     Memory { device: Option<usize>, stage: Option<usize> },
     /// Counts that the user gave and that do not cut this model.
@@ -25,12 +25,10 @@ pub enum CutError {
     Counts(Wording),
 }
 
-/// Formats a number of parts of the model.
 fn chunks(parts: usize) -> String {
     format!("a pipeline of {} with at least one block each", counted(parts, "part", "parts"))
 }
 
-/// Returns the sentence about memory.
 fn memory(device: Option<usize>, stage: Option<usize>) -> String {
     match (device, stage) {
         (Some(device), Some(stage)) => {

@@ -1,5 +1,7 @@
 //! Several model chunks per stage: a local search of the bounds between chunks.
 
+use std::ops::Range;
+
 use super::contiguous::divide_freely;
 use super::prices::{FORBIDDEN, Prices, run_of, seconds};
 use super::{Cut, CutError, INTERLEAVED_DEVICES, by_stage, even};
@@ -12,18 +14,21 @@ type Worth = (u32, u64, u128);
 fn orders(devices: usize) -> Vec<Vec<usize>> {
     let mut orders = vec![Vec::new()];
     for _ in 0..devices {
-        let longer = |order: &Vec<usize>| {
-            let order = order.clone();
-            let unused = (0..devices).filter(|device| !order.contains(device)).collect::<Vec<_>>();
-            unused.into_iter().map(move |device| [&order[..], &[device]].concat())
-        };
-        orders = orders.iter().flat_map(longer).collect();
+        let mut longer = Vec::new();
+        for order in &orders {
+            for device in 0..devices {
+                if !order.contains(&device) {
+                    longer.push([&order[..], &[device]].concat());
+                }
+            }
+        }
+        orders = longer;
     }
     orders
 }
 
-/// Returns the worth of the chunks between these bounds, or `None` if one is ruled out or it is
-/// not less than `limit`. Memory is asked for only if the times are.
+/// Returns the worth of the chunks between these bounds, or `None` if one is ruled out or it is not
+/// less than `limit`. Memory is checked only if the times are less.
 fn worth(
     prices: &Prices<'_>,
     order: &[usize],
@@ -43,15 +48,27 @@ fn worth(
         stage_ps[stage] = stage_ps[stage].saturating_add(ps);
     }
     let slowest_ps = stage_ps.iter().copied().max().unwrap_or(0);
-    let square = |&ps: &u64| u128::from(ps) * u128::from(ps);
-    let squares = stage_ps.iter().map(square).fold(0, u128::saturating_add);
-    let is_less = |worth: &Worth| limit.is_none_or(|limit| *worth < limit);
-    Some((0, slowest_ps, squares)).filter(is_less)?;
-    let chunks: Vec<_> = bounds.windows(2).map(|pair| run_of(pair[0]..pair[1])).collect();
-    let stages = by_stage(&chunks, order.len()).into_iter().enumerate();
-    let misfits =
-        stages.filter(|(stage, blocks)| !prices.fits(order[*stage], *stage, blocks.clone()));
-    Some((misfits.count() as u32, slowest_ps, squares)).filter(is_less)
+    let mut squares: u128 = 0;
+    for &ps in &stage_ps {
+        squares = squares.saturating_add(u128::from(ps) * u128::from(ps));
+    }
+    let is_less = |worth: Worth| limit.is_none_or(|limit| worth < limit);
+    if !is_less((0, slowest_ps, squares)) {
+        return None;
+    }
+    let mut misfits = 0;
+    for (stage, blocks) in by_stage(&chunks_between(bounds), order.len()).into_iter().enumerate() {
+        if !prices.fits(order[stage], stage, blocks) {
+            misfits += 1;
+        }
+    }
+    let worth = (misfits, slowest_ps, squares);
+    if is_less(worth) { Some(worth) } else { None }
+}
+
+/// Returns the chunks between consecutive bounds.
+fn chunks_between(bounds: &[usize]) -> Vec<Range<u32>> {
+    bounds.windows(2).map(|pair| run_of(pair[0]..pair[1])).collect()
 }
 
 /// Moves one bound by one block while that helps; returns the worth that is reached, or `None` if
@@ -67,7 +84,8 @@ fn improve(prices: &Prices<'_>, order: &[usize], bounds: &mut [usize]) -> Option
                 bounds[bound] = to;
                 match worth(prices, order, bounds, Some(best)) {
                     Some(better) => {
-                        (best, is_improved) = (better, true);
+                        best = better;
+                        is_improved = true;
                         break;
                     }
                     None => bounds[bound] = from,
@@ -78,26 +96,33 @@ fn improve(prices: &Prices<'_>, order: &[usize], bounds: &mut [usize]) -> Option
     Some(best)
 }
 
-/// Returns the bounds from which the search of an order starts: those of the chunks whose slowest
-/// is shortest, and the even ones.
+/// Returns the bounds from which the search of an order starts: the bounds of the chunks whose
+/// slowest is shortest, and the even ones.
 fn starts(prices: &Prices<'_>, order: &[usize]) -> Vec<Vec<usize>> {
     let parts = prices.request().chunks * order.len();
     let devices: Vec<usize> = order.iter().copied().cycle().take(parts).collect();
-    let balanced = divide_freely(prices, &devices).map(|division| division.parts);
-    let balanced = balanced.map(|parts| parts.iter().map(|&(_, end)| end).collect());
-    let even = even(prices.blocks() as u32, parts);
-    let even = even.iter().map(|run| run.end as usize).collect();
-    let with_start = |ends: Vec<usize>| [&[0], &ends[..]].concat();
-    balanced.into_iter().chain([even]).map(with_start).collect()
+    let mut starts = Vec::new();
+    if let Some(division) = divide_freely(prices, &devices) {
+        let mut bounds = vec![0];
+        bounds.extend(division.parts.iter().map(|&(_, end)| end));
+        starts.push(bounds);
+    }
+    let mut bounds = vec![0];
+    bounds.extend(even(prices.blocks() as u32, parts).iter().map(|run| run.end as usize));
+    starts.push(bounds);
+    starts
 }
 
 /// Returns the best cut with several chunks per stage that the search finds.
 pub fn cut(prices: &Prices<'_>) -> Result<Cut, CutError> {
     let request = prices.request();
-    let is_given = request.is_ordered || request.stages > INTERLEAVED_DEVICES;
-    let given = || vec![(0..request.stages).collect()];
+    let orders = if request.is_ordered || request.stages > INTERLEAVED_DEVICES {
+        vec![(0..request.stages).collect()]
+    } else {
+        orders(request.stages)
+    };
     let mut best: Option<(Worth, Vec<usize>, Vec<usize>)> = None;
-    for order in if is_given { given() } else { orders(request.stages) } {
+    for order in orders {
         for mut bounds in starts(prices, &order) {
             let Some(found) = improve(prices, &order, &mut bounds) else { continue };
             if best.as_ref().is_none_or(|(worth, ..)| found < *worth) {
@@ -109,7 +134,6 @@ pub fn cut(prices: &Prices<'_>) -> Result<Cut, CutError> {
     if misfits > 0 {
         return Err(CutError::Memory { device: None, stage: None });
     }
-    let chunks: Vec<_> = bounds.windows(2).map(|pair| run_of(pair[0]..pair[1])).collect();
-    let blocks = by_stage(&chunks, devices.len());
+    let blocks = by_stage(&chunks_between(&bounds), devices.len());
     Ok(Cut { devices, blocks, slowest_s: seconds(slowest_ps) })
 }

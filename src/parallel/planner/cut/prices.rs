@@ -41,26 +41,24 @@ impl<'a> Prices<'a> {
         let CutRequest { times, cut_s, stages, chunks, .. } = *request;
         assert!(stages > 0 && chunks > 0, "{stages} stages of {chunks} chunks");
         assert!(times.len() == stages && cut_s.len() == stages, "a stage per device");
-        let is_square = |device: usize| {
-            times[device].len() == times[0].len() && cut_s[device].len() == times[0].len()
-        };
-        assert!((0..stages).all(is_square), "a time and a cut per device and block");
-        let before = |times: &Vec<super::BlockTimes>| {
-            let mut before = vec![0];
+        let blocks = times[0].len();
+        let mut before_ps = Vec::with_capacity(stages);
+        let mut cut_ps = Vec::with_capacity(stages);
+        for (times, cut_s) in times.iter().zip(cut_s) {
+            let is_square = times.len() == blocks && cut_s.len() == blocks;
+            assert!(is_square, "a time and a cut per device and block");
+            let mut sum_ps = 0;
+            let mut before = vec![sum_ps];
             for block in times {
-                before.push(before[before.len() - 1] + u128::from(picoseconds(block.sum_s())));
+                sum_ps += u128::from(picoseconds(block.sum_s()));
+                before.push(sum_ps);
             }
-            before
-        };
-        Prices {
-            request,
-            before_ps: times.iter().map(before).collect(),
-            cut_ps: cut_s.iter().map(|row| row.iter().map(|&s| picoseconds(s)).collect()).collect(),
-            checked: RefCell::default(),
+            before_ps.push(before);
+            cut_ps.push(cut_s.iter().map(|&s| picoseconds(s)).collect());
         }
+        Prices { request, before_ps, cut_ps, checked: RefCell::default() }
     }
 
-    /// Returns the request.
     pub fn request(&self) -> &CutRequest<'a> {
         self.request
     }
@@ -72,7 +70,8 @@ impl<'a> Prices<'a> {
 
     /// Returns the picoseconds of a run on a device, cuts included, or [`FORBIDDEN`].
     pub(crate) fn run_ps(&self, device: usize, run: Range<usize>) -> u64 {
-        let (before, cuts) = (&self.before_ps[device], &self.cut_ps[device]);
+        let before = &self.before_ps[device];
+        let cuts = &self.cut_ps[device];
         let mut sum = before[run.end] - before[run.start];
         if run.start > 0 {
             sum += u128::from(cuts[run.start]);
@@ -83,7 +82,7 @@ impl<'a> Prices<'a> {
         u64::try_from(sum).unwrap_or(FORBIDDEN)
     }
 
-    /// Returns true if the device has memory for these chunks as that stage; asks the request once
+    /// Returns true if the device has memory for these chunks as that stage; calls the request once
     /// for each.
     pub fn fits(&self, device: usize, stage: usize, blocks: Vec<Range<u32>>) -> bool {
         let subject = (device, stage, blocks);
@@ -99,30 +98,38 @@ impl<'a> Prices<'a> {
     /// stage or device for which none of the shortest allowed runs fits.
     pub(crate) fn memory_error(&self) -> CutError {
         let stages = self.request.stages;
-        let has_run = |device, stage| self.has_run(device, stage);
-        let error = |device, stage| CutError::Memory { device, stage };
         if self.request.is_ordered {
-            let full = (0..stages).find(|&stage| !has_run(stage, stage));
-            return error(full, full);
+            let full = (0..stages).find(|&stage| !self.has_run(stage, stage));
+            return CutError::Memory { device: full, stage: full };
         }
-        let full = (0..stages).find(|&device| (0..stages).all(|stage| !has_run(device, stage)));
-        if full.is_some() {
-            return error(full, None);
+        for device in 0..stages {
+            if !(0..stages).any(|stage| self.has_run(device, stage)) {
+                return CutError::Memory { device: Some(device), stage: None };
+            }
         }
-        error(None, (0..stages).find(|&stage| (0..stages).all(|device| !has_run(device, stage))))
+        for stage in 0..stages {
+            if !(0..stages).any(|device| self.has_run(device, stage)) {
+                return CutError::Memory { device: None, stage: Some(stage) };
+            }
+        }
+        CutError::Memory { device: None, stage: None }
     }
 
-    /// Returns true if, of the shortest allowed runs from each block on, one fits.
+    /// Returns true if one of the shortest allowed runs from each block on fits.
     fn has_run(&self, device: usize, stage: usize) -> bool {
         let after = self.request.stages - 1 - stage;
         let last = self.blocks() - after;
         let starts = if stage == 0 { 0..1 } else { stage..last };
-        let shortest = |start: usize| {
+        for start in starts {
             let first = if after == 0 { last } else { start + 1 };
-            (first..=last).find(|&end| self.run_ps(device, start..end) != FORBIDDEN)
-        };
-        let mut runs = starts.filter_map(|start| Some(start..shortest(start)?));
-        runs.any(|run| self.fits(device, stage, vec![run_of(run)]))
+            let shortest = (first..=last).find(|&end| self.run_ps(device, start..end) != FORBIDDEN);
+            if let Some(end) = shortest
+                && self.fits(device, stage, vec![run_of(start..end)])
+            {
+                return true;
+            }
+        }
+        false
     }
 }
 

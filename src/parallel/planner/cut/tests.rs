@@ -1,4 +1,4 @@
-//! Tests of cuts: against every cut there is, and what users are told.
+//! Tests of cuts: against all possible cuts, and of the messages to users.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

@@ -6,8 +6,8 @@ use std::thread;
 
 use super::*;
 use crate::comm::{Closed, GroupError, PacketLink, PacketValues, ReduceOp};
-use potluck_core::Rank;
 use potluck_core::rng::Key;
+use potluck_core::{Position, Rank};
 
 /// Link that hands bytes to the receiver of another process, after a change.
 struct Wire {
@@ -17,7 +17,7 @@ struct Wire {
     refused: Mutex<Vec<String>>,
 }
 
-/// Header and values on their way.
+/// Header and values of a sent packet.
 type Sent = ([u8; PACKET_HEADER_BYTES], Vec<u8>);
 
 impl PacketLink for Wire {
@@ -36,8 +36,8 @@ impl PacketLink for Wire {
     }
 }
 
-/// Returns the handles of a group of two processes of these ranks, the second of which gets what
-/// the change makes of what the first one sends, and the link between the two.
+/// Returns the handles of a group of two processes of these ranks, where the change is applied to
+/// the packets from the first to the second one, and the link between the two.
 fn processes(
     [first, second]: [Range<u32>; 2],
     change: impl Fn(Sent) -> Sent + Send + Sync + 'static,
@@ -167,7 +167,7 @@ fn changed(change: fn(Sent) -> Sent) -> Vec<String> {
     let ends = run(groups, |mut group| {
         let mut sum = [1f32, 2.0];
         group.all_reduce(&mut sum, ReduceOp::Sum)?;
-        // Only rank 0 comes here. Nobody closes the link, as the network does for such packets.
+        // Only rank 0 gets here. The link is not closed, as the network does for such packets.
         group.set_deadline(Duration::from_millis(60));
         group.barrier()
     });
