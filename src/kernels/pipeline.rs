@@ -114,8 +114,7 @@ impl Pipelines {
             let (working, ended) = mpsc::channel();
             for _ in 0..threads {
                 let working = working.clone();
-                // Pipelines that a panicked thread has not compiled are compiled by the caller,
-                // which then panics.
+                // Pipelines that a panicked thread has not compiled are compiled by the caller.
                 scope.spawn(|| {
                     catch_quietly(&PanicText::default(), || work.run());
                     drop(working);

@@ -94,7 +94,9 @@ pub(crate) fn prefetch(values: &[f32], at: usize) {
 /// Adds `x` to the first elements of `y`, inside of `vectorized!`.
 #[inline(always)]
 pub(crate) fn add_elements(y: &mut [f32], x: &[f32]) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += x;
+    }
 }
 
 vectorized! {
@@ -138,7 +140,9 @@ pub(crate) fn largest(x: &[f32]) -> f32 {
     let chunks = x.chunks_exact(LANES);
     let rest = chunks.remainder();
     for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(m, x)| *m = if x > m { *x } else { *m });
+        for (m, x) in lanes.iter_mut().zip(chunk) {
+            *m = if x > m { *x } else { *m };
+        }
     }
     lanes.iter().chain(rest).fold(x[0], |m, x| m.max(*x))
 }

@@ -192,7 +192,7 @@ impl SpotCheck {
     }
 
     /// Computes the parts by the reference. Inputs that are outputs of the forward op are computed
-    /// by it, as a gradient needs them, if all of its inputs are divided into the same parts.
+    /// by it, as a gradient needs them, if all of these inputs have all axes of the check.
     pub fn expected(self, owned_call: &OwnedCall) -> ExpectedParts {
         let call = owned_call.call();
         let mut inputs = self.inputs(&call, &patterns(owned_call));

@@ -83,7 +83,9 @@ impl Mask {
     fn apply(&self, sample: u32, first: usize, mut x: &[f32], mut y: &mut [f32]) {
         let factor = self.factor as f32;
         if self.threshold == 0 {
-            y.iter_mut().zip(x).for_each(|(y, x)| *y = factor * x);
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = factor * x;
+            }
             return;
         }
         let mut element = first;

@@ -324,7 +324,9 @@ vectorized! {
                     *sum += dy;
                 }
             }
-            products.iter_mut().zip(rstds).for_each(|(product, rstd)| *product *= rstd);
+            for (product, rstd) in products.iter_mut().zip(rstds) {
+                *product *= rstd;
+            }
             add_elements(&mut total[0], &products);
             add_elements(&mut total[1], &sums);
         }

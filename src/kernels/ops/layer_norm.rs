@@ -217,7 +217,9 @@ vectorized! {
                 *y = (*x - mean) * rstd * *weight;
             }
             if let Some(bias) = bias {
-                y.iter_mut().zip(bias).for_each(|(y, bias)| *y += *bias);
+                for (y, bias) in y.iter_mut().zip(bias) {
+                    *y += *bias;
+                }
             }
             (stats[0], stats[1]) = (mean, rstd);
         }
@@ -260,7 +262,9 @@ vectorized! {
             for ((sum, x), dy) in dweight.iter_mut().zip(x).zip(dy) {
                 *sum = mul_add::<S>(*dy, (*x - mean) * rstd, *sum);
             }
-            dbias.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += *dy);
+            for (sum, dy) in dbias.iter_mut().zip(dy) {
+                *sum += *dy;
+            }
         }
         sums
     }

@@ -80,9 +80,13 @@ vectorized! {
         };
         let (whole, rest) = values.as_chunks::<LANES>();
         for chunk in whole {
-            sums.iter_mut().zip(chunk).for_each(|(sum, value)| *sum += square(*value));
+            for (sum, value) in sums.iter_mut().zip(chunk) {
+                *sum += square(*value);
+            }
         }
-        sums.iter_mut().zip(rest).for_each(|(sum, value)| *sum += square(*value));
+        for (sum, value) in sums.iter_mut().zip(rest) {
+            *sum += square(*value);
+        }
         // A loop of its own, whose sums are of 32 bits.
         let bad: u32 = values.iter().map(|value| u32::from(!value.is_finite())).sum();
         (sums.iter().sum(), bad.into())

@@ -83,11 +83,11 @@ vectorized! {
     fn forward_rows<S>(x: &[f32], y: &mut [f32], c: usize) {
         for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
             let m = largest(x);
-            y.iter_mut().zip(x).for_each(|(y, x)| {
+            for (y, x) in y.iter_mut().zip(x) {
                 let far = *x - m;
                 // `exp` returns a small positive number where the result underflows.
                 *y = if far < -87.0 { 0.0 } else { exp::<S>(far) };
-            });
+            }
             let sum = sum_of(c, |k| y[k]);
             for y in y {
                 *y /= sum;
@@ -98,7 +98,9 @@ vectorized! {
     fn grad_rows<S>(y: &[f32], dy: &[f32], dx: &mut [f32], c: usize) {
         for ((y, dy), dx) in y.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c)) {
             let sum = sum_of(c, |k| y[k] * dy[k]);
-            dx.iter_mut().zip(y).zip(dy).for_each(|((dx, y), dy)| *dx = y * (dy - sum));
+            for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
+                *dx = y * (dy - sum);
+            }
         }
     }
 }

@@ -98,7 +98,9 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 vectorized! {
     /// Computes `dx[j] = slope (x[j] - target[j])`.
     fn slopes<S>(slope: f32, x: &[f32], target: &[f32], dx: &mut [f32]) {
-        dx.iter_mut().zip(x).zip(target).for_each(|((dx, x), t)| *dx = slope * (x - t));
+        for ((dx, x), t) in dx.iter_mut().zip(x).zip(target) {
+            *dx = slope * (x - t);
+        }
     }
 
     /// Returns `sum_j (x[j] - target[j])^2`, computed in lanes.
@@ -110,7 +112,9 @@ vectorized! {
         let rest: f32 = rest.map(|(x, t)| (x - t) * (x - t)).sum();
         for (x, target) in x.zip(target) {
             let pairs = lanes.iter_mut().zip(x).zip(target);
-            pairs.for_each(|((sum, x), t)| *sum += (x - t) * (x - t));
+            for ((sum, x), t) in pairs {
+                *sum += (x - t) * (x - t);
+            }
         }
         lanes.iter().sum::<f32>() + rest
     }

@@ -154,8 +154,12 @@ vectorized! {
         }
         lanes.clear();
         lanes.resize(y.len() * LANES.div_ceil(y.len()), 0.0);
-        x.chunks(lanes.len()).for_each(|rows| add_elements(lanes, rows));
-        lanes.chunks(y.len()).for_each(|row| add_elements(y, row));
+        for rows in x.chunks(lanes.len()) {
+            add_elements(lanes, rows);
+        }
+        for row in lanes.chunks(y.len()) {
+            add_elements(y, row);
+        }
     }
 }
 
@@ -165,7 +169,9 @@ fn sum_row(x: &[f32], sum: &mut f32) {
     let mut lanes = [0.0; LANES];
     let (whole, rest) = x.as_chunks::<LANES>();
     for chunk in whole {
-        (0..LANES).for_each(|lane| lanes[lane] += chunk[lane]);
+        for lane in 0..LANES {
+            lanes[lane] += chunk[lane];
+        }
     }
     add_elements(&mut lanes, rest);
     for lane in lanes {

@@ -162,7 +162,9 @@ vectorized! {
             hidden[j] = (1.0 - z[j]) * n[j];
         }
         if let Some(before) = before {
-            (0..h).for_each(|j| hidden[j] += z[j] * before[j]);
+            for j in 0..h {
+                hidden[j] += z[j] * before[j];
+            }
         }
     }
 

@@ -164,9 +164,14 @@ vectorized! {
             g[j] = tanh::<S>(g[j] + bias[2 * h + j]);
             o[j] = sigmoid::<S>(o[j] + bias[3 * h + j]);
         }
-        match before {
-            Some(before) => (0..h).for_each(|j| cell[j] = f[j] * before[j] + i[j] * g[j]),
-            None => (0..h).for_each(|j| cell[j] = i[j] * g[j]),
+        if let Some(before) = before {
+            for j in 0..h {
+                cell[j] = f[j] * before[j] + i[j] * g[j];
+            }
+        } else {
+            for j in 0..h {
+                cell[j] = i[j] * g[j];
+            }
         }
         for j in 0..h {
             hidden[j] = o[j] * tanh::<S>(cell[j]);
@@ -198,9 +203,12 @@ vectorized! {
             d_o[j] = dhidden[j] * squashed * o[j] * (1.0 - o[j]);
             dcell[j] = dc * f[j];
         }
-        match before {
-            Some(before) => (0..h).for_each(|j| df[j] *= before[j]),
-            None => df.fill(0.0),
+        if let Some(before) = before {
+            for j in 0..h {
+                df[j] *= before[j];
+            }
+        } else {
+            df.fill(0.0);
         }
     }
 }
