@@ -1154,6 +1154,47 @@ mod tests {
         for line in ["train --svg x.svg", "train --explain graph --svg x.svg"] {
             let error = parsed(&format!("potluck {line}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{line}");
+            let why = "'--svg <FILE>' goes with '--explain schedule'";
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn lines_that_do_not_parse_name_the_argument_and_what_it_takes() {
+        let refused = |line: &str, parts: &[&str]| {
+            let error = parsed(&format!("potluck {line}")).unwrap_err();
+            assert!(error.use_stderr() && error.exit_code() == 2, "{line}");
+            let text = error.to_string();
+            let first = text.lines().next().unwrap();
+            assert!(first.starts_with("error: "), "{text}");
+            // What is missing is listed in the lines below.
+            assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in {text}");
+        };
+        refused("train --bogus", &["--bogus"]);
+        refused("train --steps x", &["'x'", "--steps", "a non-negative integer"]);
+        refused("train --lr fast", &["fast", "--lr", "a non-negative number"]);
+        refused("train --explain all", &["'all'", "--explain"]);
+        refused("train --name a --out b", &["--name", "--out", "cannot be used with"]);
+        refused("train --trace t.json --explain memory", &["--trace", "--explain"]);
+        refused("generate", &["required arguments"]);
+        refused("generate run --temperature -1", &["-1"]);
+        refused("generate run --temperature=nan", &["nan", "non-negative number"]);
+        refused("eval run --micro-batch 0", &["'0'", "--micro-batch"]);
+        for stages in ["-1", "x", "1.5"] {
+            for command in ["train", "eval run", "generate run"] {
+                let line = format!("{command} --pipeline {stages}");
+                refused(&line, &[stages, "a whole number from 1 to 64"]);
+            }
+        }
+        refused("dance", &["dance"]);
+        refused("bench --tiny --only peaks,nothing", &["nothing"]);
+        refused("bench collectives --tiny --ranks 1", &["'1'", "from 2 to 64"]);
+        refused("bench pipeline --tiny --schedules 2f2b", &["2f2b", "1f1b"]);
+        refused("bench pipeline --tiny --stages 1", &["'1'", "from 2 to 64"]);
+        refused("bench pipeline --tiny --micro-batches 2,-1", &["'-1'", "from 1 to 1024"]);
+        for stages in ["abc", "2,abc", "-1"] {
+            let line = format!("bench pipeline --tiny --stages {stages}");
+            refused(&line, &["a whole number from 2 to 64"]);
         }
     }
 

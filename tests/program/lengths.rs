@@ -187,5 +187,7 @@ fn a_script_can_ask_whether_a_run_fits() {
     // What the run refuses, too.
     let refused = desk.train(&format!("{limit}=1")).ended(78);
     assert!(refused.line("error:").contains("1.0 MiB"), "{}", refused.err);
+    assert!(refused.err.contains("as train.device_memory_mib sets it"), "{}", refused.err);
+    assert!(!desk.path("runs").exists());
     desk.run(&format!("{line} {limit}=512")).ok();
 }

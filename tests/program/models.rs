@@ -195,43 +195,6 @@ fn llamas_learn_resume_to_the_same_bits_and_generate_wherever_they_are_trained()
     assert!(other.err.contains(why), "{}", other.err);
 }
 
-#[test]
-fn llamas_that_are_not_supported_are_refused_by_name() {
-    let desk = Desk::new();
-    for (sets, why) in [
-        ("--set rope_scaling=yarn", "expects \"none\", \"linear\" or \"llama3\", got yarn"),
-        ("--set rope_low_freq=2", "model.rope_low_freq has no effect with model.rope_scaling ="),
-        ("--set kv_heads=3", "model.kv_heads expects a number that divides model.heads = 4, got 3"),
-        ("--set sliding_window=32", "= 32 is shorter than model.context = 64, and attention over"),
-        ("--set positions=20", "model.positions expects at least model.context = 64, got 20"),
-        ("--set model.bias=true", "model.bias has no effect with model.kind = \"llama\""),
-        ("--set vocabulary=3", "model.vocabulary expects at least the"),
-        ("--set kv_heads=1 --devices cpu*2 --tensor 2", "1 head cannot be divided over 2 ranks"),
-    ] {
-        let ran = desk.run(&format!("train --devices cpu --out no --set model.kind=llama {sets}"));
-        assert!(ran.code() == Some(78) && ran.err.contains(why), "{sets}: {}", ran.err);
-    }
-}
-
-#[test]
-fn models_of_other_data_are_refused_in_a_sentence() {
-    let desk = desk_with_images();
-    desk.write("t.csv", "a,b\n1,2\n3,4\n");
-    for (line, why) in [
-        ("--data t.csv --set model.kind=cnn", "model.kind expects \"mlp\" for tables"),
-        ("--set model.kind=resnet", "model.kind expects \"gpt\", \"llama\" or \"rnn\" for texts"),
-        ("--data images --set model.kind=rnn", "\"cnn\" or \"resnet\" for samples"),
-        (
-            "--data images --set model.kind=cnn --set model.channels=2,2,2,2",
-            "too small for 4 poolings",
-        ),
-        ("--set model.cell=gru", "model.cell has no effect"),
-    ] {
-        let ran = desk.run(&format!("train --devices cpu --out no {line}"));
-        assert!(ran.code() != Some(0) && ran.err.contains(why), "{line}: {}", ran.err);
-    }
-}
-
 /// Trains on MNIST, for whoever has it.
 #[test]
 fn digits_are_recognized_by_convolutions() {

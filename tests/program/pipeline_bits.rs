@@ -433,80 +433,35 @@ fn a_run_says_who_has_which_blocks() {
 
 // ---- refusals ----
 
-/// Refuses to train the small model with exit code 78, one sentence and no file.
-fn refuses(line: &str, parts: &[&str]) {
-    let desk = Desk::new();
-    let before = desk.files();
-    let ran = desk.run(&format!("{SMALL} {line}")).ended(78);
-    let error = ran.line("error: ");
-    for part in parts {
-        assert!(error.contains(part), "'{part}' is missing in: {error}");
-    }
-    assert_eq!((ran.out.as_str(), ran.err.lines().count()), ("", 1), "{}", ran.err);
-    assert_eq!(desk.files(), before, "{error}");
-    assert!(!desk.path("runs").exists(), "{error}");
-}
-
+/// Of each check that placement makes before it opens a device, one case.
 #[test]
-fn models_that_cannot_be_cut_so() {
-    let few = ["a model of 4 blocks cannot be cut into 5 stages; lower parallel.pipeline_stages"];
-    refuses("--devices cpu*5 --pipeline 5", &few);
-    let chunks = ["a model of 4 blocks cannot be cut into 6 model chunks (2 stages x 3 chunks); \
-         lower parallel.pipeline_stages or parallel.virtual_stages"];
-    let line = "--devices cpu*2 --pipeline 2 --schedule interleaved --set virtual_stages=3";
-    refuses(line, &chunks);
-    for (stages, sum) in [("3,2", 5), ("1,1", 2), ("1,65536", 65_537)] {
-        let list = stages.replace(',', ", ");
-        let has = format!(
-            "parallel.blocks_per_stage = [{list}] has {sum} blocks and the model has 4; give 2"
-        );
-        let line = format!("--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage={stages}");
-        refuses(&line, &[&has, "that add up to 4"]);
-    }
-    let line =
-        "--schedule interleaved --set virtual_stages=2 --set parallel.blocks_per_stage=1,1,1,2";
-    refuses(&format!("--devices cpu*2 --pipeline 2 {line}"), &["give 4 numbers, each at least 1"]);
-}
-
-#[test]
-fn devices_that_make_no_whole_pipelines() {
-    for (devices, stages, parts) in [
-        ("cpu", 2, "a multiple of 2 devices, and there is 1; change it, or the number of --dev"),
-        ("cpu*3", 2, "a multiple of 2 devices, and there are 3; "),
-        ("cpu*4", 3, "a multiple of 3 devices, and there are 4; "),
-        ("cpu*2", 4, "a multiple of 4 devices, and there are 2; "),
-    ] {
-        let needs = format!("parallel.pipeline_stages = {stages} needs {parts}");
-        refuses(&format!("--devices {devices} --pipeline {stages}"), &[&needs]);
-    }
-}
-
-#[test]
-fn batches_that_do_not_fit_the_pipelines() {
+fn pipelines_that_cannot_be_are_refused() {
     let interleaved = format!("--devices cpu*2 --pipeline 2 {INTERLEAVED}");
-    let three = "12 samples in micro-batches of 4 make 3 micro-batches, and interleaved needs a \
-                 multiple of the 2 stages; change train.micro_batch_size or train.batch";
-    refuses(&format!("{interleaved} --set train.micro_batch_size=4"), &[three]);
-    refuses(
-        &format!("{interleaved} --set train.micro_batch_size=12"),
-        &["of 12 make 1 micro-batch, and", "a multiple of the 2 stages; "],
-    );
-    let beside =
-        format!("--devices cpu*4 --pipeline 2 {INTERLEAVED} --set train.micro_batch_size=2");
-    let three = "6 samples in micro-batches of 2 make 3 micro-batches, and interleaved needs a \
-                 multiple of the 2 stages; change ";
-    refuses(&format!("{beside} --set parallel.shares=6,6"), &[three]);
-    let per_pipeline = "give one per pipeline, in the order of --devices";
-    for (devices, shares, has) in [
-        ("cpu*4", "3,3,3,3", "parallel.shares has 4 entries for 2 pipelines; "),
-        ("cpu*4", "12", "parallel.shares has 1 entry for 2 pipelines; "),
-        ("cpu*2", "6,6", "parallel.shares has 2 entries for 1 pipeline; "),
-    ] {
-        let line = format!("--devices {devices} --pipeline 2 --set parallel.shares={shares}");
-        refuses(&line, &[has, per_pipeline]);
+    let cases: [(String, &str); 5] = [
+        ("--devices cpu*5 --pipeline 5".into(), "4 blocks cannot be cut into 5 stages; lower"),
+        (
+            "--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage=3,2".into(),
+            "parallel.blocks_per_stage = [3, 2] has 5 blocks and the model has 4; give 2",
+        ),
+        ("--devices cpu*3 --pipeline 2".into(), "a multiple of 2 devices, and there are 3; "),
+        (
+            format!("{interleaved} --set train.micro_batch_size=4"),
+            "12 samples in micro-batches of 4 make 3 micro-batches, and interleaved needs a \
+             multiple of the 2 stages; change train.micro_batch_size or train.batch",
+        ),
+        (
+            "--devices cpu*4 --pipeline 2 --set parallel.shares=12".into(),
+            "parallel.shares has 1 entry for 2 pipelines; give one per pipeline, in the order of",
+        ),
+    ];
+    for (line, part) in cases {
+        let desk = Desk::new();
+        let before = desk.files();
+        let ran = desk.run(&format!("{SMALL} {line}")).ended(78);
+        let error = ran.line("error: ");
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+        assert_eq!((ran.out.as_str(), ran.err.lines().count()), ("", 1), "{}", ran.err);
+        assert_eq!(desk.files(), before, "{error}");
+        assert!(!desk.path("runs").exists(), "{error}");
     }
-    let sum = ["numbers with the sum train.batch = 12, got [6, 5], whose sum is 11"];
-    refuses("--devices cpu*4 --pipeline 2 --set parallel.shares=6,5", &sum);
-    let line = "--devices cpu*4 --pipeline 2 --set train.batch=1 --set train.micro_batch_size=1";
-    refuses(line, &["train.batch = 1 has no sample for each of 2 pipelines; raise it"]);
 }

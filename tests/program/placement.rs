@@ -63,28 +63,6 @@ fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
 }
 
 #[test]
-fn a_limit_of_device_memory_is_kept_or_refused_before_the_start() {
-    let desk = Desk::new();
-    let of_limit = |mib: u32| {
-        let out = format!("run{mib}");
-        let line = format!(
-            "--devices cpu*2 --out {out} --set model.width=128 --set train.device_memory_mib={mib}"
-        );
-        let ran = train(&desk, &line);
-        if ran.code() == Some(0) {
-            return true;
-        }
-        let ran = ran.ended(78);
-        let error = ran.line("error:");
-        assert!(error.contains("as train.device_memory_mib sets it"), "{mib}: {error}");
-        assert!(!desk.path(&out).exists());
-        false
-    };
-    let trained: Vec<bool> = (1..=6).map(of_limit).collect();
-    assert!(!trained[0] && trained[5] && trained.is_sorted(), "{trained:?}");
-}
-
-#[test]
 fn a_device_that_was_named_and_fails_while_it_is_timed_ends_the_run() {
     let desk = Desk::new();
     let run = |fault: &str| {

@@ -273,5 +273,9 @@ fn what_cannot_be_divided_is_refused() {
     let error = ran.ended(78).line("error:").to_string();
     let advice = "so it has no tensor parallelism; leave parallel.tensor_ranks at 1";
     assert!(error.contains(advice), "{error}");
+    let line = "train --data text.txt --set model.kind=llama --set kv_heads=1 --devices cpu*2 \
+                --tensor 2 --out run";
+    let error = desk.run(line).ended(78).line("error:").to_string();
+    assert!(error.contains("1 head cannot be divided over 2 ranks"), "{error}");
     assert!(!desk.path("run").exists());
 }
