@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::sync::LazyLock;
 
 use crate::process::{Desk, Ran};
 use potluck_train::checkpoint::Checkpoint;
@@ -18,6 +19,9 @@ fn trained() -> Desk {
     desk.train("--out run --quiet --set train.eval_every=10").ok();
     desk
 }
+
+/// [`trained`], once for all tests that only read the run.
+static TRAINED: LazyLock<Desk> = LazyLock::new(trained);
 
 fn parameters(desk: &Desk, run: &str) -> Vec<u8> {
     desk.checkpoint(run, 30, "parameters.safetensors")
@@ -639,7 +643,7 @@ fn with_closed_stdout(desk: &Desk, line: &str) -> Ran {
 
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
-    let desk = trained();
+    let desk = &*TRAINED;
     for line in [
         "generate run --devices cpu --tokens 1000000",
         "eval run --devices cpu",
@@ -648,7 +652,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
         "train tiny.toml --data text.txt --devices cpu --quiet --steps 1",
         "devices",
     ] {
-        let ran = with_closed_stdout(&desk, line);
+        let ran = with_closed_stdout(desk, line);
         assert_eq!(ran.code(), Some(0), "{line}: {}", ran.err);
         assert!(!ran.err.contains("panicked") && !ran.err.contains("Broken pipe"), "{}", ran.err);
     }
@@ -658,7 +662,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 
 #[test]
 fn evaluating_gives_the_loss_that_training_recorded() {
-    let desk = trained();
+    let desk = &*TRAINED;
     let recorded = desk.metrics("run").last().unwrap()["val_loss"].as_f64().unwrap();
     let ran = desk.run("eval run --devices cpu --json").ok();
     let line = json(&ran);
@@ -674,7 +678,7 @@ fn evaluating_gives_the_loss_that_training_recorded() {
 
 #[test]
 fn evaluating_some_samples_in_other_micro_batches_on_several_devices() {
-    let desk = trained();
+    let desk = &*TRAINED;
     let eval = |line: &str| desk.run(&format!("eval run --json --split train {line}")).ok();
     let field = |ran: &Ran, name: &str| json(ran)[name].as_f64().unwrap();
     let whole = eval("--devices cpu");
@@ -698,7 +702,7 @@ fn evaluating_some_samples_in_other_micro_batches_on_several_devices() {
 
 #[test]
 fn generating_with_a_list_uses_its_first_device() {
-    let desk = trained();
+    let desk = &*TRAINED;
     let one = desk.run("generate run --devices cpu --tokens 20").ok();
     let listed = desk.run("generate run --devices cpu*2 --tokens 20 --micro-batch 1").ok();
     assert_eq!(
@@ -734,7 +738,7 @@ fn evaluating_other_parts_other_texts_and_the_best() {
 
 #[test]
 fn generating_is_repeatable_and_takes_a_prompt() {
-    let desk = trained();
+    let desk = &*TRAINED;
     let generate = |line: &str| {
         let tokens = if line.contains("--tokens") { "" } else { "--tokens 40" };
         let ran = desk.run(&format!("generate run --devices cpu {tokens} {line}")).ok();

@@ -113,21 +113,6 @@ fn a_device_thread_that_panics_is_an_error_and_no_panic_text() {
 }
 
 #[test]
-fn a_signal_saves_the_step_and_ends_the_run() {
-    for (fault, code, says) in
-        [("sigint@update:5", 130, "interrupted"), ("sigterm@metrics:5", 75, "term")]
-    {
-        let desk = Desk::new();
-        let ran = desk.train_with(fault, "--out run --quiet").ended(code);
-        assert!(ran.line(says).ends_with("potluck train --resume run"), "{}", ran.err);
-        assert_eq!(ran.out, "", "{fault}");
-        assert_eq!(desk.manifest("run", 5)["meta"]["step"], 5);
-        desk.resume("run", "--quiet").ok();
-        assert_eq!(desk.steps("run").len(), 30);
-    }
-}
-
-#[test]
 fn a_second_interrupt_ends_the_run_at_once() {
     let desk = Desk::new();
     desk.train_with("sigint@forward:5,sigint@update:5", "--out run --quiet").ended(130);

@@ -32,45 +32,48 @@ fn loadable(desk: &Desk) -> u64 {
     serde_json::from_str::<serde_json::Value>(&ran.out).unwrap()["step"].as_u64().unwrap()
 }
 
-/// Injects a fault at step 6, two steps behind a checkpoint, and goes on with the same devices.
-fn injected(fault: &str, code: i32, (saved, says): (u64, &str)) {
+/// Injects faults at step 6, two steps behind a checkpoint: each ends the run that goes on after
+/// the one before it, with the same devices; and the run comes to its end after the last one.
+fn injected(faults: &[String], code: i32, (saved, says): (u64, &str)) {
     for rank in [0, 1] {
         let desk = Desk::new();
-        let what = format!("{fault}:6/{rank}");
-        let ran = train_with(&desk, &what, PIPELINE);
-        assert_eq!(ran.code(), Some(code), "{what}: {}", ran.err);
-        assert!(ran.err.contains(says), "{what}: {}", ran.err);
-        if !says.contains("SIG") && !says.contains("interrupted") {
-            assert!(ran.err.contains(&format!("rank {rank}: cpu")), "{what}: {}", ran.err);
+        for (index, fault) in faults.iter().enumerate() {
+            let what = format!("{fault}:6/{rank}");
+            let ran = match index {
+                0 => train_with(&desk, &what, PIPELINE),
+                _ => desk.run_with(&what, "train --quiet --resume run"),
+            };
+            assert_eq!(ran.code(), Some(code), "{what}: {}", ran.err);
+            assert!(ran.err.contains(says), "{what}: {}", ran.err);
+            if !says.contains("SIG") && !says.contains("interrupted") {
+                assert!(ran.err.contains(&format!("rank {rank}: cpu")), "{what}: {}", ran.err);
+            }
         }
-        assert_eq!(loadable(&desk), saved, "{what}");
+        assert_eq!(loadable(&desk), saved, "{faults:?}");
         desk.run("train --quiet --resume run").ok();
-        assert_same_bits(&desk, "run", (&WHOLE, "run"), &what);
+        assert_same_bits(&desk, "run", (&WHOLE, "run"), &format!("{faults:?} of rank {rank}"));
     }
 }
 
 #[test]
 fn a_lost_device_leaves_a_run_that_goes_on_in_the_same_bits() {
-    for point in POINTS {
-        injected(&format!("lost@{point}"), 75, (4, "the device was lost (injected)"));
-    }
-    for point in ["send", "recv"] {
-        injected(&format!("out-of-memory@{point}"), 75, (4, "out of memory at an injected"));
-    }
+    let faults = POINTS.map(|point| format!("lost@{point}"));
+    injected(&faults, 75, (4, "the device was lost (injected)"));
+    let faults = ["send", "recv"].map(|point| format!("out-of-memory@{point}"));
+    injected(&faults, 75, (4, "out of memory at an injected"));
 }
 
 #[test]
 fn a_thread_that_panics_is_a_defect_that_names_the_rank() {
-    for point in ["forward", "send", "recv", "update"] {
-        injected(&format!("panic@{point}"), 70, (4, "its thread panicked (injected, at src"));
-    }
+    let faults = ["forward", "send", "recv", "update"].map(|point| format!("panic@{point}"));
+    injected(&faults, 70, (4, "its thread panicked (injected, at src"));
 }
 
 #[test]
 fn signals_at_transfers_save_the_step() {
     for point in ["send", "recv"] {
-        injected(&format!("sigterm@{point}"), 75, (6, "terminated (SIGTERM)"));
-        injected(&format!("sigint@{point}"), 130, (6, "interrupted; the run is saved"));
+        injected(&[format!("sigterm@{point}")], 75, (6, "terminated (SIGTERM)"));
+        injected(&[format!("sigint@{point}")], 130, (6, "interrupted; the run is saved"));
     }
 }
 
@@ -119,14 +122,20 @@ fn all_stages_end_with_the_one_that_fails() {
         "--devices cpu*2 --pipeline 2 --set model.tie=true",
         BESIDE,
     ] {
-        for fault in ["lost@send:6/1", "lost@recv:6/0", "lost@backward:6/1"] {
-            let desk = Desk::new();
-            let ran = train_with(&desk, fault, line).ended(75);
+        let desk = Desk::new();
+        let faults = ["lost@send:6/1", "lost@recv:6/0", "lost@backward:6/1"];
+        for (index, fault) in faults.into_iter().enumerate() {
+            // Each ends the run that goes on after the one before it.
+            let ran = match index {
+                0 => train_with(&desk, fault, line),
+                _ => desk.run_with(fault, "train --quiet --resume run"),
+            }
+            .ended(75);
             let error = ran.line("error: ");
             let rank = &fault[fault.len() - 1..];
             assert!(error.contains(&format!("rank {rank}: cpu")), "{line} {fault}: {error}");
-            assert_eq!(loadable(&desk), 4, "{line} {fault}");
         }
+        assert_eq!(loadable(&desk), 4, "{line}");
     }
 }
 
