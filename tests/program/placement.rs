@@ -58,7 +58,10 @@ fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
     train(&desk, &format!("{one} --out repeated {flags}")).ok();
     let losses = desk.losses("repeated");
     assert_eq!((losses.len(), losses), (3, desk.losses("measured")), "{flags}");
+    let resolved = || std::fs::read_to_string(desk.path("measured/resolved.toml")).unwrap();
+    let decided = resolved();
     let kept = desk.run("train --resume measured --steps 4").ok();
+    assert_eq!(resolved(), decided);
     assert!(!kept.err.contains("to repeat this"), "the shares are kept: {}", kept.err);
 }
 

@@ -289,28 +289,3 @@ fn another_batch_size_goes_on_with_the_next_sample() {
     desk.resume("run", "--quiet --steps 10").ok();
     assert_eq!(desk.manifest("run", 10)["meta"]["samples"], 50);
 }
-
-/// The same on every adapter under test: killed between two checkpoints and resumed, a
-/// run on a GPU ends in the bits of the one that nothing happened to.
-#[test]
-fn a_run_on_an_adapter_resumes_to_the_same_bits() {
-    for adapter in crate::process::adapter_selectors() {
-        // All kernels are timed by the first run: a later one would go on with those that were not.
-        let tuning = "--set train.tune_s=120";
-        let settings = format!("--out run {SETTINGS} {tuning} --steps 14 --devices {adapter}");
-        let line = format!("train tiny.toml --data text.txt {settings}");
-        let whole = Desk::new();
-        whole.run(&line).ok();
-        // With one record of what was measured, both choose the same kernels.
-        let desk = Desk::with_cache_of(&whole);
-        let mut command = desk.command(&line);
-        command.env("POTLUCK_FAULT", "kill@update:9");
-        let killed = crate::process::finish(command.spawn().unwrap(), &line);
-        assert_eq!(killed.code(), None, "{adapter}: killed by a signal");
-        desk.run(&format!("train --quiet --resume run --devices {adapter}")).ok();
-        for file in ["parameters.safetensors", "moments.safetensors"] {
-            let same = desk.checkpoint("run", 14, file) == whole.checkpoint("run", 14, file);
-            assert!(same, "{adapter}: {file} differs");
-        }
-    }
-}
