@@ -43,7 +43,7 @@ fn check_figures(device: &Value) {
 }
 
 #[test]
-fn the_cpu_and_an_adapter_have_all_figures_in_the_same_order() {
+fn bench_cpu_and_adapter_same_figures() {
     let desk = Desk::new();
     let report = measured(&desk, "--devices cpu,llvmpipe");
     assert_eq!((&report["schema"], &report["effort"]), (&2.into(), &"tiny".into()));
@@ -87,7 +87,7 @@ fn the_cpu_and_an_adapter_have_all_figures_in_the_same_order() {
 /// Registers are faster than products, whose operands come from memory: with so much room that a
 /// busy machine does not matter.
 #[test]
-fn figures_fit_together() {
+fn bench_figures_fit_each_other() {
     let desk = Desk::new();
     let report = measured(&desk, "--devices llvmpipe --only peaks,matmul");
     let device = &report["devices"][0];
@@ -112,7 +112,7 @@ fn figures_fit_together() {
 }
 
 #[test]
-fn the_table_goes_to_stdout_progress_to_stderr_and_json_to_its_file() {
+fn bench_outputs_go_to_their_places() {
     let desk = Desk::new();
     let ran = desk.run("bench --tiny --devices cpu --only peaks --json report.json").ok();
     let lines: Vec<&str> = ran.out.lines().collect();
@@ -147,7 +147,7 @@ fn refuses(desk: &Desk, line: &str, words: &[&str]) {
 }
 
 #[test]
-fn what_cannot_be_measured_or_compared_is_refused() {
+fn bench_impossible_requests_are_refused() {
     let desk = Desk::new();
     desk.write("text.json", "no report");
     refuses(&desk, "bench compare missing.json text.json", &["missing.json: cannot be read"]);
@@ -159,7 +159,7 @@ fn what_cannot_be_measured_or_compared_is_refused() {
 }
 
 #[test]
-fn collectives_have_all_their_points_and_a_drawing() {
+fn bench_collectives_has_points_and_chart() {
     let desk = Desk::new();
     let line = "bench collectives --tiny --ranks 2,3 --devices cpu,llvmpipe --svg all.svg";
     let ran = desk.run(&format!("{line} --json report.json")).ok();
@@ -251,7 +251,7 @@ pub fn check_markup(svg: &str) {
 }
 
 #[test]
-fn collectives_need_no_device_and_refuse_what_cannot_be() {
+fn bench_collectives_needs_no_device() {
     let desk = Desk::new();
     let ran = desk.run("bench collectives --tiny --ranks 5 --devices none --json -").ok();
     let report: Value = serde_json::from_str(&ran.out).unwrap();
@@ -272,7 +272,7 @@ fn fitting_cases() -> Vec<(&'static str, u64, u64)> {
 }
 
 #[test]
-fn pipelines_have_a_row_for_every_case_that_fits() {
+fn bench_pipeline_has_row_per_case() {
     let desk = Desk::new();
     let line = "bench pipeline --tiny --stages 2,3 --micro-batches 3,4 --layers 2 --svg p.svg";
     let ran = desk.run(&format!("{line} --json report.json")).ok();
@@ -351,7 +351,7 @@ fn check_pipeline(figure: &Value, (schedule, stages, count): (&str, u64, u64)) {
 }
 
 #[test]
-fn pipelines_that_cannot_run_are_refused() {
+fn bench_pipeline_impossible_is_refused() {
     let desk = Desk::new();
     let line = "bench pipeline --tiny --schedules interleaved --stages 2 --micro-batches 3";
     let ran = desk.run(line).ended(78);

@@ -1,6 +1,6 @@
 //! Convolutional, residual and recurrent models and llamas through the command line: trained,
-//! resumed to the same bits, evaluated, predicted and generated with, as pipelines and on several
-//! devices.
+//! evaluated, predicted and generated with, as pipelines, on several devices and over resumes, to
+//! the same bits.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn parameters(desk: &Desk, run: &str, step: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_convolutional_network_learns_and_predicts() {
+fn cnn_learns_and_predicts() {
     let desk = desk_with_images();
     desk.run(&format!("{CNN} --devices cpu --out run")).ok();
     assert!(last_accuracy(&desk, "run") > 0.97);
@@ -58,7 +58,7 @@ fn a_convolutional_network_learns_and_predicts() {
 }
 
 #[test]
-fn residual_networks_resume_to_the_same_bits_and_do_not_depend_on_the_cut() {
+fn resnet_cut_has_same_bits() {
     let desk = desk_with_images();
     for norm in ["batch", "group"] {
         let line = format!(
@@ -75,7 +75,7 @@ fn residual_networks_resume_to_the_same_bits_and_do_not_depend_on_the_cut() {
 }
 
 #[test]
-fn recurrent_models_are_trained_on_several_devices_and_generate() {
+fn rnn_shared_near_one_and_generates() {
     let desk = Desk::new();
     for cell in ["lstm", "gru"] {
         let line = format!("{RNN} --set model.cell={cell}");
@@ -93,7 +93,7 @@ fn recurrent_models_are_trained_on_several_devices_and_generate() {
 }
 
 #[test]
-fn states_are_carried_over_a_resume_and_on_any_devices() {
+fn rnn_states_survive_resume_and_cut() {
     let desk = Desk::new();
     let line = format!(
         "{RNN} --set model.stateful=true --set train.checkpoint_every=6 \
@@ -129,7 +129,7 @@ fn states_are_carried_over_a_resume_and_on_any_devices() {
 }
 
 #[test]
-fn a_model_that_carries_states_evaluates_short_texts_and_generates() {
+fn rnn_stateful_evaluates_and_generates() {
     let desk = Desk::new();
     desk.run(&format!("{RNN} --set model.stateful=true --devices cpu --out run")).ok();
     // Too short for a part for each slot of the batch.
@@ -150,7 +150,7 @@ fn a_model_that_carries_states_evaluates_short_texts_and_generates() {
 }
 
 #[test]
-fn a_gpt_with_spare_positions_and_tokens_does_not_depend_on_the_cut_and_writes_no_others() {
+fn gpt_spare_rows_cut_has_same_bits() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --quiet --steps 12 --set model.positions=24 \
                 --set model.vocabulary=90 --set model.tie=false --micro-batch 2";
@@ -167,7 +167,7 @@ fn a_gpt_with_spare_positions_and_tokens_does_not_depend_on_the_cut_and_writes_n
 }
 
 #[test]
-fn llamas_learn_resume_to_the_same_bits_and_generate_wherever_they_are_trained() {
+fn llama_cut_has_same_bits_and_generates() {
     let desk = Desk::new();
     desk.run(&format!("{LLAMA} --devices cpu --out whole")).ok();
     let losses = desk.losses("whole");
@@ -190,7 +190,7 @@ fn llamas_learn_resume_to_the_same_bits_and_generate_wherever_they_are_trained()
 
 /// Trains on MNIST, for whoever has it.
 #[test]
-fn digits_are_recognized_by_convolutions() {
+fn cnn_recognizes_mnist() {
     let Some(data) = std::env::var_os("POTLUCK_TEST_DATA") else {
         return skip("POTLUCK_TEST_DATA names no directory with mnist/");
     };
@@ -204,7 +204,7 @@ fn digits_are_recognized_by_convolutions() {
 }
 
 #[test]
-fn label_smoothing_is_part_of_the_loss_and_needs_classes() {
+fn label_smoothing_counts_for_classes() {
     let desk = Desk::new();
     let [plain, smoothed] = [("plain", 0.0), ("smoothed", 0.2)].map(|(run, part)| {
         let line = format!("--set optim.label_smoothing={part} --steps 3 --out {run} --quiet");
@@ -230,7 +230,7 @@ fn label_smoothing_is_part_of_the_loss_and_needs_classes() {
 }
 
 #[test]
-fn losses_of_samples_are_chosen_and_must_fit_the_targets() {
+fn losses_chosen_must_fit_targets() {
     let desk = Desk::new();
     let rows = (0..40).map(|i| format!("{},{},{}\n", i % 7, i % 5, f64::from(i % 7) * 0.3 - 0.2));
     desk.write("values.csv", "a,b,c\n".to_string() + &rows.collect::<String>());
@@ -293,7 +293,7 @@ fn losses_of_samples_are_chosen_and_must_fit_the_targets() {
 }
 
 #[test]
-fn optimizers_and_schedules_go_on_to_the_same_bits() {
+fn optimizers_resumed_have_same_bits() {
     let desk = Desk::new();
     for (name, more) in [
         ("adam", "optim.kind=adam --set schedule.kind=one-cycle"),
@@ -315,7 +315,7 @@ fn optimizers_and_schedules_go_on_to_the_same_bits() {
 }
 
 #[test]
-fn parameter_groups_freeze_and_scale_and_are_kept_by_a_resume() {
+fn parameter_groups_resumed_are_kept() {
     let desk = Desk::new();
     let run = |line: &str, groups: &str| {
         let mut command = desk.command(line);

@@ -61,7 +61,7 @@ fn one() -> (&'static Desk, &'static str) {
 // ---- to the bit ----
 
 #[test]
-fn an_untied_pipeline_has_the_bits_of_one_device() {
+fn untied_any_cut_has_bits_of_one() {
     let desk = Desk::new();
     for stages in [2, 3, 4] {
         for schedule in SCHEDULES {
@@ -87,7 +87,7 @@ fn an_untied_pipeline_has_the_bits_of_one_device() {
 /// Evaluations, which run the forward passes only, and checkpoints too: recomputation may begin and
 /// end with a resume.
 #[test]
-fn recomputation_changes_no_bit_and_no_schedule_does() {
+fn recompute_any_schedule_same_bits() {
     let desk = Desk::new();
     let (blocks, selective) = ("--set train.recompute=blocks", "--set train.recompute=selective");
     let stages = |schedule: &str| format!("--devices cpu*2 --pipeline 2 --schedule {schedule}");
@@ -111,7 +111,7 @@ fn recomputation_changes_no_bit_and_no_schedule_does() {
 /// The comparisons above can fail: another seed, no dropout and other micro-batches have other
 /// bits.
 #[test]
-fn other_runs_have_other_bits() {
+fn other_runs_differ() {
     let desk = Desk::new();
     for (out, line) in
         [("a", "--seed 5"), ("b", "--set model.dropout=0"), ("c", "--set train.micro_batch_size=6")]
@@ -123,7 +123,7 @@ fn other_runs_have_other_bits() {
 }
 
 #[test]
-fn interleaved_pipelines_of_8_blocks_have_the_bits_of_one_device() {
+fn interleaved_8_blocks_has_bits_of_one() {
     let desk = Desk::new();
     let large = "--set model.layers=6 --set train.batch=36 --steps 4";
     train(&desk, "one", &format!("{large} --devices cpu"));
@@ -138,7 +138,7 @@ fn interleaved_pipelines_of_8_blocks_have_the_bits_of_one_device() {
 /// One device adds both parts of the tied gradient in the order of the micro-batches, a pipeline
 /// the sums of its two stages.
 #[test]
-fn tied_pipelines_agree_and_are_close_to_one_device() {
+fn tied_any_cut_agrees_near_one() {
     let desk = Desk::new();
     let tied = "--set model.tie=true";
     train(&desk, "first", &format!("{tied} --devices cpu*2 --pipeline 2"));
@@ -165,7 +165,7 @@ fn tied_pipelines_agree_and_are_close_to_one_device() {
 }
 
 #[test]
-fn pipelines_beside_each_other_have_the_bits_of_data_parallelism() {
+fn beside_has_bits_of_data_parallel() {
     let desk = Desk::new();
     let shares = "--set parallel.shares=7,5";
     for collective in ["ring", "star"] {
@@ -187,7 +187,7 @@ fn pipelines_beside_each_other_have_the_bits_of_data_parallelism() {
 }
 
 #[test]
-fn tied_pipelines_beside_each_other_agree() {
+fn beside_tied_agree_with_each_other() {
     let desk = Desk::new();
     let line = "--set model.tie=true --set parallel.shares=7,5 --devices cpu*4 --pipeline 2";
     train(&desk, "first", line);
@@ -201,7 +201,7 @@ fn tied_pipelines_beside_each_other_agree() {
 // ---- checkpoints ----
 
 #[test]
-fn a_run_goes_on_with_other_pipelines_one_device_and_back() {
+fn resume_other_cut_has_same_bits() {
     let desk = Desk::new();
     train(&desk, "run", "--devices cpu*2 --pipeline 2 --schedule gpipe --steps 2");
     for (steps, line) in [
@@ -222,7 +222,7 @@ fn a_run_goes_on_with_other_pipelines_one_device_and_back() {
 
 /// What a resumed run says of its bits.
 #[test]
-fn a_run_that_goes_on_warns_of_other_bits_only() {
+fn resume_warns_of_other_bits_only() {
     let desk = Desk::new();
     let said = |run: &str, line: &str| {
         let line = format!("{line} --set train.sample_tokens=0");
@@ -256,7 +256,7 @@ fn a_run_that_goes_on_warns_of_other_bits_only() {
 
 /// Cores differ between machines, and with `cpu*K` each device has few of them.
 #[test]
-fn any_number_of_threads_has_the_bits_of_another() {
+fn threads_any_number_same_bits() {
     let desk = Desk::new();
     let trained = |threads: &str, line: &str| {
         let mut command = desk.command(line);
@@ -274,7 +274,7 @@ fn any_number_of_threads_has_the_bits_of_another() {
 
 /// Products, convolutions and recurrences at sizes that threads share.
 #[test]
-fn fifty_steps_of_each_kind_of_model_have_one_course_on_any_threads() {
+fn models_any_threads_same_course() {
     let desk = Desk::new();
     desk.write("text.txt", "the cat sat on the mat and the dog ran after it. ".repeat(200));
     fs::create_dir(desk.path("images")).unwrap();
@@ -302,7 +302,7 @@ fn fifty_steps_of_each_kind_of_model_have_one_course_on_any_threads() {
 /// Data parallelism has bits of its own: what goes on from a pipeline's checkpoint equals what
 /// goes on from that of one device.
 #[test]
-fn a_run_goes_on_with_data_parallelism_and_back() {
+fn resume_data_parallel_and_back_same() {
     let desk = Desk::new();
     let (one, cut) = ("--devices cpu --pipeline 1", "--devices cpu*2 --pipeline 2");
     let parallel = "--devices cpu*2 --pipeline 1 --set parallel.shares=7,5 --steps 8";
@@ -323,7 +323,7 @@ fn a_run_goes_on_with_data_parallelism_and_back() {
 }
 
 #[test]
-fn evaluations_and_texts_are_those_of_one_device() {
+fn eval_and_text_any_cut_of_one_device() {
     let eval = |line: &str| -> Value {
         let line = format!("eval {line} --json --split train --samples 40");
         let ran = ONE.run(&line).ok();
@@ -367,7 +367,7 @@ fn evaluations_and_texts_are_those_of_one_device() {
 // ---- records ----
 
 #[test]
-fn a_pipeline_is_recorded_and_kept() {
+fn pipeline_is_recorded_and_kept() {
     let desk = Desk::new();
     let line = "--devices cpu*4 --pipeline 2 --schedule zero-bubble --set parallel.shares=7,5 \
                 --set parallel.blocks_per_stage=1,3 --steps 2";
@@ -417,7 +417,7 @@ fn a_pipeline_is_recorded_and_kept() {
 
 /// Without `--quiet`, a run says which device has which blocks.
 #[test]
-fn a_run_says_who_has_which_blocks() {
+fn stages_are_told_with_their_blocks() {
     let desk = Desk::new();
     let line = SMALL.replace("--quiet", "");
     let ran = desk
@@ -435,7 +435,7 @@ fn a_run_says_who_has_which_blocks() {
 
 /// Of each check that placement makes before it opens a device, one case.
 #[test]
-fn pipelines_that_cannot_be_are_refused() {
+fn pipelines_impossible_are_refused() {
     let interleaved = format!("--devices cpu*2 --pipeline 2 {INTERLEAVED}");
     let cases: [(String, &str); 5] = [
         ("--devices cpu*5 --pipeline 5".into(), "4 blocks cannot be cut into 5 stages; lower"),

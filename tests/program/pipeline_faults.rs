@@ -56,7 +56,7 @@ fn injected(faults: &[String], code: i32, (saved, says): (u64, &str)) {
 }
 
 #[test]
-fn a_lost_device_leaves_a_run_that_goes_on_in_the_same_bits() {
+fn device_lost_resumes_same_bits() {
     let faults = POINTS.map(|point| format!("lost@{point}"));
     injected(&faults, 75, (4, "the device was lost (injected)"));
     let faults = ["send", "recv"].map(|point| format!("out-of-memory@{point}"));
@@ -64,7 +64,7 @@ fn a_lost_device_leaves_a_run_that_goes_on_in_the_same_bits() {
 }
 
 #[test]
-fn a_thread_that_panics_is_a_defect_that_names_the_rank() {
+fn thread_panic_names_the_rank() {
     let faults = ["forward", "send", "recv", "update"].map(|point| format!("panic@{point}"));
     injected(&faults, 70, (4, "its thread panicked (injected, at src"));
 }
@@ -78,7 +78,7 @@ fn signals_at_transfers_save_the_step() {
 }
 
 #[test]
-fn a_stage_that_hangs_is_named() {
+fn stage_hung_is_named() {
     for fault in ["hang@recv:6/1", "hang@send:6/0"] {
         let desk = Desk::new();
         let limit = "--set faults.device_timeout_s=2";
@@ -93,7 +93,7 @@ fn a_stage_that_hangs_is_named() {
 
 #[test]
 #[cfg(unix)]
-fn a_pipeline_that_is_killed_ends_in_the_same_bits() {
+fn pipeline_killed_resumes_same_bits() {
     use std::os::unix::process::ExitStatusExt;
     for (fault, saved) in [
         ("kill@send:6/1", 4),
@@ -114,7 +114,7 @@ fn a_pipeline_that_is_killed_ends_in_the_same_bits() {
 /// Each schedule orders sends and receives in its own way: in every one, the neighbours of a stage
 /// that fails end, those with two neighbours and several chunks too.
 #[test]
-fn all_stages_end_with_the_one_that_fails() {
+fn stage_failed_ends_all_schedules() {
     for line in [
         "--devices cpu*3 --pipeline 3 --schedule gpipe",
         "--devices cpu*3 --pipeline 3 --schedule zero-bubble",
@@ -141,7 +141,7 @@ fn all_stages_end_with_the_one_that_fails() {
 
 /// The devices that are left make no pipeline of as many stages.
 #[test]
-fn the_suggested_command_goes_on_without_a_pipeline() {
+fn fault_command_goes_on_on_one_device() {
     for line in [
         "--schedule gpipe",
         "--schedule interleaved --set virtual_stages=2",
@@ -159,7 +159,7 @@ fn the_suggested_command_goes_on_without_a_pipeline() {
 }
 
 #[test]
-fn signals_from_within_end_pipelines_beside_each_other_and_save_them() {
+fn signals_beside_save_and_end() {
     let whole = Desk::new();
     train(&whole, "run", BESIDE);
     for (fault, code, says) in [
@@ -178,7 +178,7 @@ fn signals_from_within_end_pipelines_beside_each_other_and_save_them() {
 /// A bit flips in a stage of the second pipeline, which is compared with the same stage of the
 /// first one.
 #[test]
-fn a_flipped_bit_is_found_among_the_holders_of_a_bucket() {
+fn bit_flipped_beside_is_found() {
     let whole = Desk::new();
     train(&whole, "run", BESIDE);
     for (rank, tensor) in [(2, "h.0."), (3, "lm_head.weight")] {
@@ -204,7 +204,7 @@ fn a_flipped_bit_is_found_among_the_holders_of_a_bucket() {
 /// One pipeline holds each bucket once: there is nothing to compare it with, and the bits are
 /// others.
 #[test]
-fn a_flipped_bit_of_a_single_pipeline_is_its_own() {
+fn bit_flipped_alone_is_not_found() {
     let desk = Desk::new();
     train_with(&desk, "flip@gather:4/1", &format!("{PIPELINE} --set faults.hash_every=2")).ok();
     let parameters = |desk: &Desk| desk.checkpoint("run", 4, "parameters.safetensors");

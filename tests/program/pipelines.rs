@@ -11,7 +11,7 @@ fn train(desk: &Desk, more: &str) -> Ran {
 }
 
 #[test]
-fn a_measured_cut_is_repeated_by_the_flags_that_are_printed_and_kept_on_resume() {
+fn cut_measured_is_repeated_by_flags() {
     let desk = Desk::new();
     let ran = train(&desk, "--devices cpu*2 --pipeline 2 --out measured").ok();
     assert!(ran.err.contains("measuring 3 different blocks of 6 on 1 device"), "{}", ran.err);

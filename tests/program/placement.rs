@@ -10,7 +10,7 @@ fn train(desk: &Desk, more: &str) -> Ran {
 }
 
 #[test]
-fn equal_devices_have_names_of_their_own() {
+fn devices_equal_have_own_names() {
     let desk = Desk::new();
     let line = "--devices cpu*2 --out run --trace trace.json --set parallel.shares=8,4";
     let ran = train(&desk, line).ok();
@@ -28,7 +28,7 @@ fn equal_devices_have_names_of_their_own() {
 
 /// Several devices of the same few cores make hardly any step shorter.
 #[test]
-fn devices_that_are_named_take_part_also_if_a_step_is_shorter_without_them() {
+fn devices_named_all_take_part() {
     let desk = Desk::new();
     let ran = train(&desk, "--devices cpu*5 --out run").ok();
     assert!(!ran.err.contains("left out"), "{}", ran.err);
@@ -44,7 +44,7 @@ fn devices_that_are_named_take_part_also_if_a_step_is_shorter_without_them() {
 }
 
 #[test]
-fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
+fn shares_measured_repeated_by_flags() {
     let desk = Desk::new();
     // In micro-batches of one sample: larger ones are halved where that measures clearly faster,
     // which a busy machine makes differ between the devices, and no flag repeats that.
@@ -66,7 +66,7 @@ fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
 }
 
 #[test]
-fn a_device_that_was_named_and_fails_while_it_is_timed_ends_the_run() {
+fn device_named_fails_timing_ends_run() {
     let desk = Desk::new();
     let run = |fault: &str| {
         let line = format!("{TINY} --devices cpu*2 --out run");

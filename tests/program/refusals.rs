@@ -54,7 +54,7 @@ fn refuses_config(toml: &str, parts: &[&str]) {
 }
 
 #[test]
-fn texts_that_cannot_be_trained_on() {
+fn texts_not_utf8_are_refused() {
     let not_utf8 = [&b"first line\nsecond"[..], &[0xFF], &b" line".repeat(20)].concat();
     refuses_text(&not_utf8, &["not UTF-8 at byte 17 (line 2)", "data.tokenizer = \"byte\""]);
     let desk = Desk::new();
@@ -64,7 +64,7 @@ fn texts_that_cannot_be_trained_on() {
 }
 
 #[test]
-fn configurations_that_cannot_be_run() {
+fn configurations_wrong_are_refused() {
     let place = "typed.toml:3: ";
     refuses_config("[train]\n\nstpes = 5\n", &[place, "train.stpes", "did you mean train.steps?"]);
     refuses(&[], "train missing.toml --devices cpu", &["missing.toml: cannot be read"]);
@@ -75,14 +75,14 @@ fn configurations_that_cannot_be_run() {
 }
 
 #[test]
-fn arguments_without_a_meaning() {
+fn arguments_unknown_exit_with_2() {
     refuses_usage("train --bogus", &["--bogus"]);
     let desk = Desk::new();
     assert!(desk.run("").ended(2).err.contains("Usage: potluck <COMMAND>"));
 }
 
 #[test]
-fn values_of_flags_and_keys_that_cannot_be() {
+fn values_of_flags_are_refused() {
     let tiny = "train tiny.toml --data text.txt --devices cpu";
     refuses(&[], &format!("{tiny} --lr 0"), &["--lr 0", "optim.lr expects a number above 0"]);
     refuses(&[], &format!("{tiny} --name a/b"), &["--name a/b: expects the name of a directory"]);
@@ -90,7 +90,7 @@ fn values_of_flags_and_keys_that_cannot_be() {
 }
 
 #[test]
-fn devices_that_are_not_there() {
+fn devices_missing_are_refused() {
     let train = "train tiny.toml --data text.txt --devices";
     refuses(&[], &format!("{train} nosuchdevice"), &["nosuchdevice"]);
     refuses(&[], &format!("{train} 999"), &["999"]);
@@ -105,7 +105,7 @@ fn devices_that_are_not_there() {
 }
 
 #[test]
-fn drawings_and_traces_that_cannot_be_written() {
+fn files_unwritable_are_refused() {
     let line = "train tiny.toml --data text.txt --devices cpu*2 --pipeline 2";
     let drawing = format!("{line} --svg nowhere/chart.svg --explain schedule");
     refuses(&[], &drawing, &["nowhere/chart.svg is in no directory that exists", "--svg"]);
@@ -118,7 +118,7 @@ fn drawings_and_traces_that_cannot_be_written() {
 }
 
 #[test]
-fn faults_for_tests_that_do_not_exist() {
+fn faults_unknown_are_refused() {
     let desk = Desk::new();
     let before = desk.files();
     let ran = desk.train_with("kill@metrics:1/1", "");
@@ -127,7 +127,7 @@ fn faults_for_tests_that_do_not_exist() {
 }
 
 #[test]
-fn checkpoints_that_are_not_there() {
+fn checkpoints_missing_are_refused() {
     refuses(&[], "train --devices cpu --resume latest", &["there is no run in runs/"]);
     for line in ["train --resume", "eval", "eval --best", "generate"] {
         let line = format!("{line} nowhere --devices cpu");
@@ -137,7 +137,7 @@ fn checkpoints_that_are_not_there() {
 
 /// Requests that a run refuses which is there already, and which must stay as it is.
 #[test]
-fn what_does_not_fit_a_run() {
+fn requests_unfit_for_run_are_refused() {
     let desk = Desk::new();
     desk.train("--out run --quiet --steps 5").ok();
     desk.write("other.txt", "Other Characters: ÄÖÜ. ".repeat(20));
@@ -198,7 +198,7 @@ fn what_does_not_fit_a_run() {
 }
 
 #[test]
-fn evaluating_what_was_not_held_out() {
+fn eval_nothing_held_out_is_refused() {
     let desk = Desk::new();
     desk.train("--out run --quiet --steps 2 --set data.held_out=0").ok();
     let before = desk.files();
@@ -214,7 +214,7 @@ fn evaluating_what_was_not_held_out() {
 
 #[test]
 #[cfg(unix)]
-fn a_run_has_one_writer_at_a_time() {
+fn run_in_use_is_refused() {
     let desk = Desk::new();
     desk.train("--out run --quiet --steps 2").ok();
     let lock = fs::File::open(desk.path("run/lock")).unwrap();

@@ -101,7 +101,7 @@ fn assert_killed(ran: &Ran, what: &str) {
 }
 
 #[test]
-fn a_run_killed_in_the_middle_of_a_step_ends_in_the_same_bits() {
+fn killed_in_step_resumes_same_bits() {
     for point in ["forward", "backward", "verdict", "update", "metrics"] {
         killed_and_resumed(point, 17, 14);
     }
@@ -112,7 +112,7 @@ fn a_run_killed_in_the_middle_of_a_step_ends_in_the_same_bits() {
 }
 
 #[test]
-fn a_run_killed_while_it_saves_ends_in_the_same_bits() {
+fn killed_in_save_resumes_same_bits() {
     // Step 18 is saved because it is time, 21 because it is the best, 30 because it is the last.
     // What each point of a save leaves on disk, tests of the store say.
     for (step, before, point) in [(18, 14, "manifest"), (21, 18, "rename"), (STEPS, 28, "tensors")]
@@ -123,7 +123,7 @@ fn a_run_killed_while_it_saves_ends_in_the_same_bits() {
 }
 
 #[test]
-fn a_run_killed_before_its_first_checkpoint_can_be_started_again() {
+fn killed_before_first_save_restarts() {
     let desk = Desk::new();
     assert_killed(&start(&desk, "kill@checkpoint-manifest:0"), "kill@checkpoint-manifest:0");
     let refused = resume(&desk).ended(78);
@@ -133,7 +133,7 @@ fn a_run_killed_before_its_first_checkpoint_can_be_started_again() {
 }
 
 #[test]
-fn a_run_can_be_killed_and_resumed_again_and_again() {
+fn killed_repeatedly_resumes_same_bits() {
     let desk = Desk::new();
     assert_killed(&start(&desk, "kill@backward:9"), "first");
     for (fault, saved) in [("kill@update:16", 14), ("kill@checkpoint-rename:24", 21)] {
@@ -150,7 +150,7 @@ fn a_run_can_be_killed_and_resumed_again_and_again() {
 }
 
 #[test]
-fn an_interrupted_run_ends_in_the_same_bits() {
+fn interrupted_resumes_same_bits() {
     for (fault, code) in [("sigint@update:16", 130), ("sigterm@forward:16", 75)] {
         let desk = Desk::new();
         let ran = start(&desk, fault).ended(code);
@@ -164,7 +164,7 @@ fn an_interrupted_run_ends_in_the_same_bits() {
 }
 
 #[test]
-fn a_resumed_run_can_be_made_longer() {
+fn resume_longer_has_same_bits() {
     let settings = format!("--out run {SETTINGS} --set schedule.kind=constant");
     let whole = Desk::new();
     whole.train(&settings).ok();
@@ -179,7 +179,7 @@ fn a_resumed_run_can_be_made_longer() {
 
 /// The newest checkpoint of a run that was killed has one bit that flipped.
 #[test]
-fn a_damaged_checkpoint_is_told_and_the_one_before_it_used() {
+fn checkpoint_damaged_falls_back_one() {
     let (desk, file) = (Desk::new(), "moments.safetensors");
     assert_killed(&start(&desk, "kill@forward:20"), file);
     let path = desk.path("run/checkpoints/step-00000018").join(file);
@@ -198,7 +198,7 @@ fn a_damaged_checkpoint_is_told_and_the_one_before_it_used() {
 }
 
 #[test]
-fn a_disk_that_is_full_for_a_moment_costs_one_checkpoint() {
+fn disk_full_once_costs_a_checkpoint() {
     let desk = Desk::new();
     let ran = start(&desk, "full@checkpoint-tensors:18").ok();
     let warning = ran.line("warning:");
@@ -209,7 +209,7 @@ fn a_disk_that_is_full_for_a_moment_costs_one_checkpoint() {
 }
 
 #[test]
-fn a_disk_that_is_full_at_the_end_is_an_error_after_which_the_run_can_go_on() {
+fn disk_full_at_end_is_resumable_error() {
     // The last step is saved as the best, because it is time, and at the end.
     for (point, times) in [("checkpoint-tensors:30", 3), ("checkpoint-begin:0", 1)] {
         let desk = Desk::new();
@@ -227,7 +227,7 @@ fn a_disk_that_is_full_at_the_end_is_an_error_after_which_the_run_can_go_on() {
 
 /// The record misses no line of a disk that was full for a step.
 #[test]
-fn a_line_that_cannot_be_written_is_kept_and_the_run_goes_on() {
+fn record_line_unwritable_is_kept() {
     let desk = Desk::new();
     let ran = desk.train_with("full@metrics:7", "--out run --steps 9").ok();
     assert_eq!(
@@ -245,7 +245,7 @@ fn a_line_that_cannot_be_written_is_kept_and_the_run_goes_on() {
 /// A file system of its own, with room for the first checkpoints but not for all.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_really_full_disk_leaves_a_run_that_goes_on_elsewhere() {
+fn disk_really_full_resumes_elsewhere() {
     use std::process::{Command, Stdio};
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
@@ -280,7 +280,7 @@ fn a_really_full_disk_leaves_a_run_that_goes_on_elsewhere() {
 /// Samples are counted, not steps: a run that goes on with another batch size neither repeats
 /// nor leaves out a sample.
 #[test]
-fn another_batch_size_goes_on_with_the_next_sample() {
+fn resume_other_batch_takes_next_sample() {
     let desk = Desk::new();
     desk.train("--out run --quiet --steps 5").ok();
     assert_eq!(desk.manifest("run", 5)["meta"]["samples"], 20);
