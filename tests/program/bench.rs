@@ -189,13 +189,8 @@ fn bench_collectives_has_points_and_chart() {
 
     let svg = std::fs::read_to_string(desk.path("all.svg")).unwrap();
     check_markup(&svg);
-    // A line per number of ranks, and the copy's, which is dashed.
-    let [first, second, copy] = ["#0072B2", "#D55E00", "#777777"].map(|of| strokes(&svg, of, 22));
-    assert!(first == 1 && second == 1 && copy > 10, "{svg}");
     assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
-    for text in ["4 KiB", "1 MiB", "2 ranks", "3 ranks", "copy", "bus bandwidth, GiB/s"] {
-        assert!(texts(&svg).contains(&text), "{text} is missing: {svg}");
-    }
+    assert!(texts(&svg).contains(&"2 ranks") && texts(&svg).contains(&"3 ranks"), "{svg}");
 
     let same = desk.run("bench compare report.json report.json").ok();
     assert_eq!(same.out.matches("  same").count(), expected.len() + 2, "{}", same.out);
@@ -220,12 +215,6 @@ pub fn check_moved(device: &Value, share: &str) {
         let is_alone = ["copy", "transfers"].contains(&moved["by"].as_str().unwrap());
         assert_eq!(moved[share].as_f64().is_some_and(|share| share > 0.0), !is_alone, "{figure}");
     }
-}
-
-/// The number of lines of a colour and of this width, in tenths of pixels; each dash is one.
-fn strokes(svg: &str, color: &str, width: u32) -> usize {
-    let style = format!("stroke=\"{color}\" stroke-width=\"{width}\"");
-    svg.lines().filter(|line| line.starts_with("<polyline") && line.contains(&style)).count()
 }
 
 /// The texts of a chart, which has each on a line of its own.
@@ -308,16 +297,9 @@ fn bench_pipeline_has_row_per_case() {
 
     let svg = std::fs::read_to_string(desk.path("p.svg")).unwrap();
     check_markup(&svg);
-    // Each step is a point of both plots. Of a schedule with two numbers of micro-batches, a plot
-    // has a line, and that of the bubbles two dashed ones; the interleaved one has one, with two
-    // stages.
+    // Each step is a point of both plots.
     assert_eq!(svg.matches("<circle").count(), 2 * cases.len(), "{svg}");
-    for color in ["#D55E00", "#0072B2", "#CC79A7"] {
-        assert_eq!(strokes(&svg, color, 22), 2 * 2, "{color}: {svg}");
-        assert!(strokes(&svg, color, 15) > 2 * 20, "{color}: {svg}");
-    }
-    assert_eq!((strokes(&svg, "#009E73", 22), strokes(&svg, "#009E73", 15)), (2, 0), "{svg}");
-    for text in ["tokens/s, 2 stages", "bubble in %, 3 stages", "zero-bubble", "predicted"] {
+    for text in ["tokens/s, 2 stages", "bubble in %, 3 stages"] {
         assert!(texts(&svg).contains(&text), "{text} is missing: {svg}");
     }
     let same = desk.run("bench compare report.json report.json").ok();
