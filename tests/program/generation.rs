@@ -46,7 +46,7 @@ fn tensor_group_has_text_of_one_device() {
     }
 }
 
-/// When its context is full, a model goes on with the last half of what it sees, with a cache and
+/// A model whose context is full goes on with the last half of what it sees, with a cache and
 /// without one.
 #[test]
 fn text_beyond_context_same_without_cache() {

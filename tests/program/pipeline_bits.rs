@@ -220,7 +220,7 @@ fn resume_other_cut_has_same_bits() {
     assert_same_bits(&desk, "run", one(), "a run that goes on with other cuts");
 }
 
-/// What a resumed run says of its bits.
+/// Sentences of a resumed run about its bits.
 #[test]
 fn resume_warns_of_other_bits_only() {
     let desk = Desk::new();

@@ -339,7 +339,7 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
     }
 }
 
-/// What a run does on the loss of a device is saved with it.
+/// The answer of a run to the loss of a device is saved with it.
 #[test]
 fn a_resumed_run_still_goes_on_after_the_loss_of_a_device() {
     let _turn = crate::common::turn();

@@ -134,8 +134,8 @@ fn apart(wanted: &[i32], lowest: i32) -> Vec<i32> {
 mod tests {
     use serde_json::json;
 
-    use super::super::golden::assert_golden;
     use super::*;
+    use crate::ui::charts::golden::assert_golden;
 
     /// A report of powers of two, whose logarithms all machines have to the bit.
     fn report() -> Report {

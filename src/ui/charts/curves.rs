@@ -252,8 +252,8 @@ fn step_text(step: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::golden::assert_golden;
     use super::*;
+    use crate::ui::charts::golden::assert_golden;
 
     fn curve(values: impl IntoIterator<Item = (u64, f64)>) -> Curve {
         let mut curve = Curve::default();

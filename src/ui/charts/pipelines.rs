@@ -172,8 +172,8 @@ fn draw_plot(area: &SvgArea<'_>, steps: &[DrawnStep], title: &str, shown: &[Show
 mod tests {
     use serde_json::json;
 
-    use super::super::golden::assert_golden;
     use super::*;
+    use crate::ui::charts::golden::assert_golden;
 
     /// Every schedule with two stages, and one with three; the interleaved one has one point.
     fn report() -> Report {

@@ -240,7 +240,7 @@ fn node_wrong_messages_is_found_out() {
     });
 }
 
-/// What such a node swallows, it has done all the same: its heartbeats go on, and its server has no
+/// Such a node has done all that it swallows: its heartbeats go on, and its server has no
 /// work.
 #[test]
 fn node_silent_is_lost_question_named() {
