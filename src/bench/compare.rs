@@ -177,4 +177,64 @@ mod tests {
         let [a, b] = [only_x, only_z].map(|devices| Report::new(Effort::Quick, devices));
         assert!(compare(&a, &b).contains("memory.copy  GB/s  1.00  2.00  2.00x"));
     }
+    /// A report by hand: `figures` are lines of (name, unit, better, median, min, max).
+    fn handmade(device: &str, figures: &[(&str, &str, &str, f64, f64, f64)]) -> Report {
+        let figures: Vec<serde_json::Value> = figures
+            .iter()
+            .map(|(name, unit, better, median, min, max)| {
+                serde_json::json!({
+                    "name": name, "kind": name.split('.').next(), "unit": unit,
+                    "median": median, "min": min, "max": max, "samples": 5, "better": better,
+                })
+            })
+            .collect();
+        let system = serde_json::json!({
+            "os": "linux", "architecture": "x86_64", "cpu": "a", "cores": 2, "wgpu": "30.0.1"
+        });
+        let device = serde_json::json!({
+            "name": device, "api": "vulkan", "driver": "d", "kind": "software",
+            "figures": figures, "skipped": [], "error": null,
+        });
+        let report = serde_json::json!({
+            "schema": 2, "potluck": "0.1.0", "effort": "normal", "system": system,
+            "devices": [device],
+        });
+        Report::from_json(&report.to_string()).unwrap()
+    }
+
+    #[test]
+    fn two_reports_compare_to_the_letter() {
+        let a = handmade(
+            "llvmpipe",
+            &[
+                ("peak.flops", "GFLOP/s", "higher", 55.0, 54.0, 56.0),
+                ("memory.copy", "GB/s", "higher", 10.0, 9.0, 11.0),
+                ("dispatch.in_pass", "us", "lower", 3.0, 2.9, 3.1),
+                ("matmul.square_128", "GFLOP/s", "higher", 20.0, 19.0, 21.0),
+            ],
+        );
+        let b = handmade(
+            "RTX 4090",
+            &[
+                ("peak.flops", "GFLOP/s", "higher", 82_500.0, 82_000.0, 83_000.0),
+                ("memory.copy", "GB/s", "higher", 10.5, 10.0, 11.5),
+                ("dispatch.in_pass", "us", "lower", 6.0, 5.9, 6.1),
+                ("step.gpt_small_time", "ms", "lower", 1.0, 0.9, 1.1),
+            ],
+        );
+        let expected = "\
+A: llvmpipe on vulkan
+B: RTX 4090 on vulkan
+
+figure            unit        A       B    B is
+peak.flops        GFLOP/s  55.0  82,500  1,500x
+
+memory.copy       GB/s     10.0    10.5    same
+
+dispatch.in_pass  us       3.00    6.00  0.500x
+only in A: matmul.square_128
+only in B: step.gpt_small_time
+";
+        assert_eq!(compare(&a, &b), expected);
+    }
 }

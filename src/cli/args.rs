@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{NonEmptyStringValueParser, PossibleValue};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -18,7 +18,6 @@ use crate::ui::log::LogFormat;
 use potluck_net::cluster::NODES_MAX;
 use potluck_net::nodes::resolve;
 use potluck_parallel::PipelineSchedule;
-use potluck_train::config::unknown::{key_of_flag, of_other_trainers};
 use potluck_train::hugging_face::FileType;
 
 /// Trains neural networks on every GPU you have, from any vendor
@@ -36,7 +35,7 @@ impl Cli {
     /// Returns `clap::Error` for arguments that do not parse or do not go together, and for
     /// `--help` and `--version`.
     pub fn checked(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let cli = Self::try_parse_from(words).map_err(with_key_of_flag)?;
+        let cli = Self::try_parse_from(words).map_err(super::with_key_of_flag)?;
         // A flag cannot require a value of another flag in clap.
         if let Command::Train(args) = &cli.command
             && args.svg.is_some()
@@ -47,32 +46,6 @@ impl Cli {
         }
         Ok(cli)
     }
-}
-
-/// Commands that set keys of the configuration.
-const COMMANDS_WITH_KEYS: [&str; 4] = ["train", "launch", "eval", "generate"];
-
-/// Tells, for an unknown flag that other trainers have or that is named like a key, how to set it.
-fn with_key_of_flag(mut error: clap::Error) -> clap::Error {
-    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
-    let has_keys = COMMANDS_WITH_KEYS.iter().any(|name| usage.contains(&format!(" {name} ")));
-    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
-        return error;
-    };
-    if error.kind() != ErrorKind::UnknownArgument || !has_keys {
-        return error;
-    }
-    let name = flag.trim_start_matches('-');
-    let tip = if let Some(answer) = of_other_trainers(name) {
-        answer.to_owned()
-    } else if let Some(key) = key_of_flag(name) {
-        format!("{key} has no flag of its own: type --set {key}=VALUE")
-    } else {
-        return error;
-    };
-    error.remove(ContextKind::SuggestedArg);
-    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
-    error
 }
 
 #[derive(Debug, Subcommand)]
@@ -1154,6 +1127,47 @@ mod tests {
         for line in ["train --svg x.svg", "train --explain graph --svg x.svg"] {
             let error = parsed(&format!("potluck {line}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{line}");
+            let why = "'--svg <FILE>' goes with '--explain schedule'";
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn lines_that_do_not_parse_name_the_argument_and_what_it_takes() {
+        let refused = |line: &str, parts: &[&str]| {
+            let error = parsed(&format!("potluck {line}")).unwrap_err();
+            assert!(error.use_stderr() && error.exit_code() == 2, "{line}");
+            let text = error.to_string();
+            let first = text.lines().next().unwrap();
+            assert!(first.starts_with("error: "), "{text}");
+            // What is missing is listed in the lines below.
+            assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in {text}");
+        };
+        refused("train --bogus", &["--bogus"]);
+        refused("train --steps x", &["'x'", "--steps", "a non-negative integer"]);
+        refused("train --lr fast", &["fast", "--lr", "a non-negative number"]);
+        refused("train --explain all", &["'all'", "--explain"]);
+        refused("train --name a --out b", &["--name", "--out", "cannot be used with"]);
+        refused("train --trace t.json --explain memory", &["--trace", "--explain"]);
+        refused("generate", &["required arguments"]);
+        refused("generate run --temperature -1", &["-1"]);
+        refused("generate run --temperature=nan", &["nan", "non-negative number"]);
+        refused("eval run --micro-batch 0", &["'0'", "--micro-batch"]);
+        for stages in ["-1", "x", "1.5"] {
+            for command in ["train", "eval run", "generate run"] {
+                let line = format!("{command} --pipeline {stages}");
+                refused(&line, &[stages, "a whole number from 1 to 64"]);
+            }
+        }
+        refused("dance", &["dance"]);
+        refused("bench --tiny --only peaks,nothing", &["nothing"]);
+        refused("bench collectives --tiny --ranks 1", &["'1'", "from 2 to 64"]);
+        refused("bench pipeline --tiny --schedules 2f2b", &["2f2b", "1f1b"]);
+        refused("bench pipeline --tiny --stages 1", &["'1'", "from 2 to 64"]);
+        refused("bench pipeline --tiny --micro-batches 2,-1", &["'-1'", "from 1 to 1024"]);
+        for stages in ["abc", "2,abc", "-1"] {
+            let line = format!("bench pipeline --tiny --stages {stages}");
+            refused(&line, &["a whole number from 2 to 64"]);
         }
     }
 

@@ -617,6 +617,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn names_of_runs_are_those_of_directories() {
+        assert_eq!(run_path("warm-up").ok(), Some(Path::new(RUNS).join("warm-up")));
+        for name in ["", "latest", "a/b", "..", ".hidden", "a\\b"] {
+            let error = run_path(name).unwrap_err().to_string();
+            let why = format!("--name {name}: expects the name of a directory");
+            assert!(error.starts_with(&why), "{error}");
+        }
+    }
+
+    #[test]
     fn a_resumed_run_keeps_its_model_its_optimizer_and_the_preparation_of_samples() {
         let resumed_of = |kind: &str, edit: fn(&mut RunConfig)| {
             let mut saved = RunConfig::default();

@@ -233,10 +233,12 @@ mod tests {
         assert!(matches!(load(&missing), DataError::Read { .. }));
         assert!(load(&missing).to_string().contains("missing.txt"));
         assert!(matches!(load(directory.path()), DataError::Directory { .. }));
+        assert!(load(directory.path()).to_string().contains(": is a directory"));
 
         let file = directory.path().join("file.txt");
         fs::write(&file, b"").unwrap();
         assert!(matches!(load(&file), DataError::Empty { .. }));
+        assert!(load(&file).to_string().contains("file.txt: is empty"));
         fs::write(&file, b"abc\nde\xC3").unwrap();
         let error = load(&file);
         assert!(matches!(error, DataError::NotUtf8 { offset: 6, line: 2, .. }), "{error}");

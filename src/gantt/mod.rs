@@ -1,6 +1,9 @@
 //! Gantt charts of a step: a row per stage and a span per pass over a micro-batch, drawn as text
 //! for a terminal and as SVG.
 
+#[cfg(test)]
+#[path = "../../tests/common/golden.rs"]
+mod golden;
 mod runs;
 mod svg;
 mod text;
@@ -249,6 +252,21 @@ pub mod tests {
         }
         let rows = (0..stages).map(|stage| format!("stage {stage}: cpu, h.{stage}")).collect();
         Chart { title: format!("1F1B, {micro_batches} micro-batches"), rows, spans }
+    }
+
+    /// Returns a chart of what is drawn in a way of its own: all passes, two model chunks, a span
+    /// that is too short for its number, signs of markup, and a label in two lines.
+    pub fn one_of_each() -> Chart {
+        use ChartPass::{BackwardInput, BackwardWeight, Forward, Other, Update};
+        let mut chart = one_forward_one_backward(3, 4);
+        chart.title = "<1F1B> & \"all\" 'passes' \u{1}".into();
+        chart.rows[0] = "stage 0: GeForce <4090> (8 GB, 2), h.0 & h.1".into();
+        let passes = [BackwardInput, BackwardWeight, Update, Other];
+        chart.spans.extend((18..).zip(passes).map(|(at, pass)| span(1, at, at + 1, pass, 9)));
+        chart.spans.push(ChartSpan { chunk: 1, ..span(0, 18, 20, Forward, 71) });
+        chart.spans.push(ChartSpan { micro_batch: None, ..span(2, 18, 19, Update, 0) });
+        chart.spans.push(ChartSpan { to_s: 20.01e-3, ..span(2, 20, 21, Forward, 5) });
+        chart
     }
 
     fn close(found: f64, wanted: f64) -> bool {

@@ -257,7 +257,8 @@ fn bar(span: &ChartSpan, layout: &ChartLayout, period: &ChartPeriod) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gantt::tests::{one_forward_one_backward, span};
+    use crate::gantt::golden::assert_golden;
+    use crate::gantt::tests::{one_forward_one_backward, one_of_each, span};
 
     /// Returns the values of an attribute of all elements that begin with `begin`.
     fn values(svg: &str, begin: &str, attribute: &str) -> Vec<f64> {
@@ -273,51 +274,17 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_where_their_times_are() {
+    fn a_chart_is_the_golden_one() {
+        assert_golden("step.svg", &one_of_each().svg());
+    }
+
+    #[test]
+    fn an_origin_of_the_times_is_not_seen() {
         let mut chart = one_forward_one_backward(2, 1);
         let svg = chart.svg();
-        let left = values(&svg, "<rect class=\"row\"", "x")[0];
-        // Forward passes of 1 ms on both stages, then backward passes of 2 ms on both, from the
-        // last stage on: 6 ms.
-        let unit = PLOT_MIN / 6.0;
-        let near = |found: Vec<f64>, wanted: [f64; 4]| {
-            let pairs = found.iter().zip(wanted);
-            found.len() == 4 && pairs.into_iter().all(|(a, b)| (a - b).abs() < 0.06)
-        };
-        let bars = bars(&svg);
-        let places = [0.0, 1.0, 2.0, 4.0].map(|time| left + time * unit);
-        assert!(near(values(&bars, "<rect", "x"), places), "{bars}");
-        assert!(near(values(&bars, "<rect", "width"), [1.0, 1.0, 2.0, 2.0].map(|t| t * unit)));
-        assert!(near(values(&bars, "<rect", "y"), [TOP, TOP + ROW, TOP + ROW, TOP]), "{bars}");
-        assert!(bars.contains("backward of micro-batch 0: 2.000 ms from 4.000 on"), "{bars}");
-        // An origin of the times is not seen.
         chart.spans.iter_mut().for_each(|span| span.from_s += 7.0);
         chart.spans.iter_mut().for_each(|span| span.to_s += 7.0);
         assert_eq!(chart.svg(), svg);
-    }
-
-    #[test]
-    fn numbers_are_drawn_where_they_fit() {
-        let mut chart = Chart { rows: vec!["a".into()], ..Chart::default() };
-        chart.spans.push(span(0, 0, 1000, ChartPass::Forward, 71));
-        let number = |chart: &Chart| chart.svg().contains(">71</text>");
-        assert!(number(&chart));
-        // 0.76 pixels.
-        chart.spans[0].to_s = 1e-3;
-        chart.spans.push(span(0, 1, 1000, ChartPass::Forward, 5));
-        assert!(!number(&chart) && chart.svg().contains(">5</text>"));
-    }
-
-    #[test]
-    fn signs_of_markup_are_escaped_everywhere() {
-        let mut chart = one_forward_one_backward(2, 1);
-        chart.title = "<a> & \"b\" 'c' \u{1}".into();
-        chart.rows[0] = "GeForce <4090>, h.0 & h.1".into();
-        let svg = chart.svg();
-        assert!(svg.contains(">&lt;a&gt; &amp; &quot;b&quot; &apos;c&apos; ?</text>"), "{svg}");
-        assert!(svg.contains(">GeForce &lt;4090&gt;</text>"), "{svg}");
-        assert!(svg.contains(">h.0 &amp; h.1</text>"), "{svg}");
-        assert!(!svg.contains("<a>") && !svg.contains("<4090"), "{svg}");
     }
 
     #[test]
@@ -328,13 +295,8 @@ mod tests {
         }
         let distinct: std::collections::BTreeSet<&String> = colors.iter().collect();
         assert_eq!(distinct.len(), colors.len(), "{colors:?}");
-        assert_eq!(ChartPass::Forward.colors(0).1, "#111");
-        assert_eq!(ChartPass::Forward.colors(3).1, "#fff");
-        let mut chart = one_forward_one_backward(2, 1);
-        assert!(!chart.svg().contains("model chunks"));
-        chart.spans[0].chunk = 1;
-        let svg = chart.svg();
-        assert!(svg.contains("model chunks") && svg.contains(&ChartPass::Forward.colors(1).0));
+        // Those of chunks are explained where there are several.
+        assert!(!one_forward_one_backward(2, 1).svg().contains("model chunks"));
     }
 
     #[test]

@@ -210,7 +210,8 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gantt::tests::{one_forward_one_backward, span};
+    use crate::gantt::golden::assert_golden;
+    use crate::gantt::tests::{one_forward_one_backward, one_of_each, span};
 
     const GOLDEN: &str = "\
 1F1B, 4 micro-batches
@@ -235,6 +236,11 @@ step 18.000 ms, bubble 33.3 % (idle share of all rows)
         let lines: Vec<String> = chart.text(columns).lines().map(String::from).collect();
         let axis = lines.iter().position(|line| line.starts_with('+')).unwrap();
         lines[2..axis].to_vec()
+    }
+
+    #[test]
+    fn a_chart_is_the_golden_one() {
+        assert_golden("step.txt", &one_of_each().text(100));
     }
 
     #[test]
@@ -265,16 +271,6 @@ step 18.000 ms, bubble 33.3 % (idle share of all rows)
     }
 
     #[test]
-    fn each_pass_has_its_letter() {
-        use ChartPass::{Backward, BackwardInput, BackwardWeight, Forward, Other, Update};
-        let passes = [Forward, Backward, BackwardInput, BackwardWeight, Update, Other];
-        let span = |(at, pass): (u32, ChartPass)| span(0, at * 10, at * 10 + 10, pass, 0);
-        let lines = row((0..6).zip(passes).map(span).collect(), 60);
-        let letters = ["F", "b", "b", "w", "U", "X"].map(|letter| letter.repeat(10)).concat();
-        assert_eq!(lines[0], letters);
-    }
-
-    #[test]
     fn long_numbers_keep_apart() {
         let spans = |count: u32| {
             (0..count).map(|at| span(0, at, at + 1, ChartPass::Forward, 9 + at as usize)).collect()
@@ -287,16 +283,6 @@ step 18.000 ms, bubble 33.3 % (idle share of all rows)
             |count| Chart { title: "T".into(), rows: vec!["a".into()], spans: spans(count) };
         assert!(!chart(20).text(60).contains("last digit"));
         assert!(chart(30).text(60).contains("last digit"));
-    }
-
-    #[test]
-    fn model_chunks_have_a_line() {
-        let mut spans = vec![span(0, 0, 30, ChartPass::Forward, 4)];
-        spans.push(ChartSpan { chunk: 1, ..span(0, 30, 50, ChartPass::Forward, 5) });
-        spans.push(ChartSpan { micro_batch: None, ..span(0, 50, 60, ChartPass::Update, 0) });
-        let lines = row(spans, 60);
-        let line = |first: u32, second: u32| format!("{first:<30}{second}");
-        assert_eq!(lines[1..], [line(4, 5), line(0, 1)]);
     }
 
     #[test]

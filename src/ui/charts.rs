@@ -4,6 +4,9 @@
 mod axis;
 pub mod collectives;
 pub mod curves;
+#[cfg(test)]
+#[path = "../../tests/common/golden.rs"]
+mod golden;
 pub mod pipelines;
 
 use std::io;

@@ -45,7 +45,7 @@ fn items(text: &str, module: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_library_offers_what_its_list_has() {
+fn library_names_are_those_of_list() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut offered = BTreeSet::new();
     for (file, module) in FILES {
@@ -66,7 +66,7 @@ fn the_library_offers_what_its_list_has() {
 }
 
 #[test]
-fn items_are_found() {
+fn items_of_a_source_are_found() {
     let text = "pub use a::B;\npub mod m {\n    pub use e::f::{\n        G, h,\n    };\n    pub fn \
                 i(x: u8) {}\n}\nimpl B {\n    pub fn j() {}\n}\npub use a::{C, d};\n";
     assert_eq!(items(text, ""), ["B", "m::G", "m::h", "m::i", "C", "d"]);

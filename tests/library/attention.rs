@@ -148,7 +148,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn attention_has_the_values_of_its_formula() {
+fn attention_has_values_of_formula() {
     for (number, case) in cases().into_iter().enumerate() {
         let expected = case.expected();
         for (got, expected) in case.computed().into_iter().zip(&expected) {
@@ -158,7 +158,7 @@ fn attention_has_the_values_of_its_formula() {
 }
 
 #[test]
-fn attention_has_the_gradients_of_its_values() {
+fn attention_has_gradients_of_values() {
     for case in cases() {
         let mut b = Builder::new();
         b.block("test");

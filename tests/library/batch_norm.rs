@@ -85,7 +85,7 @@ fn expected(rows: usize) -> [Vec<f64>; 2] {
 }
 
 #[test]
-fn running_averages_are_those_of_the_micro_batches_however_they_are_shared() {
+fn averages_shared_are_of_micro_batches() {
     let fixed = |counts: &[usize]| Shares::Fixed(counts.to_vec());
     for rows in [3, 6, 12] {
         let mut alone = trainer("cpu", Shares::Even, rows, 1);
@@ -118,7 +118,7 @@ fn running_averages_are_those_of_the_micro_batches_however_they_are_shared() {
 
 /// The norm of a gradient and its clipping must not see running averages, whose sums are large.
 #[test]
-fn running_averages_have_no_part_in_the_norm() {
+fn averages_have_no_part_in_norm() {
     let mut shifted = trainer("cpu", Shares::Even, 12, 1);
     let mut plain = trainer("cpu", Shares::Even, 12, 1);
     let far: Vec<f32> = vec![1e6; WIDTH];
@@ -129,7 +129,7 @@ fn running_averages_have_no_part_in_the_norm() {
 }
 
 #[test]
-fn predictions_use_the_running_averages() {
+fn predictions_use_running_averages() {
     let mut trainer = trainer("cpu", Shares::Even, 6, 1);
     train(&mut trainer);
     let x = inputs(1);
@@ -145,7 +145,7 @@ fn predictions_use_the_running_averages() {
 }
 
 #[test]
-fn running_averages_are_saved_and_go_on_to_the_same_bits() {
+fn averages_saved_go_on_same_bits() {
     let place = tempfile::tempdir().unwrap();
     let mut first = trainer("cpu", Shares::Even, 6, 1);
     train(&mut first);

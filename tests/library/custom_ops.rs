@@ -125,7 +125,7 @@ fn model() -> Graph {
 }
 
 #[test]
-fn a_graph_checks_prints_and_keeps_custom_ops() {
+fn custom_ops_are_checked_and_printed() {
     let mut b = Builder::new();
     let (x, ids) = (b.input("x", &[1, 4]), b.input_ids("ids", &[1]));
     let scale = b.parameter("scale", &[4], Init::Ones);
@@ -158,7 +158,7 @@ fn a_graph_checks_prints_and_keeps_custom_ops() {
 }
 
 #[test]
-fn a_wrong_gradient_is_found_and_a_right_one_passes() {
+fn custom_gradient_wrong_is_found() {
     check_gradient(Mixed { rule: Rule::Right }, &shapes(), 1).unwrap();
     check_gradient(snake(1.0), &[Shape::batched(&[2, 5])], 1).unwrap();
     let wrong = check_gradient(snake(1.01), &[Shape::batched(&[2, 5])], 1).unwrap_err();
@@ -204,7 +204,7 @@ fn trained(devices: &str, stages: u32) -> (Vec<f64>, Vec<f32>) {
 }
 
 #[test]
-fn custom_ops_train_in_data_parallelism_and_in_pipelines() {
+fn custom_ops_train_in_any_layout() {
     let (losses, parameters) = trained("cpu", 1);
     assert!(losses[19] < 0.7 * losses[0], "{losses:?}");
     assert_eq!(trained("cpu*2", 2), (losses.clone(), parameters));

@@ -100,7 +100,7 @@ fn count(done: &[Fusion], rule: &str) -> usize {
 }
 
 #[test]
-fn models_have_the_same_gradients_fused() {
+fn models_fused_same_gradients() {
     for activation in [Unary::Gelu, Unary::GeluTanh, Unary::Relu] {
         for bias in [false, true] {
             let (_, done) = check("a GPT", gpt_of(bias, 0.0, activation));
@@ -125,7 +125,7 @@ fn models_have_the_same_gradients_fused() {
 }
 
 #[test]
-fn dropout_stays_a_node_and_keeps_its_random_numbers() {
+fn dropout_keeps_its_random_numbers() {
     let (fused, done) = check("a GPT with dropout", gpt_of(true, 0.3, Unary::Gelu));
     let dropouts = |graph: &Graph| {
         graph.nodes.iter().filter(|node| matches!(node.op, Op::Dropout { .. })).count()
@@ -150,7 +150,7 @@ fn fusion_is_complete_and_deterministic() {
 }
 
 #[test]
-fn a_forward_graph_keeps_no_activation_inputs() {
+fn forward_keeps_no_activation_inputs() {
     let config = MlpConfig {
         widths: vec![4, 8, 2],
         activation: Unary::Gelu,
@@ -171,7 +171,7 @@ fn a_forward_graph_keeps_no_activation_inputs() {
 }
 
 #[test]
-fn the_tables_show_what_was_fused() {
+fn tables_show_what_was_fused() {
     let (fused, done) = fuse_listed(gpt_of(true, 0.0, Unary::Gelu));
     let table = graph_table(&fused);
     assert!(table.contains("matmul a b^T + add + store + gelu"), "{table}");
@@ -211,7 +211,7 @@ fn fused_in(
 }
 
 #[test]
-fn each_rule_applies_to_its_graph() {
+fn rules_apply_to_their_graphs() {
     let applies = |rule: &str, body: &dyn Fn(&mut Builder, TensorId) -> BuildResult| {
         let (_, done) = fused_in(rule, body);
         assert!(count(&done, rule) > 0, "{rule} does not apply: {done:?}");
@@ -258,7 +258,7 @@ fn each_rule_applies_to_its_graph() {
 /// Sums for parameters are computed with a product or a norm that reads the same rows, however
 /// often a parameter is used, and nothing else is.
 #[test]
-fn gradients_of_parameters_are_merged_over_the_same_rows() {
+fn gradients_over_same_rows_are_merged() {
     let merged = |what: &str, body: &dyn Fn(&mut Builder, TensorId) -> BuildResult| {
         let (_, done) = fused_in(what, body);
         [count(&done, "weight + bias gradient"), count(&done, "norm + parameter gradients")]
@@ -304,7 +304,7 @@ fn gradients_of_parameters_are_merged_over_the_same_rows() {
 
 /// Two branches of the same tensor: the sum of their gradients is fused with a product.
 #[test]
-fn gradients_that_meet_are_added_by_a_product() {
+fn gradients_meeting_added_by_product() {
     let (fused, done) = fused_in("branches", |b, x| {
         let (left, right) = (product(b, x, "left"), product(b, x, "right"));
         b.mul(left, right)
@@ -325,7 +325,7 @@ fn gradients_that_meet_are_added_by_a_product() {
 /// A convolution is a product: its bias, activation and residual sum are computed with it, and so
 /// is the gradient of the activation in front of it.
 #[test]
-fn convolutions_fuse_as_products_do() {
+fn convolutions_fuse_as_products() {
     let mut b = Builder::new();
     b.block("pictures");
     let x = b.input("x", &[1, 4, 5, 3]);
@@ -352,7 +352,7 @@ fn convolutions_fuse_as_products_do() {
 
 /// What must stay apart: forward graphs in which nothing may be fused behind the product.
 #[test]
-fn values_that_are_needed_elsewhere_stay_apart() {
+fn values_needed_elsewhere_stay_apart() {
     let apart = |what: &str, body: &dyn Fn(&mut Builder, TensorId) -> BuildResult| {
         let (fused, _) = check(what, differentiate(built(body)).unwrap());
         let behind = fused.nodes.iter().filter(|node| node.phase == PassKind::Forward);
@@ -405,7 +405,7 @@ fn values_that_are_needed_elsewhere_stay_apart() {
 
 /// Kernels are certified on products with whole periods of an operand, which would be large.
 #[test]
-fn an_operand_that_repeats_after_many_values_is_not_fused_with_a_product() {
+fn operand_repeating_late_stays_apart() {
     let fused_with = |rows: usize| {
         let mut b = Builder::new();
         let x = b.input("x", &[1, rows, 8]);
@@ -453,7 +453,7 @@ fn chains_end_where_they_must() {
 
 /// Gradients of parameters accumulate, and stay as they are.
 #[test]
-fn what_accumulates_is_not_fused() {
+fn accumulating_ops_are_not_fused() {
     let (fused, _) = fused_in("a scaled parameter", |b, x| {
         let w = b.parameter("w", &[6, 6], Init::Zeros);
         let scaled = b.scale(w, 0.5)?;
@@ -531,7 +531,7 @@ proptest! {
     })]
 
     #[test]
-    fn random_graphs_compute_the_same_fused(
+    fn random_graphs_fused_same_values(
         draws in prop::collection::vec((0u8..15, 0usize..8, 0usize..8), 1..14),
     ) {
         let graph = differentiate(random_graph(&draws)).unwrap();

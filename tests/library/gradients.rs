@@ -142,7 +142,7 @@ fn matmul_without_and_over_the_batch() {
 }
 
 #[test]
-fn elementwise_functions() {
+fn elementwise_of_one_tensor() {
     for &function in Unary::SAMPLES.iter().filter(|function| function.slope() == Slope::Sloped) {
         check(|b| {
             let x = source(b, "x", &[1, 7]);
@@ -161,7 +161,7 @@ fn elementwise_functions() {
 }
 
 #[test]
-fn functions_of_two_tensors_with_broadcasting_and_reuse() {
+fn elementwise_of_two_tensors() {
     // Of all that have a gradient; what is dropped is all that there is here.
     let has_gradient = |function: &&Binary| {
         function.slope(BinarySide::First) == Slope::Sloped && **function != Binary::Drop
@@ -200,7 +200,7 @@ fn functions_of_two_tensors_with_broadcasting_and_reuse() {
 }
 
 #[test]
-fn shapes_are_broadcast_as_numpys() {
+fn broadcasting_as_numpy() {
     // A reduction is subtracted, of whose axis one entry is left.
     check(|b| {
         let x = source(b, "x", &[1, 2, 3]);
@@ -258,7 +258,7 @@ fn reductions_over_any_axes() {
 }
 
 #[test]
-fn a_stopped_gradient_is_a_constant() {
+fn stopped_gradient_is_a_constant() {
     let mut b = Builder::new();
     let w = b.parameter("w", &[3], Init::Ones);
     let frozen = b.stop_gradient(w).unwrap();
@@ -272,7 +272,7 @@ fn a_stopped_gradient_is_a_constant() {
 }
 
 #[test]
-fn batch_norm() {
+fn batch_norm_of_both_modes() {
     for dims in [&[1, 4][..], &[1, 3, 2, 5]] {
         check(|b| {
             let x = source(b, "x", dims);
@@ -283,7 +283,7 @@ fn batch_norm() {
 }
 
 #[test]
-fn recurrent_layers() {
+fn recurrent_layers_of_kernels() {
     for cell in [Cell::Lstm, Cell::Gru] {
         for (t, has_state) in [(4, false), (4, true), (1, false), (1, true)] {
             check(|b| {
@@ -302,7 +302,7 @@ fn recurrent_layers() {
 }
 
 #[test]
-fn sums_and_products_with_broadcasting_and_reuse() {
+fn sums_and_products_reused() {
     check(|b| {
         let x = source(b, "x", &[1, 2, 3]);
         let bias = b.parameter("bias", &[3], Init::Zeros);
@@ -316,7 +316,7 @@ fn sums_and_products_with_broadcasting_and_reuse() {
 }
 
 #[test]
-fn moving_elements() {
+fn moving_elements_of_tensors() {
     check(|b| {
         let x = source(b, "x", &[1, 2, 3, 4]);
         let y = b.permute(x, &[0, 3, 1, 2])?;
@@ -365,7 +365,7 @@ fn losses_of_rows_as_ops() {
 
 /// Beside the loss, a loss op whose parts are a mere output adds nothing to a gradient.
 #[test]
-fn what_the_loss_does_not_depend_on_has_no_part_in_gradients() {
+fn gradient_of_unused_is_left_out() {
     let gradients = |with: Option<Op>| {
         let mut b = Builder::new();
         let (x, w) = (b.input("x", &[1, 3]), b.parameter("w", &[4, 3], Init::Zeros));
@@ -399,7 +399,7 @@ fn what_the_loss_does_not_depend_on_has_no_part_in_gradients() {
 /// Gradients as ops of the forward pass: they are computed, and refused where the loss depends on
 /// a parameter by them.
 #[test]
-fn a_gradient_in_the_forward_pass_is_computed_and_has_none_itself() {
+fn gradient_in_forward_has_none_itself() {
     let options = Conv2dOptions::default();
     let pool = Pool2dOptions::new(2);
     let rms = NormBackward { centered: false, bias: false, adds: false };
@@ -468,7 +468,7 @@ fn layer_norm_with_and_without_bias() {
 /// Weight and bias of which one is no parameter, or that are the same one: no kernel adds to both
 /// gradients at once.
 #[test]
-fn layer_norm_with_weights_that_are_computed_or_shared() {
+fn layer_norm_computed_or_shared() {
     for (weight, bias) in [(0, 0), (0, 2), (2, 0), (2, 1), (2, 3)] {
         check(|b| {
             let x = source(b, "x", &[1, 2, 5]);
@@ -511,7 +511,7 @@ fn rms_norm_and_softmax() {
 }
 
 #[test]
-fn group_norm_with_weights_that_are_parameters_computed_or_shared() {
+fn group_norm_computed_or_shared() {
     for (weight, bias) in [(0, 1), (0, 0), (0, 2), (2, 1), (2, 3)] {
         check(|b| {
             let x = source(b, "x", &[1, 2, 3, 4]);
@@ -557,7 +557,7 @@ fn attention_with_and_without_dropout() {
 /// V reaches the attention through reshapes and a concatenation, whose gradients must not be
 /// lost on the way.
 #[test]
-fn attention_on_parts_that_were_reshaped() {
+fn attention_on_reshaped_parts() {
     check(|b| {
         let q = source(b, "q", &[1, 4, 4]);
         let k = source(b, "k", &[1, 4, 4]);
@@ -569,7 +569,7 @@ fn attention_on_parts_that_were_reshaped() {
 }
 
 #[test]
-fn dropout_draws_the_same_mask_forward_and_backward() {
+fn dropout_same_mask_both_ways() {
     check(|b| {
         let x = source(b, "x", &[1, 6]);
         b.dropout(x, 0.4)
@@ -577,7 +577,7 @@ fn dropout_draws_the_same_mask_forward_and_backward() {
 }
 
 #[test]
-fn a_tied_embedding_gets_both_gradients() {
+fn embedding_tied_gets_both_gradients() {
     let mut b = Builder::new();
     b.block("test");
     let table = b.parameter("table", &[IDS as usize, 4], Init::Zeros);
@@ -611,7 +611,7 @@ fn convolutions_with_every_option() {
 }
 
 #[test]
-fn poolings_with_windows_that_overlap() {
+fn poolings_with_overlapping_windows() {
     let pool = Pool2dOptions::new(3).with_stride(2).with_padding(1);
     for options in [Pool2dOptions::new(2), pool] {
         check(|b| {
@@ -658,7 +658,7 @@ fn poolings_with_windows_that_overlap() {
 }
 
 #[test]
-fn transposed_convolutions_and_those_over_sequences() {
+fn convolutions_transposed_and_1d() {
     let plain = Conv2dOptions::default();
     let strided = Conv2dOptions { stride: [2, 3], padding: [1, 0], ..plain };
     let cases = [

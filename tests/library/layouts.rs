@@ -249,7 +249,7 @@ proptest! {
     #![proptest_config(generated())]
 
     #[test]
-    fn every_layout_has_the_gradients_of_one_device(case in cases()) {
+    fn layouts_have_gradients_of_one_device(case in cases()) {
         check(&case);
     }
 }

@@ -17,7 +17,7 @@ mod mailbox;
 use mailbox::{Closed, Mailbox, RecvError, SendError};
 
 #[test]
-fn a_waiting_thread_is_woken_and_each_sender_keeps_its_order() {
+fn waiting_is_woken_senders_in_order() {
     loom::model(|| {
         let mailbox = Mailbox::new(3);
         let senders: Vec<_> = [&[10, 11][..], &[20]]
@@ -39,7 +39,7 @@ fn a_waiting_thread_is_woken_and_each_sender_keeps_its_order() {
 }
 
 #[test]
-fn a_close_wakes_everyone_with_the_first_reason() {
+fn close_wakes_all_with_first_reason() {
     loom::model(|| {
         let mailbox = Mailbox::<i32>::new(1);
         let waiting: Vec<_> = (0..2)
@@ -71,7 +71,7 @@ impl Drop for Parcel {
 }
 
 #[test]
-fn a_box_has_one_owner_also_when_a_close_comes_between() {
+fn item_has_one_owner_despite_close() {
     loom::model(|| {
         let drops = Arc::new(AtomicUsize::new(0));
         let mailbox = Mailbox::new(1);
@@ -113,7 +113,7 @@ fn ownership_goes_around_two_threads() {
 
 /// Loom knows no time: a deadline that has passed does not wait, and one far off is a wait.
 #[test]
-fn a_deadline_ends_a_wait_only_when_nothing_is_there() {
+fn deadline_ends_only_empty_waits() {
     loom::model(|| {
         let mailbox = Mailbox::new(1);
         assert_eq!(mailbox.recv(Some(Instant::now())), Err(RecvError::TimedOut));
@@ -131,7 +131,7 @@ fn a_deadline_ends_a_wait_only_when_nothing_is_there() {
 
 /// One of two senders finds the mailbox full, and whoever waits or sends afterwards learns why.
 #[test]
-fn one_item_more_than_a_mailbox_holds_is_refused_and_closes_it() {
+fn item_over_capacity_closes_mailbox() {
     loom::model(|| {
         let mailbox = Mailbox::new(1);
         let other = {
@@ -151,7 +151,7 @@ fn one_item_more_than_a_mailbox_holds_is_refused_and_closes_it() {
 /// A newer item takes the place of an older one: the receiver sees the newer one, or both in order,
 /// and the queue never holds both.
 #[test]
-fn an_item_that_replaces_another_needs_no_room_of_its_own() {
+fn item_replacing_needs_no_room() {
     loom::model(|| {
         let mailbox = Mailbox::new(1);
         let sender = {
@@ -178,7 +178,7 @@ impl Drop for AsksWhenDropped {
 
 /// An item that is refused or replaced is dropped without the lock, which its drop may need.
 #[test]
-fn items_are_dropped_outside_of_the_lock() {
+fn items_are_dropped_outside_the_lock() {
     loom::model(|| {
         let mailbox = Mailbox::new(1);
         let item = || AsksWhenDropped(mailbox.clone());

@@ -47,7 +47,7 @@ fn sums_of(
 
 /// The value of each reduction, with its weight, on elements 1 to 4 and 5 to 8 of two samples.
 #[test]
-fn a_loss_of_terms_is_their_weighted_sum_and_each_is_reported() {
+fn terms_are_summed_and_reported() {
     let x: Vec<f32> = (1..=8).map(|value| value as f32).collect();
     let values = Values { x: &x, targets: HostTensorView::Float(&[0.0; 2]) };
     let sums = sums_of(values, [4, 1], |b, x, _| b.loss(&[LossTerm::mean("mean", x)]));
@@ -80,7 +80,7 @@ fn cross_entropy(row: &[f32], target: u32, options: &CrossEntropyOptions) -> [f6
 }
 
 #[test]
-fn cross_entropy_has_weights_smoothing_and_an_ignored_class() {
+fn cross_entropy_options_count() {
     let x: Vec<f32> = (0..5 * CLASSES).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
     let targets = [3, 1, IGNORE_INDEX, 0, 1];
     let values = Values { x: &x, targets: HostTensorView::Int(&targets) };
@@ -143,7 +143,7 @@ fn check_values(
 }
 
 #[test]
-fn elementwise_losses_have_pytorchs_formulas() {
+fn elementwise_have_pytorchs_formulas() {
     check_values(|b, x, t| b.squared_error(x, t), |x, t| (x - t).powi(2));
     check_values(|b, x, t| b.absolute_error(x, t), |x, t| (x - t).abs());
     let huber = |x: f64, t: f64| {
@@ -161,7 +161,7 @@ fn elementwise_losses_have_pytorchs_formulas() {
 }
 
 #[test]
-fn gradients_of_losses_are_those_of_their_values() {
+fn gradients_are_those_of_values() {
     let elementwise: [fn(&mut Builder, TensorId, TensorId) -> BuildResult; 5] = [
         |b, x, t| b.squared_error(x, t),
         |b, x, t| b.absolute_error(x, t),

@@ -226,7 +226,7 @@ proptest! {
     })]
 
     #[test]
-    fn programs_of_any_cut_find_what_they_read(
+    fn programs_any_cut_find_their_inputs(
         places in prop::collection::btree_set(1..BLOCKS, 0..BLOCKS),
         (tie, fused) in (any::<bool>(), any::<bool>()),
         micro_batches in 1..6usize,
@@ -245,7 +245,7 @@ proptest! {
 
     /// Two chunks per stage, whole groups of micro-batches.
     #[test]
-    fn interleaved_programs_find_what_they_read(
+    fn programs_interleaved_find_inputs(
         (stages, spare) in (1..=3usize, 0..=2usize),
         (groups, group) in (1..3usize, 1..4usize),
         ahead in 0..8usize,
@@ -259,7 +259,7 @@ proptest! {
 }
 
 #[test]
-fn a_part_of_everything_is_the_whole() {
+fn part_of_everything_is_the_whole() {
     let widths = vec![5, 16, 16, 4];
     let config =
         MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss: MlpLoss::SquaredError };
@@ -284,7 +284,7 @@ fn a_part_of_everything_is_the_whole() {
 /// Micro-batches in flight: all of them in GPipe, as many as there are stages from this one on in
 /// 1F1B (Narayanan et al. 2021, section 2.2).
 #[test]
-fn schedules_have_the_copies_that_the_papers_state() {
+fn schedules_have_copies_of_papers() {
     let graph = gpt_of(false, 0.0, false);
     let whole = Plan::new(graph.clone(), options());
     let cut = cut(&BTreeSet::from([2, 4]), 3);
@@ -305,7 +305,7 @@ fn schedules_have_the_copies_that_the_papers_state() {
 }
 
 #[test]
-fn a_stage_takes_less_memory_than_the_whole() {
+fn stage_takes_less_than_the_whole() {
     let graph = gpt_of(false, 0.1, true);
     let whole = Plan::new(graph.clone(), options());
     for places in [BTreeSet::from([3]), BTreeSet::from([1, 2, 4]), BTreeSet::from([1, 2, 3, 4, 5])]
@@ -327,7 +327,7 @@ fn a_stage_takes_less_memory_than_the_whole() {
 
 /// A plan for B and W per block keeps nothing for a W that comes after the next B.
 #[test]
-fn delayed_weights_overwrite_what_is_placed_for_the_usual_order() {
+fn weights_delayed_overwrite_usual_order() {
     let graph = gpt_of(true, 0.0, false);
     let whole = Plan::new(graph.clone(), options());
     let chunks = [vec![4, 5]];

@@ -9,7 +9,7 @@ use potluck_kernels::exec::{Cpu, Executor};
 use crate::pytorch_samples::{KEPT_PASSED, Samples, Survey, kept_samples};
 
 #[test]
-fn values_and_gradients_are_pytorchs() {
+fn samples_are_pytorchs() {
     let bytes = kept_samples();
     let samples = Samples::new(&bytes);
     let mut survey = Survey::new(&samples);

@@ -216,7 +216,7 @@ fn check_schedule(_: &Value, sample: &Value) -> SampleOutcome {
 }
 
 #[test]
-fn optimizers_and_schedules_step_as_those_of_pytorch() {
+fn optimizers_step_as_pytorchs() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pytorch/optimizer_samples.json");
     let samples: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     type SampleCheck = fn(&Value, &Value) -> SampleOutcome;

@@ -21,7 +21,7 @@ fn trainer(graph: Graph, batch: usize) -> Result<Trainer, String> {
 }
 
 #[test]
-fn graphs_that_have_no_gradient_are_refused() {
+fn graphs_without_gradient_are_refused() {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 2, 2, 3]);
     let weight = b.parameter("weight", &[3], Init::Ones);
@@ -52,7 +52,7 @@ fn text_model() -> Graph {
 }
 
 #[test]
-fn ids_and_targets_out_of_range_are_refused_where_they_are() {
+fn ids_out_of_range_are_refused() {
     let mut trainer = trainer(text_model(), 2).unwrap();
     let batch = |token: u32, target: u32| {
         let tokens = HostTensor::Int(vec![0, 1, 2, 3, token, 1]);
@@ -85,7 +85,7 @@ fn ids_and_targets_out_of_range_are_refused_where_they_are() {
 
 /// Texts of ten characters, of which the model knows fewer.
 #[test]
-fn data_out_of_range_are_refused_by_their_sample() {
+fn data_out_of_range_name_the_sample() {
     let text = TextData::from_bytes("digits", b"01234567890123456789", TokenizerKind::Char, 0.3, 3);
     let data: Arc<dyn Dataset> =
         Arc::new(TextWindows { text: Arc::new(text.unwrap()), context: CONTEXT });

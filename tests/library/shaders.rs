@@ -17,7 +17,7 @@ use crate::shader_modules::{
 };
 
 #[test]
-fn every_shader_is_portable_and_translates() {
+fn shaders_are_portable_and_translate() {
     let portable = modules().into_iter().map(|(name, text)| (name, text, WORKGROUP_BYTES));
     let modules: Vec<(String, String, u32)> = portable.chain(demanding_modules()).collect();
     // tests/guard/guard.sh compares the texts of two commits.
@@ -38,7 +38,7 @@ fn every_shader_is_portable_and_translates() {
 
 /// Cooperative matrices are for Vulkan and Metal: naga has no others.
 #[test]
-fn kernels_by_cooperative_matrices_translate() {
+fn cooperative_kernels_translate() {
     let modules = cooperative_modules();
     assert!(modules.len() > 100, "{} modules", modules.len());
     for (name, text, entry) in modules {
@@ -230,7 +230,7 @@ fn immediates(words: usize) -> String {
 }
 
 #[test]
-fn what_just_fits_is_accepted() {
+fn limits_just_met_are_accepted() {
     let empty = |size| planted("", size, "");
     let texts = [buffers(8), workgroup_memory(4096), immediates(32), empty("256"), empty("1")];
     for text in texts {
@@ -239,7 +239,7 @@ fn what_just_fits_is_accepted() {
 }
 
 #[test]
-fn each_limit_refuses_what_breaks_it() {
+fn limits_broken_are_refused() {
     let broken = [
         (buffers(9), "9 storage buffers"),
         (workgroup_memory(4097), "16388 bytes of workgroup memory"),
@@ -275,7 +275,7 @@ fn most_workgroup_bytes(text: &str) -> u32 {
 /// Each tile of attention needs, for some width of heads, what it declares and what the head of its
 /// file says, and for none more.
 #[test]
-fn tiles_of_attention_need_the_memory_that_they_declare() {
+fn attention_tiles_need_declared_memory() {
     let (_, file) = FILES.iter().find(|(file, _)| *file == "attention_tiles").unwrap();
     for tile in tiles::TILES {
         let tiles::AttentionTile { name, invocations, workgroup_bytes } = tile;
@@ -288,7 +288,7 @@ fn tiles_of_attention_need_the_memory_that_they_declare() {
 
 /// A buffer that another entry point of the file uses does not count.
 #[test]
-fn only_what_an_entry_point_uses_counts() {
+fn limits_count_used_items_only() {
     let second = "@compute @workgroup_size(1) fn second() { b8[0] = 1.0; }";
     let extra = "@group(0) @binding(8) var<storage, read_write> b8: array<f32>;";
     assert_eq!(check(&format!("{}{extra}\n{second}", buffers(8))), Ok(2));

@@ -293,7 +293,7 @@ fn wrong_shapes(shape: &Shape, free: Free) -> Vec<Shape> {
 }
 
 #[test]
-fn arguments_of_wrong_shapes_are_refused() {
+fn arguments_of_wrong_shape_are_refused() {
     let mut accepted = Vec::new();
     for (op, inputs) in
         cases().into_iter().chain(with_state()).chain(norms()).chain(cases_of_pictures())
@@ -317,7 +317,7 @@ fn arguments_of_wrong_shapes_are_refused() {
 }
 
 #[test]
-fn ops_of_one_input_refuse_what_does_not_exist() {
+fn ops_of_one_input_refuse_wrong_axes() {
     let x = (Shape::batched(&[1, 4, 6]), DType::F32);
     let most = usize::MAX;
     let wrong = [
@@ -355,7 +355,7 @@ fn ops_of_one_input_refuse_what_does_not_exist() {
 }
 
 #[test]
-fn convolutions_and_poolings_that_do_not_exist_are_refused() {
+fn convolutions_impossible_are_refused() {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 4, 6, 8]);
     let conv = Conv2dOptions::default();
@@ -389,7 +389,7 @@ fn convolutions_and_poolings_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn probabilities_and_eps_out_of_range_are_refused() {
+fn probabilities_outside_are_refused() {
     for p in [-0.1, 1.1, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut b = Builder::new();
         let x = b.input("x", &[1, 4, 24]);
@@ -410,7 +410,7 @@ fn probabilities_and_eps_out_of_range_are_refused() {
 }
 
 #[test]
-fn ops_without_a_kernel_are_not_applied() {
+fn ops_without_kernel_are_not_applied() {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 4]);
     let error = b.apply(Op::Reshape, &[x]).unwrap_err().to_string();
@@ -471,12 +471,12 @@ fn refusals_name_what_is_wrong() {
 
 #[test]
 #[should_panic(expected = "the input 'x' has no dimension for the batch")]
-fn an_input_without_a_dimension_is_named() {
+fn input_without_dimension_is_named() {
     Builder::new().input("x", &[]);
 }
 
 #[test]
-fn the_last_step_of_any_sequence_is_there() {
+fn last_step_of_any_sequence_is_there() {
     let mut b = Builder::new();
     let fixed = b.parameter("fixed", &[5, 3, 2], Init::Zeros);
     let last = b.last_step(fixed).unwrap();

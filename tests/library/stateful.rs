@@ -52,7 +52,7 @@ fn steps(trainer: &mut Trainer, first: usize, count: usize, lr: f64) -> Vec<f64>
 }
 
 #[test]
-fn a_sequence_in_pieces_has_the_loss_of_one_in_a_piece() {
+fn sequence_in_pieces_has_whole_loss() {
     for cell in [Cell::Lstm, Cell::Gru] {
         let mut whole = Trainer::new(model(cell, 3 * CONTEXT, false), &options("cpu")).unwrap();
         let expected = step(&mut whole, 0..3 * CONTEXT, 0.0);
@@ -68,7 +68,7 @@ fn a_sequence_in_pieces_has_the_loss_of_one_in_a_piece() {
 }
 
 #[test]
-fn states_follow_their_slots_on_any_devices() {
+fn states_follow_slots_on_any_devices() {
     let alone = steps(&mut trainer(Cell::Lstm, &options("cpu")), 0, 6, 0.2);
     let stages = |stages| PipelineOptions { stages, ..PipelineOptions::default() };
     let of_schedule = |schedule, chunks| {
@@ -93,7 +93,7 @@ fn states_follow_their_slots_on_any_devices() {
 }
 
 #[test]
-fn a_save_has_the_states() {
+fn save_has_the_states() {
     let directory = tempfile::tempdir().unwrap();
     let options = options("cpu");
     let mut whole = trainer(Cell::Gru, &options);
@@ -117,7 +117,7 @@ fn a_save_has_the_states() {
 }
 
 #[test]
-fn a_state_is_not_given() {
+fn state_cannot_be_given() {
     let mut trainer = trainer(Cell::Gru, &options("cpu"));
     let zeros = HostTensor::Float(vec![0.0; 24]);
     let error = trainer.step(&[("h_l0", zeros)], 0.1).unwrap_err().to_string();
@@ -132,7 +132,7 @@ fn text(count: usize, context: usize) -> Arc<dyn Dataset> {
 }
 
 #[test]
-fn fit_goes_through_the_text_in_order_and_begins_again() {
+fn fit_goes_through_text_in_order() {
     // Windows begin at 0 to 50, so that each of 4 slots has 12 of them: 2 samples of 5.
     let data = text(51 + CONTEXT, CONTEXT);
     let mut fitted = trainer(Cell::Lstm, &options("cpu"));
@@ -162,7 +162,7 @@ fn fit_goes_through_the_text_in_order_and_begins_again() {
 }
 
 #[test]
-fn an_evaluation_carries_states_through_the_text() {
+fn evaluation_carries_states() {
     let stateful = |devices, batch, micro_batch, stages| {
         let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
         let options =
@@ -201,7 +201,7 @@ fn sums() -> Builder {
 }
 
 #[test]
-fn any_input_is_carried_on_any_devices() {
+fn input_any_is_carried_anywhere() {
     let stages = PipelineOptions { stages: 2, ..PipelineOptions::default() };
     let cases = [
         options("cpu"),
@@ -223,7 +223,7 @@ fn any_input_is_carried_on_any_devices() {
 }
 
 #[test]
-fn an_input_has_one_next_value_which_is_computed() {
+fn input_has_one_computed_next_value() {
     let mut b = sums();
     let graph = sums().finish();
     let (x, before) = (graph.input("x").unwrap(), graph.input("before").unwrap());
@@ -235,7 +235,7 @@ fn an_input_has_one_next_value_which_is_computed() {
 }
 
 #[test]
-fn a_fit_on_another_text_begins_with_zeros() {
+fn fit_on_other_text_begins_with_zeros() {
     let other = || {
         let characters: Vec<u8> = (0..90).map(|time| b'a' + token(2, time) as u8).collect();
         let text = TextData::from_bytes("other", &characters, TokenizerKind::Char, 0.0, CONTEXT);
@@ -259,7 +259,7 @@ fn a_fit_on_another_text_begins_with_zeros() {
 
 /// A step that is skipped leaves the states of the step before, which the next one begins with.
 #[test]
-fn a_skipped_step_carries_nothing() {
+fn step_skipped_carries_nothing() {
     let mut trainer = Trainer::new(sums().finish(), &options("cpu")).unwrap();
     let mut step = |x: f32| {
         let rows = |value| HostTensor::Float(vec![value; 6 * BATCH]);

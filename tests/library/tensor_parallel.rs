@@ -344,12 +344,12 @@ proptest! {
     #![proptest_config(generated())]
 
     #[test]
-    fn shards_of_a_gpt_have_the_gradients_of_the_whole(case in gpts()) {
+    fn gpt_shards_have_whole_gradients(case in gpts()) {
         check(&case);
     }
 
     #[test]
-    fn shards_of_a_perceptron_have_the_gradients_of_the_whole(case in perceptrons()) {
+    fn mlp_shards_have_whole_gradients(case in perceptrons()) {
         check(&case);
     }
 }
@@ -372,7 +372,7 @@ fn tiny() -> GptConfig {
 /// Two all-reduces of activations and two of their gradients per layer, one of each for embedding
 /// and head, and the losses.
 #[test]
-fn a_layer_has_two_reductions_down_and_two_up() {
+fn layer_has_two_reductions_each_way() {
     let part = shard(&gpt(&tiny()).unwrap(), &[1.0, 1.0], 1).unwrap();
     let graph = fuse(differentiate(part.graph).unwrap());
     let reductions = |forward: bool| {
@@ -391,7 +391,7 @@ fn a_layer_has_two_reductions_down_and_two_up() {
 
 /// Initial values and dropout of a shard are those of the whole model.
 #[test]
-fn initial_values_are_slices_of_the_whole() {
+fn initial_values_are_slices() {
     let whole = gpt(&tiny()).unwrap();
     for position in 0..2 {
         let part = shard(&whole, &[1.0, 3.0], position).unwrap().graph;
@@ -405,14 +405,14 @@ fn initial_values_are_slices_of_the_whole() {
 }
 
 #[test]
-fn one_rank_computes_the_whole_graph() {
+fn rank_alone_computes_the_whole() {
     let whole = gpt(&tiny()).unwrap();
     let part = shard(&whole, &[5.0], 0).unwrap();
     assert_eq!((part.graph, part.outputs), (whole, vec![std::iter::once(0..65).collect()]));
 }
 
 #[test]
-fn what_cannot_be_divided_is_refused_by_name() {
+fn indivisible_parts_are_refused() {
     let told =
         |graph: &Graph, ranks: usize| shard(graph, &vec![1.0; ranks], 0).unwrap_err().to_string();
     let error = told(&gpt(&tiny()).unwrap(), 5);
@@ -430,7 +430,7 @@ fn what_cannot_be_divided_is_refused_by_name() {
 
 /// A rule that leaves an op with a part of what it needs whole.
 #[test]
-fn an_op_that_needs_all_columns_is_refused() {
+fn op_of_all_columns_is_refused() {
     let graph = |norms: bool| {
         let mut b = Builder::new();
         let x = b.input("x", &[1, 8]);

@@ -29,7 +29,7 @@ fn golden() -> Golden {
 }
 
 #[test]
-fn ids_are_those_of_python_and_text_comes_back() {
+fn ids_are_those_of_python() {
     let Golden { lines, files } = golden();
     assert_eq!((lines.len(), files.len()), (1000, 4));
     for (name, GoldenFile { json, ids }) in files {
@@ -54,7 +54,7 @@ fn ids_are_those_of_python_and_text_comes_back() {
 }
 
 #[test]
-fn characters_are_shown_when_they_are_complete() {
+fn characters_shown_when_complete() {
     let Golden { mut files, .. } = golden();
     let json = files.remove("gpt2").unwrap().json;
     let tokenizer = Tokenizer::File(TokenizerFile::from_json("gpt2", json.into_bytes()).unwrap());
@@ -93,7 +93,7 @@ fn characters_are_shown_when_they_are_complete() {
 }
 
 #[test]
-fn what_is_no_tokenizer_is_refused_in_a_sentence() {
+fn files_no_tokenizer_are_refused() {
     let refused = |json: &str| {
         let error = TokenizerFile::from_json("f.json", json.as_bytes().to_vec()).unwrap_err();
         error.to_string()

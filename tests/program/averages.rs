@@ -14,7 +14,7 @@ fn val_losses(desk: &Desk, run: &str) -> Vec<f64> {
 }
 
 #[test]
-fn a_run_evaluates_with_averages_and_trains_without() {
+fn ema_evaluates_averages_trains_same_bits() {
     let desk = Desk::new();
     desk.train(&format!("--out plain {LINE}")).ok();
     desk.train(&format!("--out run {LINE} --set optim.ema=0.9")).ok();
@@ -53,7 +53,7 @@ fn a_run_evaluates_with_averages_and_trains_without() {
 }
 
 #[test]
-fn averages_begin_where_a_run_is_resumed_with_them() {
+fn ema_resumed_begins_at_checkpoint() {
     let desk = Desk::new();
     desk.train(&format!("--out run {LINE}")).ok();
     let resumed = desk.run("train --resume run --steps 8 --set optim.ema=0.9").ok();

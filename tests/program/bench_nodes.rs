@@ -22,7 +22,7 @@ fn report(desk: &Desk, file: &str) -> Value {
 }
 
 #[test]
-fn collectives_of_all_nodes_are_in_one_report() {
+fn bench_nodes_collectives_one_report() {
     let desk = desk();
     let line = "collectives --tiny --nodes 2 --ranks-per-node 2 --listen 127.0.0.1:0 \
                 --json report.json --svg nodes.svg";
@@ -57,7 +57,7 @@ fn collectives_of_all_nodes_are_in_one_report() {
 }
 
 #[test]
-fn a_link_has_latency_bandwidth_and_the_steps_that_were_asked_for() {
+fn bench_link_has_all_its_figures() {
     let desk = desk();
     let host = listening(&desk);
     let line = format!("bench link {} --secret-file code --tiny", host.address);
@@ -117,7 +117,7 @@ fn a_link_has_latency_bandwidth_and_the_steps_that_were_asked_for() {
 }
 
 #[test]
-fn who_may_not_measure_is_refused_and_the_others_are_unharmed() {
+fn bench_link_stranger_is_refused() {
     let desk = desk();
     let code = desk.run("secret").ok().out;
     write_secret(&desk, "other", &code);

@@ -14,7 +14,7 @@ fn rooms(directory: &Path) -> Vec<(String, String)> {
 }
 
 #[test]
-fn only_sources_are_part_of_a_build_and_their_line_ends_are_not() {
+fn build_hash_counts_sources_only() {
     let there = tempfile::tempdir().unwrap();
     let path = |name: &str| there.path().join(name);
     fs::create_dir_all(path("net/cluster")).unwrap();
@@ -40,7 +40,7 @@ fn only_sources_are_part_of_a_build_and_their_line_ends_are_not() {
 }
 
 #[test]
-fn versions_of_crates_count_if_the_crates_do() {
+fn build_hash_counts_versions_of_crates() {
     let lock = |wgpu: &str, tests: &str| {
         format!(
             "[[package]]\nname = \"wgpu\"\nversion = \"{wgpu}\"\n\n\
@@ -53,7 +53,7 @@ fn versions_of_crates_count_if_the_crates_do() {
 }
 
 #[test]
-fn this_build_tells_its_rooms() {
+fn build_hash_names_its_rooms() {
     let mut words = env!("POTLUCK_BUILD").split(' ');
     assert_eq!(words.next().unwrap().len(), 16);
     let rooms: Vec<&str> = words.map(|word| word.split_once('=').unwrap().0).collect();

@@ -48,7 +48,7 @@ fn lines(svg: &str, color: &str) -> Vec<usize> {
 }
 
 #[test]
-fn a_run_draws_its_curves_and_a_resumed_one_draws_them_from_the_beginning() {
+fn curves_resumed_begin_at_first_step() {
     let (desk, [blue, orange, purple]) = (Desk::new(), ["#0072B2", "#D55E00", "#CC79A7"]);
     desk.train(&format!("{EVERY} --steps 12")).ok();
     let first = drawing(&desk);
@@ -66,7 +66,7 @@ fn a_run_draws_its_curves_and_a_resumed_one_draws_them_from_the_beginning() {
 }
 
 #[test]
-fn a_drawing_that_cannot_be_written_ends_no_run() {
+fn curves_unwritable_end_no_run() {
     let desk = Desk::new();
     fs::create_dir_all(desk.path("run/curves.svg")).unwrap();
     desk.write("run/tensorboard", "a file");
@@ -177,7 +177,7 @@ fn recorded(desk: &Desk) -> BTreeMap<String, Vec<(u64, f32)>> {
 }
 
 #[test]
-fn event_files_have_the_scalars_of_the_record_and_each_start_supersedes_its_steps() {
+fn event_files_have_scalars_of_record() {
     let desk = Desk::new();
     desk.train(&format!("{EVERY} --steps 8 --set tensorboard=true")).ok();
     let mut expected = recorded(&desk);
@@ -217,7 +217,7 @@ for tag in events.Tags()['scalars']:
 ";
 
 #[test]
-fn tensorboard_reads_a_run_that_went_on_from_an_earlier_step() {
+fn event_files_resumed_read_by_tensorboard() {
     let Some(python) = std::env::var_os("POTLUCK_TENSORBOARD_PYTHON") else {
         return skip("POTLUCK_TENSORBOARD_PYTHON names no Python with tensorboard");
     };

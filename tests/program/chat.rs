@@ -17,7 +17,7 @@ fn with_input(desk: &Desk, line: &str, input: &str) -> Ran {
 }
 
 #[test]
-fn lines_are_answered_in_one_conversation() {
+fn chat_lines_are_one_conversation() {
     let desk = Desk::new();
     let line = "--set model.bias=true --set model.activation=gelu_tanh --set data.tokenizer=byte \
                 --set model.context=400 --batch 2";

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::sync::LazyLock;
 
 use crate::process::{Desk, Ran};
 use potluck_train::checkpoint::Checkpoint;
@@ -19,6 +20,9 @@ fn trained() -> Desk {
     desk
 }
 
+/// [`trained`], once for all tests that only read the run.
+static TRAINED: LazyLock<Desk> = LazyLock::new(trained);
+
 fn parameters(desk: &Desk, run: &str) -> Vec<u8> {
     desk.checkpoint(run, 30, "parameters.safetensors")
 }
@@ -31,7 +35,7 @@ fn json(ran: &Ran) -> Value {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn an_error_keeps_its_exit_code_where_stderr_cannot_be_written() {
+fn error_without_stderr_keeps_exit_code() {
     let desk = Desk::new();
     for line in ["train --resume nosuchrun", "bench --devices nosuchdevice --tiny"] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -41,7 +45,7 @@ fn an_error_keeps_its_exit_code_where_stderr_cannot_be_written() {
 }
 
 #[test]
-fn training_learns_and_records_every_step() {
+fn train_learns_and_records_each_step() {
     let desk = Desk::new();
     desk.train("--steps 60 --set train.eval_every=20 --quiet").ok();
     let losses = desk.losses("runs/0001");
@@ -61,7 +65,7 @@ fn training_learns_and_records_every_step() {
 }
 
 #[test]
-fn a_run_leaves_the_documented_files_and_its_configuration_reads_back() {
+fn run_files_are_those_documented() {
     let desk = trained();
     let checkpoint = ["manifest.json", "moments.safetensors", "parameters.safetensors"];
     let in_run =
@@ -82,7 +86,7 @@ fn a_run_leaves_the_documented_files_and_its_configuration_reads_back() {
 }
 
 #[test]
-fn the_sample_is_on_stdout_and_progress_on_stderr_in_plain_lines() {
+fn train_output_goes_to_its_streams() {
     let desk = Desk::new();
     let ran = desk.train("").ok();
     assert_eq!(ran.out.chars().count(), 20 + 1, "{:?}", ran.out);
@@ -110,7 +114,7 @@ fn the_sample_is_on_stdout_and_progress_on_stderr_in_plain_lines() {
 }
 
 #[test]
-fn a_resumed_run_says_that_it_is_done_or_that_its_schedule_is() {
+fn resume_done_run_or_schedule_is_told() {
     let desk = Desk::new();
     desk.train("--out run --steps 6 --quiet --set schedule.warmup=2").ok();
     let fewer = desk.resume("run", "--steps 4").ended(78);
@@ -131,7 +135,7 @@ fn a_resumed_run_says_that_it_is_done_or_that_its_schedule_is() {
 }
 
 #[test]
-fn runs_are_numbered_and_the_newest_is_resumed() {
+fn runs_are_numbered_latest_is_newest() {
     let desk = Desk::new();
     desk.train("--steps 3 --quiet").ok();
     desk.train("--steps 4 --quiet").ok();
@@ -153,7 +157,7 @@ fn runs_are_numbered_and_the_newest_is_resumed() {
 }
 
 #[test]
-fn without_steps_the_initial_checkpoint_is_written() {
+fn train_zero_steps_saves_the_start() {
     let desk = Desk::new();
     desk.train("--steps 0 --quiet --out run").ok();
     assert_eq!(desk.steps("run").len(), 0);
@@ -165,7 +169,7 @@ fn without_steps_the_initial_checkpoint_is_written() {
 }
 
 #[test]
-fn the_builtin_corpus_needs_neither_data_nor_configuration() {
+fn train_bare_takes_builtin_corpus() {
     let desk = Desk::new();
     let small = "--set model.layers=1 --set model.heads=2 --set model.width=16 \
                  --set model.context=8 --set train.batch=4";
@@ -176,40 +180,35 @@ fn the_builtin_corpus_needs_neither_data_nor_configuration() {
 }
 
 #[test]
-fn flags_win_over_the_file_and_later_flags_over_earlier_ones() {
+fn flags_win_over_file_and_earlier_ones() {
     let desk = Desk::new();
     let config =
         |line: &str| desk.run(&format!("train tiny.toml --explain config {line}")).ok().out;
     assert!(config("").contains("\nlayers = 1\n") && config("").contains("\nsteps = 30\n"));
-    let typed = config("--set model.layers=3 --steps 9 --set train.steps=8 --seed 5");
-    let derived = "# decay_steps = 8  # as train.steps";
-    for line in ["layers = 3", "heads = 2", "steps = 8", "seed = 5", derived] {
-        assert!(typed.contains(&format!("\n{line}\n")), "{line} in {typed}");
-    }
-}
-
-#[test]
-fn flags_of_common_keys_and_keys_without_their_section() {
-    let desk = Desk::new();
-    let flags = "--batch 8 --micro-batch 2 --lr 0.5 --eval-every 3 --set eval_samples=5 --set \
-                 width=32";
-    let config = desk.run(&format!("train tiny.toml --explain config {flags}")).ok().out;
+    // Flags of common keys, and keys without their section.
+    let typed = config(
+        "--set model.layers=3 --steps 9 --set train.steps=8 --seed 5 --batch 8 --micro-batch 2 \
+         --lr 0.5 --eval-every 3 --set eval_samples=5 --set width=32",
+    );
     for line in [
+        "layers = 3",
+        "heads = 2",
+        "width = 32",
+        "steps = 8",
+        "seed = 5",
         "batch = 8",
         "micro_batch_size = 2",
         "lr = 0.5",
         "eval_every = 3",
         "eval_samples = 5",
-        "width = 32",
+        "# decay_steps = 8  # as train.steps",
     ] {
-        assert!(config.contains(&format!("\n{line}\n")), "{line} in {config}");
+        assert!(typed.contains(&format!("\n{line}\n")), "{line} in {typed}");
     }
-    let help = desk.run("train --help").ok().out;
-    assert!(help.contains("Samples per step, over all devices (train.batch)"), "{help}");
 }
 
 #[test]
-fn shells_and_man_get_the_command_line() {
+fn completions_and_man_have_the_flags() {
     let desk = Desk::new();
     for (shell, words) in [
         ("bash", "complete -F _potluck"),
@@ -232,7 +231,7 @@ fn shells_and_man_get_the_command_line() {
 }
 
 #[test]
-fn a_run_may_have_a_name() {
+fn run_named_has_its_directory() {
     let desk = Desk::new();
     desk.train("--name warm-up --quiet --steps 2").ok();
     assert_eq!(desk.steps("runs/warm-up").len(), 2);
@@ -245,7 +244,7 @@ fn a_run_may_have_a_name() {
 }
 
 #[test]
-fn a_seed_gives_the_same_bits_every_time() {
+fn seed_same_gives_same_bits() {
     let desk = Desk::new();
     for (out, seed) in [("one", 1), ("same", 1), ("other", 2)] {
         desk.train(&format!("--quiet --out {out} --seed {seed} --set model.dropout=0.1")).ok();
@@ -276,7 +275,7 @@ fn assert_fields(value: &Value, fields: &[&str]) {
 }
 
 #[test]
-fn devices_are_listed_once_each_with_what_they_have() {
+fn devices_are_listed_once_each() {
     let desk = Desk::new();
     let ran = desk.run("devices --json").ok();
     assert_eq!(ran.err, "");
@@ -345,7 +344,7 @@ fn devices_are_listed_once_each_with_what_they_have() {
 /// llvmpipe is one adapter through two APIs, and SwiftShader another one. Without names there is
 /// still an adapter, and llvmpipe at most once.
 #[test]
-fn the_adapters_of_the_tests_are_merged_and_named() {
+fn devices_of_two_apis_are_merged() {
     let wanted = crate::process::adapter_selectors();
     let desk = Desk::new();
     let listed = json(&desk.run("devices --json").ok());
@@ -368,7 +367,7 @@ fn the_adapters_of_the_tests_are_merged_and_named() {
 // ---- --explain ----
 
 #[test]
-fn explaining_prints_and_writes_nothing() {
+fn explain_prints_and_writes_no_file() {
     let desk = Desk::new();
     let before = desk.files();
     let explain = |what: &str| {
@@ -415,7 +414,7 @@ fn numbers(text: &str, start: &str) -> Vec<f64> {
 }
 
 #[test]
-fn explaining_memory_tells_what_is_computed_again() {
+fn explain_memory_tells_recomputation() {
     let desk = Desk::new();
     let explain = |recompute: &str| {
         let line = "train tiny.toml --data text.txt --devices cpu --set model.layers=6";
@@ -440,7 +439,7 @@ fn explaining_memory_tells_what_is_computed_again() {
 /// Of the powers of two and the divisors of the batch, the most samples at a time with which nine
 /// tenths of the memory are enough: on every device, by the plan; a run has as many.
 #[test]
-fn as_many_samples_at_a_time_as_fit_the_memory() {
+fn micro_batch_auto_fits_the_memory() {
     let desk = Desk::new();
     let mut devices = crate::process::adapter_selectors();
     devices.push("cpu".into());
@@ -492,7 +491,7 @@ fn as_many_samples_at_a_time_as_fit_the_memory() {
 }
 
 #[test]
-fn moments_in_bf16_take_half_of_the_memory_and_are_recorded() {
+fn moments_bf16_halve_memory_and_stay() {
     let desk = Desk::new();
     let explain = |moments: &str| {
         let line = "train tiny.toml --data text.txt --devices cpu --set model.layers=6 --explain";
@@ -527,7 +526,7 @@ fn moments_in_bf16_take_half_of_the_memory_and_are_recorded() {
 }
 
 #[test]
-fn explaining_several_devices_tells_what_each_does() {
+fn explain_several_devices_tells_each() {
     let desk = Desk::new();
     let before = desk.files();
     let explain = |what: &str| {
@@ -588,7 +587,7 @@ fn explaining_several_devices_tells_what_each_does() {
 }
 
 #[test]
-fn explaining_kernels_times_every_part_of_a_step() {
+fn explain_kernels_times_all_of_a_step() {
     let desk = Desk::new();
     let before = desk.files();
     for device in ["cpu", "0"] {
@@ -627,7 +626,7 @@ fn explaining_kernels_times_every_part_of_a_step() {
 }
 
 #[test]
-fn explaining_kernels_of_a_list_gives_a_table_per_device() {
+fn explain_kernels_list_has_table_each() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --explain kernels --devices cpu*2";
     let tables = desk.run(line).ok().out;
@@ -643,8 +642,8 @@ fn with_closed_stdout(desk: &Desk, line: &str) -> Ran {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_error() {
-    let desk = trained();
+fn stdout_closed_is_no_error() {
+    let desk = &*TRAINED;
     for line in [
         "generate run --devices cpu --tokens 1000000",
         "eval run --devices cpu",
@@ -653,7 +652,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
         "train tiny.toml --data text.txt --devices cpu --quiet --steps 1",
         "devices",
     ] {
-        let ran = with_closed_stdout(&desk, line);
+        let ran = with_closed_stdout(desk, line);
         assert_eq!(ran.code(), Some(0), "{line}: {}", ran.err);
         assert!(!ran.err.contains("panicked") && !ran.err.contains("Broken pipe"), "{}", ran.err);
     }
@@ -662,8 +661,8 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 // ---- eval ----
 
 #[test]
-fn evaluating_gives_the_loss_that_training_recorded() {
-    let desk = trained();
+fn eval_has_the_loss_of_the_record() {
+    let desk = &*TRAINED;
     let recorded = desk.metrics("run").last().unwrap()["val_loss"].as_f64().unwrap();
     let ran = desk.run("eval run --devices cpu --json").ok();
     let line = json(&ran);
@@ -678,8 +677,8 @@ fn evaluating_gives_the_loss_that_training_recorded() {
 }
 
 #[test]
-fn evaluating_some_samples_in_other_micro_batches_on_several_devices() {
-    let desk = trained();
+fn eval_any_micro_batch_same_loss() {
+    let desk = &*TRAINED;
     let eval = |line: &str| desk.run(&format!("eval run --json --split train {line}")).ok();
     let field = |ran: &Ran, name: &str| json(ran)[name].as_f64().unwrap();
     let whole = eval("--devices cpu");
@@ -702,8 +701,8 @@ fn evaluating_some_samples_in_other_micro_batches_on_several_devices() {
 }
 
 #[test]
-fn generating_with_a_list_uses_its_first_device() {
-    let desk = trained();
+fn generate_list_takes_first_device() {
+    let desk = &*TRAINED;
     let one = desk.run("generate run --devices cpu --tokens 20").ok();
     let listed = desk.run("generate run --devices cpu*2 --tokens 20 --micro-batch 1").ok();
     assert_eq!(
@@ -713,7 +712,7 @@ fn generating_with_a_list_uses_its_first_device() {
 }
 
 #[test]
-fn evaluating_other_parts_other_texts_and_the_best() {
+fn eval_other_splits_texts_and_best() {
     let desk = trained();
     let eval = |line: &str| json(&desk.run(&format!("eval run --devices cpu --json {line}")).ok());
     let (held_out, training) = (eval(""), eval("--split train"));
@@ -738,8 +737,8 @@ fn evaluating_other_parts_other_texts_and_the_best() {
 // ---- generate ----
 
 #[test]
-fn generating_is_repeatable_and_takes_a_prompt() {
-    let desk = trained();
+fn generate_same_seed_same_text() {
+    let desk = &*TRAINED;
     let generate = |line: &str| {
         let tokens = if line.contains("--tokens") { "" } else { "--tokens 40" };
         let ran = desk.run(&format!("generate run --devices cpu {tokens} {line}")).ok();
@@ -762,7 +761,7 @@ fn generating_is_repeatable_and_takes_a_prompt() {
 }
 
 #[test]
-fn bytes_make_a_model_of_any_file() {
+fn tokenizer_byte_takes_any_file() {
     let desk = Desk::new();
     let bytes: Vec<u8> = (0..600u32).map(|i| (i * i % 251) as u8).collect();
     desk.write("bytes", &bytes);

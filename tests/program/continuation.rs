@@ -42,7 +42,7 @@ fn copy_directory(from: &Path, to: &Path) {
 // ---- where a run goes on ----
 
 #[test]
-fn a_checkpoint_outside_a_run_is_the_source_of_a_new_run() {
+fn resume_outside_run_starts_new_run() {
     let desk = trained();
     copy_directory(&desk.path("run/checkpoints/step-00000004"), &desk.path("backup"));
     for number in [1, 2] {
@@ -63,7 +63,7 @@ fn a_checkpoint_outside_a_run_is_the_source_of_a_new_run() {
 }
 
 #[test]
-fn a_new_run_from_a_checkpoint_is_saved_at_its_start() {
+fn resume_new_out_saves_its_start() {
     let desk = trained();
     let line = "train --quiet --devices cpu --resume run --out fork --steps 30";
     assert_ne!(with_fault(&desk, "kill@forward:9", line).code(), Some(0));
@@ -75,7 +75,7 @@ fn a_new_run_from_a_checkpoint_is_saved_at_its_start() {
 }
 
 #[test]
-fn latest_is_the_newest_run_that_can_go_on() {
+fn latest_skips_run_without_checkpoint() {
     let desk = Desk::new();
     desk.train("--steps 3 --quiet").ok();
     let killed = desk.train_with("kill@checkpoint-manifest:0", "--quiet");
@@ -92,7 +92,7 @@ fn latest_is_the_newest_run_that_can_go_on() {
 }
 
 #[test]
-fn runs_that_start_at_once_write_to_different_directories() {
+fn starts_at_once_have_own_directories() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu --quiet --steps 3";
     for ran in at_once(&desk, line) {
@@ -120,7 +120,7 @@ fn runs_that_start_at_once_write_to_different_directories() {
 }
 
 #[test]
-fn resumes_at_once_do_not_disturb_each_other() {
+fn resumes_at_once_leave_one_course() {
     let desk = trained();
     let ended = at_once(&desk, "train --resume run --quiet --steps 12");
     // One that loads its checkpoint after the end of another finds all steps done.
@@ -136,7 +136,7 @@ fn resumes_at_once_do_not_disturb_each_other() {
 }
 
 #[test]
-fn latest_passes_over_a_run_that_is_in_use() {
+fn latest_skips_run_in_use() {
     let desk = Desk::new();
     for name in ["first", "second"] {
         desk.train(&format!("--name {name} --steps 3 --quiet")).ok();
@@ -157,7 +157,7 @@ fn latest_passes_over_a_run_that_is_in_use() {
 }
 
 #[test]
-fn a_directory_of_a_run_is_no_file() {
+fn out_that_is_a_file_is_refused() {
     let desk = Desk::new();
     for out in ["text.txt", "text.txt/run"] {
         let ran = desk.train(&format!("--out {out}")).ended(78);
@@ -167,7 +167,7 @@ fn a_directory_of_a_run_is_no_file() {
 }
 
 #[test]
-fn relative_paths_name_a_run_from_within_it() {
+fn resume_relative_path_finds_run() {
     let desk = trained();
     for (place, from, steps) in [
         ("run", "checkpoints/step-00000008", 10),
@@ -189,7 +189,7 @@ fn relative_paths_name_a_run_from_within_it() {
 // ---- what is kept ----
 
 #[test]
-fn three_resumes_in_a_row_lose_nothing() {
+fn resume_older_step_keeps_later_ones() {
     let desk = trained();
     let from = "run/checkpoints/step-00000004";
     let first = desk.checkpoint("run", 8, "manifest.json");
@@ -210,7 +210,7 @@ fn three_resumes_in_a_row_lose_nothing() {
 }
 
 #[test]
-fn sentences_of_another_course_are_set_aside() {
+fn sentences_other_course_set_aside() {
     let desk = Desk::new();
     let line = "train tiny.toml --devices cpu --out run --quiet --steps 8 \
                 --set train.checkpoint_every=4";
@@ -232,7 +232,7 @@ fn sentences_of_another_course_are_set_aside() {
 }
 
 #[test]
-fn the_checkpoint_of_a_start_is_kept_when_it_is_saved_otherwise() {
+fn resume_other_data_keeps_old_save() {
     let desk = trained();
     let first = desk.checkpoint("run", 8, "manifest.json");
     let text = fs::read_to_string(desk.path("text.txt")).unwrap();
@@ -246,7 +246,7 @@ fn the_checkpoint_of_a_start_is_kept_when_it_is_saved_otherwise() {
 }
 
 #[test]
-fn a_new_run_from_the_best_checkpoint_knows_the_best() {
+fn resume_new_out_knows_the_best() {
     let desk = trained();
     desk.resume("run", "--quiet --out fork --steps 9").ok();
     assert_eq!(desk.manifest("fork", 8)["meta"]["best"], desk.manifest("run", 8)["meta"]["best"]);
@@ -257,7 +257,7 @@ fn a_new_run_from_the_best_checkpoint_knows_the_best() {
 }
 
 #[test]
-fn the_record_of_a_run_without_checkpoints_is_kept() {
+fn record_without_checkpoints_is_kept() {
     let desk = trained();
     let record = fs::read_to_string(desk.path("run/metrics.jsonl")).unwrap();
     for start in ["train tiny.toml --data text.txt", "train --resume run/checkpoints/step-00000004"]
@@ -277,7 +277,7 @@ fn the_record_of_a_run_without_checkpoints_is_kept() {
 }
 
 #[test]
-fn a_damaged_mark_of_the_best_is_a_warning() {
+fn best_mark_damaged_is_a_warning() {
     for garbage in ["", "no step\n"] {
         let desk = trained();
         desk.write("run/checkpoints/best", garbage);
@@ -296,7 +296,7 @@ fn a_damaged_mark_of_the_best_is_a_warning() {
 }
 
 #[test]
-fn another_text_forgets_the_best_evaluation() {
+fn best_of_other_text_is_forgotten() {
     let desk = trained();
     let reversed: String =
         fs::read_to_string(desk.path("text.txt")).unwrap().chars().rev().collect();
@@ -315,7 +315,7 @@ fn another_text_forgets_the_best_evaluation() {
 }
 
 #[test]
-fn another_validation_split_forgets_the_best_evaluation() {
+fn best_of_other_split_is_forgotten() {
     let desk = trained();
     let slow = "--quiet --steps 9 --set optim.lr=1e-6 --set schedule.min_lr=1e-7";
     let ran = desk.resume("run", &format!("{slow} --set data.held_out=0.3")).ok();
@@ -325,7 +325,7 @@ fn another_validation_split_forgets_the_best_evaluation() {
 }
 
 #[test]
-fn the_best_of_another_text_is_set_aside() {
+fn best_of_other_text_is_set_aside() {
     let desk = Desk::new();
     let settings = "--set train.eval_every=2 --set train.checkpoint_every=2 \
                     --set train.checkpoint_keep=9 --set schedule.kind=constant";
@@ -344,7 +344,7 @@ fn the_best_of_another_text_is_set_aside() {
 }
 
 #[test]
-fn an_evaluation_on_changed_data_is_warned_of() {
+fn eval_changed_data_is_a_warning() {
     let desk = trained();
     assert_eq!(desk.run("eval run --devices cpu").ok().err, "");
     let text = fs::read_to_string(desk.path("text.txt")).unwrap();
@@ -355,7 +355,7 @@ fn an_evaluation_on_changed_data_is_warned_of() {
 }
 
 #[test]
-fn without_an_interval_checkpoints_are_those_of_start_end_and_best() {
+fn checkpoints_without_interval_are_three() {
     let desk = Desk::new();
     let line = "--out run --quiet --steps 9 --set train.checkpoint_every=0 \
                 --set train.checkpoint_keep=9 --set train.eval_every=5";
@@ -370,7 +370,7 @@ fn without_an_interval_checkpoints_are_those_of_start_end_and_best() {
 // ---- settings ----
 
 #[test]
-fn devices_are_those_of_the_run_unless_others_are_named() {
+fn resume_devices_are_of_run_or_named() {
     let desk = Desk::new();
     let two = "train tiny.toml --data text.txt --out run --steps 4 --devices cpu*2 \
                --set parallel.shares=3,1";
@@ -393,7 +393,7 @@ fn devices_are_those_of_the_run_unless_others_are_named() {
 }
 
 #[test]
-fn saved_devices_that_are_not_here_are_named_with_the_command_that_goes_on() {
+fn resume_missing_devices_suggests_others() {
     let desk = trained();
     let mut store = Store::open(&desk.path("run")).unwrap();
     let mut checkpoint = Checkpoint::load(&store.path(8)).unwrap();
@@ -412,7 +412,7 @@ fn saved_devices_that_are_not_here_are_named_with_the_command_that_goes_on() {
 }
 
 #[test]
-fn dropout_and_the_learning_rate_may_change() {
+fn resume_dropout_and_lr_may_change() {
     let desk = trained();
     desk.resume("run", "--quiet --steps 9 --set model.dropout=0.2").ok();
     // The smallest rate follows the rate, which nobody else set.
@@ -424,7 +424,7 @@ fn dropout_and_the_learning_rate_may_change() {
 }
 
 #[test]
-fn a_text_is_found_from_any_directory() {
+fn data_is_found_from_any_directory() {
     let desk = trained();
     fs::create_dir(desk.path("elsewhere")).unwrap();
     let elsewhere = |line: &str| {
@@ -457,7 +457,7 @@ fn a_text_is_found_from_any_directory() {
 // ---- suggested commands ----
 
 #[test]
-fn a_run_that_was_stopped_goes_on_with_the_command_that_it_prints() {
+fn signal_prints_command_that_goes_on() {
     let desk = Desk::new();
     let two = "train tiny.toml --data text.txt --devices cpu*2 --set parallel.shares=3,1 --steps 9";
     for (fault, code, starts) in
@@ -474,7 +474,7 @@ fn a_run_that_was_stopped_goes_on_with_the_command_that_it_prints() {
 }
 
 #[test]
-fn a_fault_ends_with_the_last_checkpoint_and_the_command_that_goes_on() {
+fn fault_prints_command_that_goes_on() {
     let line = "train tiny.toml --data text.txt --steps 9 --quiet --out my:run \
                 --set train.checkpoint_every=4";
     for (devices, fault, command) in [
@@ -500,7 +500,7 @@ fn a_fault_ends_with_the_last_checkpoint_and_the_command_that_goes_on() {
 }
 
 #[test]
-fn the_command_after_a_fault_repeats_what_no_checkpoint_has_yet() {
+fn fault_command_repeats_unsaved_keys() {
     let desk = trained();
     let line = "train --resume run --quiet --steps 12 --set train.checkpoint_every=100 \
                 --set optim.lr=0.002 --devices cpu*2 --set parallel.balance=fixed";
@@ -519,7 +519,7 @@ fn the_command_after_a_fault_repeats_what_no_checkpoint_has_yet() {
 
 /// The shares of all devices are not those of the devices that are left.
 #[test]
-fn a_suggested_command_without_a_device_has_no_shares() {
+fn fault_command_without_device_no_shares() {
     let desk = trained();
     let line = "train --resume run --steps 12 --quiet --devices cpu*2 --set parallel.shares=3,1";
     let ran = with_fault(&desk, "lost@backward:10/1", line).ended(75);
@@ -531,7 +531,7 @@ fn a_suggested_command_without_a_device_has_no_shares() {
 }
 
 #[test]
-fn shares_are_one_per_device_also_for_one_device() {
+fn shares_are_one_per_device() {
     let desk = Desk::new();
     let before = desk.files();
     let ran = desk.train("--out run --set parallel.shares=2,2").ended(78);
@@ -542,7 +542,7 @@ fn shares_are_one_per_device_also_for_one_device() {
 }
 
 #[test]
-fn a_fault_while_devices_are_timed_suggests_the_command_that_goes_on() {
+fn fault_while_timing_prints_command() {
     let desk = trained();
     let line = "train --steps 9 --quiet --devices cpu*2 --resume";
     for (from, checkpoint) in
@@ -563,14 +563,14 @@ fn a_fault_while_devices_are_timed_suggests_the_command_that_goes_on() {
 }
 
 #[test]
-fn a_fault_before_the_first_checkpoint_suggests_no_command() {
+fn fault_before_first_save_no_command() {
     let desk = Desk::new();
     let ran = desk.train_with("full@checkpoint-begin:0", "--out run --quiet").ended(75);
     assert!(!ran.err.contains("--resume"), "{}", ran.err);
 }
 
 #[test]
-fn unknown_fields_of_a_manifest_are_warned_of_and_written_again() {
+fn manifest_unknown_fields_are_kept() {
     let desk = trained();
     let mut store = Store::open(&desk.path("run")).unwrap();
     let mut checkpoint = Checkpoint::load(&store.path(8)).unwrap();

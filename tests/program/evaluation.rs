@@ -18,7 +18,7 @@ fn field(lines: &[Value], name: &str) -> Vec<u64> {
 }
 
 #[test]
-fn an_evaluation_takes_so_many_samples_the_same_each_time() {
+fn eval_samples_are_the_same_each_time() {
     let desk = Desk::new();
     desk.train(&format!("--out some {HALF} --set train.eval_samples=5")).ok();
     desk.train(&format!("--out same {HALF} --set train.eval_samples=5")).ok();
@@ -37,7 +37,7 @@ fn an_evaluation_takes_so_many_samples_the_same_each_time() {
 }
 
 #[test]
-fn an_evaluation_has_the_same_bits_on_two_devices_as_its_shares_require() {
+fn eval_fixed_shares_same_bits() {
     let desk = Desk::new();
     let line = format!("{HALF} --devices cpu*2 --set parallel.shares=3,1 --steps 10");
     for out in ["one", "same"] {
@@ -47,7 +47,7 @@ fn an_evaluation_has_the_same_bits_on_two_devices_as_its_shares_require() {
 }
 
 #[test]
-fn an_evaluation_on_the_devices_of_the_run_has_its_shares() {
+fn eval_same_devices_takes_run_shares() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --out run --steps 4 --quiet --devices cpu*2 \
                 --set parallel.shares=3,1";
@@ -63,7 +63,7 @@ fn an_evaluation_on_the_devices_of_the_run_has_its_shares() {
 }
 
 #[test]
-fn losses_on_another_number_of_samples_are_not_compared() {
+fn eval_other_samples_not_compared() {
     let desk = Desk::new();
     desk.train(&format!("--out run {HALF} --set train.eval_samples=5")).ok();
     let resume = |line: &str| {
@@ -85,7 +85,7 @@ fn losses_on_another_number_of_samples_are_not_compared() {
 
 /// The signal is there before the evaluation, which the resumed run makes up for.
 #[test]
-fn a_signal_drops_an_evaluation_and_the_resumed_run_repeats_it() {
+fn eval_interrupted_is_repeated() {
     let desk = Desk::new();
     let line = "--out run --quiet --set train.eval_every=10";
     desk.train_with("sigterm@metrics:10", line).ended(75);
@@ -99,7 +99,7 @@ fn a_signal_drops_an_evaluation_and_the_resumed_run_repeats_it() {
 /// leaves room for a machine that is busy with other things.
 #[test]
 #[cfg(unix)]
-fn a_signal_ends_an_evaluation_at_once_and_the_run_is_saved() {
+fn eval_interrupted_ends_at_once() {
     use std::io::{BufRead, BufReader};
     use std::time::Instant;
     for devices in ["cpu", "cpu*2"] {
@@ -129,7 +129,7 @@ fn a_signal_ends_an_evaluation_at_once_and_the_run_is_saved() {
 }
 
 #[test]
-fn a_damaged_newest_checkpoint_is_refused_and_its_moments_are_not_needed() {
+fn eval_damaged_save_is_refused() {
     let desk = Desk::new();
     desk.train(
         "--out run --quiet --steps 4 --set train.checkpoint_every=2 --set train.checkpoint_keep=9",
@@ -157,7 +157,7 @@ fn a_damaged_newest_checkpoint_is_refused_and_its_moments_are_not_needed() {
 }
 
 #[test]
-fn without_evaluations_there_is_none_at_the_end() {
+fn eval_every_zero_has_no_evaluation() {
     let desk = Desk::new();
     desk.train("--out run --quiet --steps 4 --eval-every 0").ok();
     assert!(desk.metrics("run").iter().all(|line| line["val_loss"].is_null()));

@@ -51,7 +51,7 @@ impl Sink for Words {
 }
 
 #[test]
-fn a_run_sends_its_events_to_the_sink_in_order() {
+fn events_reach_the_sink_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let file = Some((Path::new("run.toml"), CONFIGURATION));
     let config = read::read(None, file, &[]).unwrap().config;

@@ -38,7 +38,7 @@ fn numbers(out: &str, word: &str) -> Vec<f64> {
 }
 
 #[test]
-fn exclusive_or_is_learned() {
+fn xor_is_learned() {
     for devices in DEVICES {
         let out = run("xor", &[devices]);
         assert!(out.lines().any(|line| line == "learned"), "{out}");
@@ -49,7 +49,7 @@ fn exclusive_or_is_learned() {
 }
 
 #[test]
-fn a_tensor_group_has_the_losses_of_one_device() {
+fn tensor_has_losses_of_one_device() {
     for (args, shares) in [
         (&["cpu*2"][..], "(50 %)"),
         (&["cpu*3", "2", "1", "1"], "(50 %) + cpu 2 (1 thread) (25 %)"),
@@ -63,14 +63,14 @@ fn a_tensor_group_has_the_losses_of_one_device() {
 }
 
 #[test]
-fn devices_for_which_there_is_no_sample_are_left_out_with_a_note() {
+fn xor_devices_without_sample_left_out() {
     let out = run("xor", &["cpu*5"]);
     assert!(out.contains(" is left out: ") && out.contains("samples per step: "), "{out}");
     assert!(out.ends_with("learned\n") && !out.contains("--"), "{out}");
 }
 
 #[test]
-fn the_spirals_are_told_apart_and_wrong_shapes_told() {
+fn custom_model_tells_spirals_apart() {
     for devices in DEVICES {
         let out = run("custom_model", &[devices]);
         let accuracy = numbers(&out, "accuracy");
@@ -81,7 +81,7 @@ fn the_spirals_are_told_apart_and_wrong_shapes_told() {
 }
 
 #[test]
-fn the_directions_of_bars_are_told_apart() {
+fn convolution_tells_bars_apart() {
     for devices in DEVICES {
         let out = run("convolution", &[devices]);
         let (losses, accuracy) = (numbers(&out, "loss"), numbers(&out, "accuracy"));
@@ -91,7 +91,7 @@ fn the_directions_of_bars_are_told_apart() {
 }
 
 #[test]
-fn an_op_of_the_users_own_is_checked_and_trained_with() {
+fn custom_op_is_checked_and_trained() {
     for devices in DEVICES {
         let out = run("custom_op", &[devices]);
         assert!(out.contains("the gradient agrees with differences of the reference"), "{out}");
@@ -101,7 +101,7 @@ fn an_op_of_the_users_own_is_checked_and_trained_with() {
 }
 
 #[test]
-fn threads_average_their_gradients_and_agree_to_the_bit() {
+fn all_reduce_threads_agree_to_the_bit() {
     for world in ["1", "3"] {
         let out = run("all_reduce", &[world]);
         let count: usize = world.parse().unwrap();
@@ -139,7 +139,7 @@ fn two_processes(megabytes: &str, rounds: &str) -> ([Child; 2], BufReader<ChildS
 }
 
 #[test]
-fn two_processes_add_a_vector_and_agree_to_the_bit() {
+fn two_processes_agree_to_the_bit() {
     let ([host, join], mut lines) = two_processes("1", "3");
     let mut first = String::new();
     lines.read_to_string(&mut first).unwrap();
@@ -173,7 +173,7 @@ fn killed(victim: usize) -> String {
 }
 
 #[test]
-fn a_process_that_is_killed_ends_the_other_one_which_names_it() {
+fn two_processes_killed_names_the_other() {
     std::thread::scope(|scope| {
         for victim in 0..2 {
             scope.spawn(move || {
@@ -186,7 +186,7 @@ fn a_process_that_is_killed_ends_the_other_one_which_names_it() {
 }
 
 #[test]
-fn a_pipeline_learns_what_one_device_learns_to_the_bit() {
+fn pipeline_has_bits_of_one_device() {
     let out = run("pipeline", &["cpu*2", "2"]);
     assert!(out.contains("stages: cpu"), "{out}");
     assert!(out.ends_with("equal to the bit\n"), "{out}");
@@ -198,7 +198,7 @@ fn a_pipeline_learns_what_one_device_learns_to_the_bit() {
 }
 
 #[test]
-fn a_text_is_learned_and_continued() {
+fn text_is_learned_and_continued() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("text.txt");
     let text: String = (0..150).map(|i| format!("{i} plates on the table, and soup\n")).collect();
@@ -215,14 +215,14 @@ fn a_text_is_learned_and_continued() {
 }
 
 #[test]
-fn a_text_that_is_missing_is_told_in_a_sentence() {
+fn text_missing_is_told() {
     let output = Command::new(program("text")).args(["nowhere.txt", "cpu"]).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
     assert!(err.starts_with("Error: nowhere.txt: cannot be read (") && !output.status.success());
 }
 
 #[test]
-fn a_step_of_a_trace_is_drawn() {
+fn pipeline_chart_draws_a_trace() {
     let desk = Desk::new();
     desk.train("--steps 2 --micro-batch 1 --trace trace.json").ok();
     let [trace, chart] = ["trace.json", "chart.svg"].map(|name| desk.path(name));
@@ -234,7 +234,7 @@ fn a_step_of_a_trace_is_drawn() {
 }
 
 #[test]
-fn discs_are_found_by_a_small_u_net() {
+fn unet_finds_discs() {
     let out = run("unet", &["cpu"]);
     let told = out.lines().find(|line| line.ends_with("pixels are wrong")).unwrap();
     let numbers: Vec<f64> = told.split(' ').filter_map(|word| word.parse().ok()).collect();
@@ -242,7 +242,7 @@ fn discs_are_found_by_a_small_u_net() {
 }
 
 #[test]
-fn an_example_fits_a_page() {
+fn examples_fit_a_page() {
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "rs") {
@@ -253,7 +253,7 @@ fn an_example_fits_a_page() {
 }
 
 #[test]
-fn digits_are_recognized_and_a_second_start_has_nothing_left_to_do() {
+fn digits_resumed_have_same_bits() {
     let desk = Desk::new();
     let images = desk.path("images");
     crate::samples::write_idx(&images, "train", 0, 500);

@@ -42,7 +42,7 @@ fn measured(desk: &Desk, run: &str) -> (u64, u64) {
 }
 
 #[test]
-fn the_share_of_right_sentences_is_that_of_the_sampled_text_and_training_raises_it() {
+fn sentences_right_share_rises_by_training() {
     let desk = Desk::new();
     desk.run(&format!("train --devices cpu --quiet --steps 0 {SMALL} --out new")).ok();
     let (_, untrained) = measured(&desk, "new");
@@ -63,7 +63,7 @@ fn the_share_of_right_sentences_is_that_of_the_sampled_text_and_training_raises_
 }
 
 #[test]
-fn a_run_shows_its_measure_and_a_run_on_another_text_has_none() {
+fn sentences_of_other_text_not_measured() {
     let desk = Desk::new();
     let run = desk.run(&format!("train --devices cpu*2 --steps 1 {SMALL} --out run")).ok();
     assert!(run.err.contains("\n0 % of the sentences are right (0 of "), "{}", run.err);

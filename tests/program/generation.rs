@@ -4,7 +4,7 @@ use crate::language_models::{assert_continued, golden_texts, write_model};
 use crate::process::Desk;
 
 #[test]
-fn greedy_texts_are_those_of_transformers_however_a_model_is_divided() {
+fn greedy_any_layout_is_transformers() {
     let desk = Desk::new();
     let golden = golden_texts();
     assert_eq!(golden.len(), 8);
@@ -21,7 +21,7 @@ fn greedy_texts_are_those_of_transformers_however_a_model_is_divided() {
 
 /// The models above are too narrow for tensor groups.
 #[test]
-fn a_tensor_group_writes_the_text_of_one_device() {
+fn tensor_group_has_text_of_one_device() {
     let desk = Desk::new();
     for kind in ["gpt", "llama"] {
         let options = "--set model.heads=4 --set model.width=128 --set model.context=32";
@@ -46,10 +46,10 @@ fn a_tensor_group_writes_the_text_of_one_device() {
     }
 }
 
-/// When its context is full, a model goes on with the last half of what it sees, with a cache and
+/// A model whose context is full goes on with the last half of what it sees, with a cache and
 /// without one.
 #[test]
-fn texts_beyond_the_context_do_not_depend_on_the_cache() {
+fn text_beyond_context_same_without_cache() {
     let desk = Desk::new();
     write_model(&desk, "hf_gpt2");
     write_model(&desk, "hf_qwen3");

@@ -88,7 +88,7 @@ fn prepare(desk: &Desk, blocks: &[Block]) {
 }
 
 #[test]
-fn every_command_of_the_guide_runs() {
+fn guide_commands_all_run() {
     let (page, desk) = (page(), Desk::new());
     let blocks = blocks(&page);
     prepare(&desk, &blocks);

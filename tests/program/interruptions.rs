@@ -6,7 +6,7 @@ const SKIPPED: [&str; 9] =
     ["step", "loss", "lr", "grad_norm", "tokens", "ms", "tokens_per_s", "skipped", "reason"];
 
 #[test]
-fn a_step_that_is_not_finite_is_skipped_and_told() {
+fn step_not_finite_is_skipped_and_told() {
     let desk = Desk::new();
     let ran = desk.train_with("nan@backward:3", "--out run --quiet").ok();
     let warning = ran.line("warning:");
@@ -32,7 +32,7 @@ fn a_step_that_is_not_finite_is_skipped_and_told() {
 }
 
 #[test]
-fn a_row_of_skipped_steps_is_diagnosed_once_and_says_so() {
+fn steps_skipped_in_row_diagnosed_once() {
     let desk = Desk::new();
     let settings = "--out run --set train.skipped_steps_max=3";
     let ran = desk.train_with("nan@forward:3", settings).ended(78);
@@ -51,7 +51,7 @@ fn a_row_of_skipped_steps_is_diagnosed_once_and_says_so() {
 }
 
 #[test]
-fn a_skipped_step_changes_nothing() {
+fn step_skipped_changes_nothing() {
     let desk = Desk::new();
     let settings = "--quiet --set train.checkpoint_every=1 --set train.checkpoint_keep=9 --steps 4";
     desk.train_with("nan@backward:3", &format!("{settings} --out run")).ok();
@@ -62,7 +62,7 @@ fn a_skipped_step_changes_nothing() {
 }
 
 #[test]
-fn steps_that_stay_not_finite_end_the_run() {
+fn steps_not_finite_end_the_run() {
     let desk = Desk::new();
     let settings = "--out run --quiet --set train.skipped_steps_max=4 \
                     --set train.checkpoint_every=1 --set train.eval_every=1";
@@ -89,7 +89,7 @@ fn steps_that_stay_not_finite_end_the_run() {
 
 /// A panic that is caught is an error with its place, and nothing else on stderr.
 #[test]
-fn a_device_thread_that_panics_is_an_error_and_no_panic_text() {
+fn device_thread_panic_is_an_error() {
     for (fault, devices) in [("panic@verdict:3", "cpu"), ("panic@backward:3/1", "cpu*2")] {
         let desk = Desk::new();
         let line = format!(
@@ -113,22 +113,7 @@ fn a_device_thread_that_panics_is_an_error_and_no_panic_text() {
 }
 
 #[test]
-fn a_signal_saves_the_step_and_ends_the_run() {
-    for (fault, code, says) in
-        [("sigint@update:5", 130, "interrupted"), ("sigterm@metrics:5", 75, "term")]
-    {
-        let desk = Desk::new();
-        let ran = desk.train_with(fault, "--out run --quiet").ended(code);
-        assert!(ran.line(says).ends_with("potluck train --resume run"), "{}", ran.err);
-        assert_eq!(ran.out, "", "{fault}");
-        assert_eq!(desk.manifest("run", 5)["meta"]["step"], 5);
-        desk.resume("run", "--quiet").ok();
-        assert_eq!(desk.steps("run").len(), 30);
-    }
-}
-
-#[test]
-fn a_second_interrupt_ends_the_run_at_once() {
+fn interrupt_second_ends_at_once() {
     let desk = Desk::new();
     desk.train_with("sigint@forward:5,sigint@update:5", "--out run --quiet").ended(130);
     assert_eq!(desk.steps("run").len(), 4);
@@ -139,7 +124,7 @@ fn a_second_interrupt_ends_the_run_at_once() {
 /// A shell's `trap ''` and `nohup` start a program with an ignored signal, which it must not catch.
 #[test]
 #[cfg(target_os = "linux")]
-fn signals_that_are_ignored_at_the_start_stay_ignored() {
+fn signals_ignored_at_start_stay_so() {
     use std::process::{Command, Stdio};
     use std::thread;
     use std::time::{Duration, Instant};
@@ -179,7 +164,7 @@ fn signals_that_are_ignored_at_the_start_stay_ignored() {
 /// Signals from outside, to a run that would take days.
 #[test]
 #[cfg(unix)]
-fn a_signal_from_outside_does_the_same() {
+fn signal_from_outside_saves_and_ends() {
     use std::io::{BufRead, BufReader};
     for (signal, code, says) in [
         ("INT", 130, "interrupted; the run is saved: "),
@@ -226,7 +211,7 @@ fn wait_for_file(desk: &Desk, path: &str) {
 /// Devices are opened and timed before the first step, in which there is nothing to save.
 #[test]
 #[cfg(unix)]
-fn sigterm_before_the_first_step_ends_with_its_code_too() {
+fn sigterm_before_first_step_exits_75() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu --steps 1000000000 --quiet";
     let child = desk.command(line).spawn().unwrap();
@@ -238,7 +223,7 @@ fn sigterm_before_the_first_step_ends_with_its_code_too() {
 /// Also while a file is read that does not come.
 #[test]
 #[cfg(target_os = "linux")]
-fn sigterm_ends_a_start_that_waits_for_a_file() {
+fn sigterm_ends_start_awaiting_file() {
     let desk = Desk::new();
     let made = std::process::Command::new("mkfifo").arg(desk.path("pipe.toml")).status();
     assert!(made.unwrap().success());
@@ -259,7 +244,7 @@ fn sigterm_ends_a_start_that_waits_for_a_file() {
 /// A device that hangs keeps a run from its checkpoint.
 #[test]
 #[cfg(unix)]
-fn a_run_that_cannot_save_in_time_after_sigterm_ends_and_its_last_checkpoint_stands() {
+fn sigterm_unsaved_in_time_ends() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu --out run --quiet \
                 --set train.checkpoint_every=2 --term-timeout 0.5";

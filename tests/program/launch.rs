@@ -26,7 +26,7 @@ fn line_of(shares: &str) -> String {
 
 /// The last one starts first, and the first one last.
 #[test]
-fn the_same_line_on_every_node_has_the_bits_of_one_process() {
+fn launch_same_line_has_bits_of_one() {
     let desk = desk();
     let address = format!("127.0.0.1:{}", later_port());
     let line = line_of("2,1,1");
@@ -44,7 +44,7 @@ fn the_same_line_on_every_node_has_the_bits_of_one_process() {
 
 /// A launcher starts what was killed again; the other process has stayed.
 #[test]
-fn a_run_whose_first_node_is_killed_goes_on_when_that_is_started_again() {
+fn launch_first_killed_goes_on_restarted() {
     let desk = desk();
     let address = format!("127.0.0.1:{}", later_port());
     let line = line_of("2,2");
@@ -64,7 +64,7 @@ fn a_run_whose_first_node_is_killed_goes_on_when_that_is_started_again() {
 
 /// A signal to a process that stays is one to it, and not the end of a run to be awaited.
 #[test]
-fn a_node_that_stays_ends_by_its_own_signal() {
+fn launch_staying_node_ends_by_signal() {
     let desk = desk();
     let address = format!("127.0.0.1:{}", later_port());
     let line = format!("{} --steps 100000", line_of("2,2"));
@@ -83,7 +83,7 @@ fn refuses(ran: Ran, why: &str) {
 }
 
 #[test]
-fn places_that_contradict_each_other_or_are_incomplete_are_refused() {
+fn launch_wrong_places_are_refused() {
     let desk = desk();
     let line = line_of("2,2");
     let task = task(&desk, [1, 2], "127.0.0.1:1", &format!("{line} --rank 0"));

@@ -79,7 +79,7 @@ fn commands(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_command_line_parses() {
+fn launch_files_command_lines_parse() {
     let mut files_with_launch = 0;
     for (name, text) in files() {
         let commands = commands(&text);
@@ -101,7 +101,7 @@ fn every_command_line_parses() {
 }
 
 #[test]
-fn commands_are_found_in_scripts_comments_and_lists() {
+fn launch_files_commands_are_found() {
     let text = "srun potluck launch a.toml \\\n  --out run || exit=$?\n\
                 #   potluck secret --out code (once)\n\
                 command: [potluck, launch,\n  \"b.toml\"]\nenv: x\nExecStart=/bin/potluck join x\n\
@@ -118,7 +118,7 @@ fn variables(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn every_variable_is_one_that_the_program_reads() {
+fn launch_files_variables_are_read() {
     let sources = files_below(&root().join("src"));
     let sources: Vec<String> = sources
         .iter()
@@ -143,7 +143,7 @@ fn numbers(line: &str) -> Vec<i32> {
 }
 
 #[test]
-fn every_exit_code_is_one_of_the_table() {
+fn launch_files_exit_codes_are_known() {
     let mut codes: BTreeSet<i32> = documented().into_values().collect();
     // From there on it is a signal that ended a process.
     codes.insert(128);
@@ -161,7 +161,7 @@ fn every_exit_code_is_one_of_the_table() {
 }
 
 #[test]
-fn every_script_is_shell() {
+fn launch_files_scripts_are_shell() {
     let mut scripts = 0;
     for path in files_below(&root().join("examples/launch")) {
         let extension = path.extension().and_then(|extension| extension.to_str());
@@ -184,7 +184,7 @@ fn probe() -> String {
 }
 
 #[test]
-fn the_probe_of_the_job_finds_a_run_that_goes_on_and_none() {
+fn launch_files_probe_finds_live_run() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu --out run --steps 1000000 --status 0";
     let mut run = Host::started(desk.command(line).spawn().unwrap());

@@ -24,7 +24,7 @@ fn epoch_tokens(ran: &Ran) -> u64 {
 }
 
 #[test]
-fn a_run_of_epochs_has_their_steps_and_goes_on_to_more() {
+fn epochs_have_their_steps() {
     let desk = desk();
     let ran = desk.train("--epochs 2 --batch 64 --out run").ok();
     let steps = desk.steps("run").len() as u64;
@@ -58,7 +58,7 @@ fn a_run_of_epochs_has_their_steps_and_goes_on_to_more() {
 }
 
 #[test]
-fn a_run_of_epochs_that_is_interrupted_ends_where_it_would_have() {
+fn epochs_interrupted_end_the_same() {
     let desk = desk();
     desk.train("--epochs 1 --batch 16 --out whole --quiet").ok();
     let steps = desk.steps("whole").len() as u64;
@@ -70,7 +70,7 @@ fn a_run_of_epochs_that_is_interrupted_ends_where_it_would_have() {
 }
 
 #[test]
-fn a_run_has_one_length() {
+fn lengths_contradicting_are_refused() {
     let desk = Desk::new();
     let both = desk.train("--epochs 2").ended(78);
     let error = both.line("error:");
@@ -84,7 +84,7 @@ fn a_run_has_one_length() {
 
 /// A schedule that stays at its rate until the last steps, as many as are set or a tenth.
 #[test]
-fn warm_up_stable_decay_decays_in_the_last_steps() {
+fn wsd_decays_in_the_last_steps() {
     let desk = Desk::new();
     let line = "--steps 10 --set schedule.kind=wsd --set schedule.warmup=2 --set optim.lr=0.01";
     desk.train(&format!("{line} --set schedule.cooldown_steps=4 --out run --quiet")).ok();
@@ -97,7 +97,7 @@ fn warm_up_stable_decay_decays_in_the_last_steps() {
 }
 
 #[test]
-fn a_run_ends_when_its_patience_does_and_a_larger_one_goes_on() {
+fn patience_ends_run_larger_goes_on() {
     let desk = Desk::new();
     // So high a rate learns nothing after the first steps.
     let line = "--steps 400 --eval-every 5 --lr 3 --set schedule.min_lr=3 --set optim.clip=0 \
@@ -123,7 +123,7 @@ fn a_run_ends_when_its_patience_does_and_a_larger_one_goes_on() {
 }
 
 #[test]
-fn a_finished_run_is_not_measured_again() {
+fn run_finished_is_not_measured_again() {
     let desk = Desk::new();
     let small = "--set model.layers=1 --set model.heads=2 --set model.width=16 \
                  --set model.context=8 --set train.batch=4 --steps 3";
@@ -152,7 +152,7 @@ fn on_small_disk(desk: &Desk, kib: u32, line: &str) -> Ran {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_disk_without_room_for_two_checkpoints_is_refused_before_the_first_step() {
+fn disk_without_room_refused_at_start() {
     let works = Command::new("unshare").args(["-Urm", "true"]).status();
     if !works.is_ok_and(|status| status.success()) {
         return skip("no mount namespaces for users");
@@ -169,7 +169,7 @@ fn a_disk_without_room_for_two_checkpoints_is_refused_before_the_first_step() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_place_without_space_that_never_takes_files_is_no_full_disk() {
+fn out_never_writable_is_no_full_disk() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu --quiet --out /proc/run";
     let refused = desk.run(line).ended(78);
@@ -177,7 +177,7 @@ fn a_place_without_space_that_never_takes_files_is_no_full_disk() {
 }
 
 #[test]
-fn a_script_can_ask_whether_a_run_fits() {
+fn explain_memory_exit_code_tells_fit() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu --explain memory";
     desk.run(line).ok();
@@ -187,5 +187,7 @@ fn a_script_can_ask_whether_a_run_fits() {
     // What the run refuses, too.
     let refused = desk.train(&format!("{limit}=1")).ended(78);
     assert!(refused.line("error:").contains("1.0 MiB"), "{}", refused.err);
+    assert!(refused.err.contains("as train.device_memory_mib sets it"), "{}", refused.err);
+    assert!(!desk.path("runs").exists());
     desk.run(&format!("{line} {limit}=512")).ok();
 }

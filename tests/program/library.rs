@@ -50,7 +50,7 @@ const LINE: &str = "--out run --steps 12 --set model.dropout=0.1 --set train.mic
     --set train.checkpoint_every=6 --set train.checkpoint_keep=9 --set train.eval_every=5";
 
 #[test]
-fn a_trainer_ends_in_the_bits_of_the_program() {
+fn trainer_has_bits_of_the_program() {
     for (devices, shares) in [("cpu", ""), ("cpu*2", "--set parallel.shares=3,1")] {
         let desk = Desk::new();
         desk.train(&format!("{LINE} {shares} --devices {devices}")).ok();
@@ -74,7 +74,7 @@ fn a_trainer_ends_in_the_bits_of_the_program() {
 }
 
 #[test]
-fn a_save_of_the_library_is_refused_by_the_program_in_a_sentence() {
+fn library_save_refused_by_program() {
     let desk = Desk::new();
     desk.train("--out run --steps 1").ok();
     let Described { graph, options, .. } = described(&desk, "cpu", 1);

@@ -28,7 +28,7 @@ fn messages<'a>(objects: &'a [Value], beginning: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn each_line_of_all_nodes_is_an_object_and_joined_nodes_keep_a_file() {
+fn log_json_lines_of_nodes_are_objects() {
     let desk = desk();
     let line = format!("{LINE} --devices cpu --set parallel.shares=2,2 --out run --log json");
     let first = host_with(&desk, 2, "", &line);
@@ -48,7 +48,7 @@ fn each_line_of_all_nodes_is_an_object_and_joined_nodes_keep_a_file() {
 }
 
 #[test]
-fn warnings_and_errors_have_their_level_and_the_rank_of_the_failure() {
+fn log_json_has_level_and_rank() {
     let desk = Desk::new();
     let line = "--devices cpu*2 --set parallel.shares=2,2 --out run --log json --quiet";
     let ran = desk.train_with("panic@verdict:3/1", line);
@@ -66,7 +66,7 @@ fn warnings_and_errors_have_their_level_and_the_rank_of_the_failure() {
 }
 
 #[test]
-fn a_file_has_times_and_levels_is_appended_to_and_has_no_code() {
+fn log_file_has_times_and_is_appended() {
     let desk = Desk::new();
     for _ in 0..2 {
         let ran = desk.train("--steps 2 --log-file train.log --set train.sample_tokens=0").ok();
@@ -85,7 +85,7 @@ fn a_file_has_times_and_levels_is_appended_to_and_has_no_code() {
 /// The code that a first node makes is for its terminal.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_log_has_no_code() {
+fn log_file_has_no_code() {
     let desk = Desk::new();
     let line = format!("{LINE} --devices cpu --nodes 2 --listen 127.0.0.1:0 --log-file nodes.log");
     let (master, terminal) = crate::terminals::pseudo_terminal();

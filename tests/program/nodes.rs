@@ -23,7 +23,7 @@ fn train(desk: &Desk, line: &str, devices: &[&str]) -> (Ran, Vec<Ran>) {
 }
 
 #[test]
-fn runs_over_nodes_have_the_bits_of_one_process() {
+fn nodes_any_layout_has_bits_of_one() {
     let desk = desk();
     for (name, more) in [
         ("ring", "--set parallel.shares=1,1,1,1"),
@@ -54,7 +54,7 @@ fn runs_over_nodes_have_the_bits_of_one_process() {
 }
 
 #[test]
-fn devices_of_all_nodes_are_measured_checked_and_evaluated() {
+fn nodes_devices_are_measured_together() {
     let desk = desk();
     let line = "--out run --set faults.hash_every=2 --set data.held_out=0.2 \
                 --set train.eval_every=3";
@@ -68,7 +68,7 @@ fn devices_of_all_nodes_are_measured_checked_and_evaluated() {
 }
 
 #[test]
-fn shares_and_pipelines_of_other_nodes_do_not_bind_one_that_goes_on_alone() {
+fn resume_alone_is_free_of_nodes_shares() {
     let desk = desk();
     for (name, more) in [("shares", "--set parallel.shares=3,1"), ("stages", "--pipeline 2")] {
         let (first, _) = train(&desk, &format!("{more} --out {name}"), &["cpu", "cpu"]);
@@ -81,7 +81,7 @@ fn shares_and_pipelines_of_other_nodes_do_not_bind_one_that_goes_on_alone() {
 }
 
 #[test]
-fn a_node_with_a_copy_of_the_data_reads_its_samples() {
+fn node_with_copy_reads_own_samples() {
     let desk = desk();
     desk.write("text.txt", "to be or not to be, that is the question\n".repeat(40));
     let line = "--data text.txt --set parallel.shares=2,2";
@@ -112,7 +112,7 @@ fn a_node_with_a_copy_of_the_data_reads_its_samples() {
 
 /// States go to the nodes and back with each step, also to one that reads its own samples.
 #[test]
-fn states_are_carried_over_nodes() {
+fn nodes_carry_states_same_bits() {
     let desk = desk();
     desk.write("text.txt", "to be or not to be, that is the question\n".repeat(40));
     let line = "train --data text.txt --set model.kind=rnn --set model.stateful=true --batch 4 \
@@ -133,7 +133,7 @@ fn states_are_carried_over_nodes() {
 }
 
 #[test]
-fn data_that_are_not_there_are_named_before_anybody_is_awaited() {
+fn nodes_missing_data_named_at_start() {
     let desk = desk();
     let more = "--nodes 2 --listen 127.0.0.1:0 --secret-file code --out run";
     let ran = desk.run(&format!("{LINE} --data nothing {more}")).ended(78);
@@ -144,7 +144,7 @@ fn data_that_are_not_there_are_named_before_anybody_is_awaited() {
 }
 
 #[test]
-fn a_node_waits_for_a_first_one_that_comes_later() {
+fn node_waits_for_later_first_one() {
     let desk = desk();
     let first = format!("127.0.0.1:{}", later_port());
     let line = format!("join {first} --secret-file code --devices cpu --wait 60");
@@ -157,7 +157,7 @@ fn a_node_waits_for_a_first_one_that_comes_later() {
 }
 
 #[test]
-fn the_command_after_a_signal_names_the_nodes() {
+fn signal_command_names_the_nodes() {
     let desk = desk();
     let line = format!("{LINE} --devices cpu --out run --steps 100000 --log-every 1");
     let mut host = host_with(&desk, 2, "", &format!("{line} --set parallel.shares=2,2"));
@@ -171,7 +171,7 @@ fn the_command_after_a_signal_names_the_nodes() {
 }
 
 #[test]
-fn a_trace_has_the_tracks_of_all_nodes_in_one_time() {
+fn trace_of_nodes_has_one_time() {
     let desk = desk();
     let (first, _) = train(
         &desk,
@@ -230,7 +230,7 @@ fn disturbed(desk: &Desk, faults: [&str; 2], act: impl Fn(u32, u32)) -> ([Ran; 2
 }
 
 #[test]
-fn a_node_that_is_killed_or_stopped_ends_the_run_and_is_named() {
+fn node_killed_or_stopped_is_named() {
     for signal in ["KILL", "STOP"] {
         let desk = desk();
         let ([first, other], seconds) =
@@ -246,7 +246,7 @@ fn a_node_that_is_killed_or_stopped_ends_the_run_and_is_named() {
 }
 
 #[test]
-fn without_the_first_node_the_others_end() {
+fn first_node_killed_ends_others() {
     let desk = desk();
     let ([_, other], _) = disturbed(&desk, ["", ""], |first, _| send_signal(first, "KILL"));
     let error = other.ended(75);
@@ -255,7 +255,7 @@ fn without_the_first_node_the_others_end() {
 }
 
 #[test]
-fn a_signal_on_any_node_saves_and_ends_all() {
+fn signal_on_any_node_saves_and_ends() {
     for on_first in [true, false] {
         let desk = desk();
         let act = |first, other| send_signal(if on_first { first } else { other }, "INT");
@@ -269,7 +269,7 @@ fn a_signal_on_any_node_saves_and_ends_all() {
 }
 
 #[test]
-fn a_fault_on_a_node_is_the_error_of_all_and_the_run_goes_on_in_the_same_bits() {
+fn node_fault_told_by_all_resumes_same() {
     for (faults, named) in [
         (["", "lost@reduce:5/1"], "rank 1: "),
         (["lost@update:5/0", ""], "rank 0: "),
@@ -289,7 +289,7 @@ fn a_fault_on_a_node_is_the_error_of_all_and_the_run_goes_on_in_the_same_bits() 
 }
 
 #[test]
-fn a_run_goes_on_by_itself_without_what_was_lost_of_other_nodes() {
+fn node_lost_run_goes_on_by_itself() {
     for (fault, named, shares) in [
         ("lost@reduce:4/2", "rank 2: ", "parallel.shares=2,1,1"),
         ("kill@verdict:4/2", "node 2 (", "parallel.balance=fixed"),
@@ -318,7 +318,7 @@ fn a_run_goes_on_by_itself_without_what_was_lost_of_other_nodes() {
 }
 
 #[test]
-fn nodes_that_may_not_join_are_refused_and_the_run_is_unharmed() {
+fn join_refused_leaves_run_unharmed() {
     let desk = desk();
     let other = desk.run("secret").ok().out;
     write_secret(&desk, "other", &other);
@@ -351,7 +351,7 @@ fn nodes_that_may_not_join_are_refused_and_the_run_is_unharmed() {
 
 #[cfg(unix)]
 #[test]
-fn a_secret_that_others_can_read_is_refused() {
+fn secret_readable_by_all_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let desk = desk();
     fs::set_permissions(desk.path("code"), fs::Permissions::from_mode(0o644)).unwrap();

@@ -145,7 +145,7 @@ fn frames() -> Vec<[u8; 40]> {
 }
 
 #[test]
-fn peers_that_have_the_code_and_are_no_node_of_the_run_lose_their_connection_only() {
+fn peers_with_code_lose_own_link_only() {
     let run = Attacked::begin();
     let endpoint = endpoint(&run.desk.path("code"));
     let mut talks = Vec::new();
@@ -179,7 +179,7 @@ fn peers_that_have_the_code_and_are_no_node_of_the_run_lose_their_connection_onl
 
 /// More messages at once than the thread of the cluster takes do not fill its mailbox.
 #[test]
-fn floods_of_messages_close_their_connection_only() {
+fn floods_close_own_link_only() {
     let run = Attacked::begin();
     let endpoint = endpoint(&run.desk.path("code"));
     let (generation, why) = (Generation(1), "x".repeat(1000));
@@ -201,7 +201,7 @@ fn floods_of_messages_close_their_connection_only() {
 }
 
 #[test]
-fn random_bytes_and_handshakes_that_are_never_finished_disturb_nothing() {
+fn random_bytes_disturb_nothing() {
     let run = Attacked::begin();
     let endpoint = endpoint(&run.desk.path("code"));
     let one_way = UdpProxy::start(run.first, Weather::default());
@@ -229,7 +229,7 @@ fn random_bytes_and_handshakes_that_are_never_finished_disturb_nothing() {
 }
 
 #[test]
-fn another_secret_gets_no_answer_in_the_middle_of_a_run() {
+fn other_secret_gets_no_answer() {
     let run = Attacked::begin();
     let other = run.desk.run("secret").ok().out;
     write_secret(&run.desk, "other", &other);
@@ -251,7 +251,7 @@ use crate::terminals::pseudo_terminal;
 /// argument or variable of a process, and no file.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_code_that_the_first_node_makes_is_shown_once_and_is_nowhere_else() {
+fn code_made_is_shown_once_only() {
     let desk = Desk::new();
     let line = format!("{LINE} --steps 100000 --log-every 1 --devices cpu --out run --nodes 2");
     let (master, terminal) = pseudo_terminal();

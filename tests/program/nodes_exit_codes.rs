@@ -54,7 +54,7 @@ fn join_code(desk: &Desk, address: &str, more: &str) -> Option<i32> {
 }
 
 #[test]
-fn processes_of_a_run_end_with_the_codes_of_the_table() {
+fn exit_codes_are_those_of_the_table() {
     let desk = desk();
     let mut happened = Happened::default();
     let nobody = format!("127.0.0.1:{}", later_port());

@@ -39,7 +39,7 @@ fn end_of(one: Child, fault: &str) {
 }
 
 #[test]
-fn a_place_that_is_free_again_before_the_start_is_taken_by_another_node() {
+fn place_freed_before_start_is_taken() {
     std::thread::scope(|scope| {
         for fault in ["kill@join:0", "stop@join:0", "kill@roster:0", "stop@roster:0"] {
             scope.spawn(move || {
@@ -65,7 +65,7 @@ fn a_place_that_is_free_again_before_the_start_is_taken_by_another_node() {
 }
 
 #[test]
-fn those_who_wait_end_with_a_first_node_that_is_lost() {
+fn waiting_nodes_end_with_first_one() {
     for signal in ["KILL", "STOP"] {
         let desk = desk();
         let mut host = first(&desk, 3);
@@ -83,7 +83,7 @@ fn those_who_wait_end_with_a_first_node_that_is_lost() {
 
 /// Nothing of a run that has not begun stays, and the others know at once that nobody comes.
 #[test]
-fn a_signal_before_the_start_leaves_no_directory_and_ends_those_who_wait() {
+fn signal_before_start_leaves_nothing() {
     for (signal, code, said) in [("INT", 130, "interrupted"), ("TERM", 75, "terminated (SIGTERM)")]
     {
         let desk = desk();
@@ -110,7 +110,7 @@ fn a_signal_before_the_start_leaves_no_directory_and_ends_those_who_wait() {
 }
 
 #[test]
-fn a_start_that_fails_while_others_are_awaited_leaves_no_directory() {
+fn start_failed_leaves_no_directory() {
     let desk = desk();
     let line = format!("{LINE} --devices cpu --nodes 2 --secret-file code --listen");
     // No address of this machine (RFC 5737).

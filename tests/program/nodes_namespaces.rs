@@ -111,7 +111,7 @@ impl Machines {
 }
 
 #[test]
-fn machines_of_a_network_train_by_the_line_that_the_first_one_prints() {
+fn machines_join_by_printed_line() {
     let machines = match Machines::start(3) {
         Ok(machines) => machines,
         Err(why) => return skip(&why),
@@ -133,7 +133,7 @@ fn machines_of_a_network_train_by_the_line_that_the_first_one_prints() {
 
 /// The parameters of a step take a third of a second over this link, and its samples milliseconds.
 #[test]
-fn a_node_behind_a_slow_link_is_left_out_with_both_figures() {
+fn slow_link_is_left_out_with_figures() {
     let machines = match Machines::start(2).and_then(|machines| {
         machines.limit("20mbit")?;
         Ok(machines)
@@ -161,7 +161,7 @@ fn a_node_behind_a_slow_link_is_left_out_with_both_figures() {
 }
 
 #[test]
-fn a_cable_that_is_pulled_ends_both_machines_which_name_each_other() {
+fn cable_pulled_ends_both_named() {
     let machines = match Machines::start(2) {
         Ok(machines) => machines,
         Err(why) => return skip(&why),

@@ -25,7 +25,7 @@ fn before(host: &Host, weather: Weather) -> UdpProxy {
 }
 
 #[test]
-fn a_network_that_delays_loses_doubles_and_reorders_changes_no_bit() {
+fn bad_network_changes_no_bit() {
     let desk = desk();
     let line = format!("{LINE} --steps 10 --set parallel.shares=2,2");
     desk.run(&format!("{line} --devices cpu*2 --out one")).ok();
@@ -68,7 +68,7 @@ fn cut(desk: &Desk, ways: &[Way]) -> ([Ran; 2], f64) {
 }
 
 #[test]
-fn a_cut_of_either_or_both_directions_ends_both_nodes_which_name_each_other() {
+fn cut_any_direction_ends_both_named() {
     let cuts = [(&[Way::There, Way::Back][..]), &[Way::There], &[Way::Back]];
     thread::scope(|scope| {
         for ways in cuts {
@@ -95,7 +95,7 @@ fn a_cut_of_either_or_both_directions_ends_both_nodes_which_name_each_other() {
 
 /// A network that comes back before the longest silence has passed disturbs nothing.
 #[test]
-fn a_short_cut_is_survived() {
+fn cut_short_is_survived() {
     let desk = desk();
     let line = format!("{LINE} --set parallel.shares=2,2 --steps 12 --log-every 1");
     desk.run(&format!("{line} --devices cpu*2 --out one")).ok();
@@ -117,7 +117,7 @@ fn a_short_cut_is_survived() {
 /// cut there is its link to the other one that joined, and not the one to the first node.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_cut_between_two_joined_nodes_is_named_by_the_first_one_as_the_link_of_both() {
+fn cut_between_joined_names_the_link() {
     let desk = desk();
     let line = format!("{} --devices cpu --set parallel.shares=2,1,1", long_line());
     let mut host = host_with(&desk, 3, "", &line);

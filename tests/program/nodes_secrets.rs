@@ -8,7 +8,7 @@ use crate::node_processes::{Host, LINE, desk, host_with, write_secret};
 use crate::process::{Desk, finish};
 
 #[test]
-fn a_first_node_without_a_terminal_makes_no_code() {
+fn secret_without_terminal_not_made() {
     let desk = Desk::new();
     for line in ["train tiny.toml --nodes 2", "bench collectives --tiny --nodes 2"] {
         let ran = desk.run(&format!("{line} --listen 127.0.0.1:0")).ended(78);
@@ -22,7 +22,7 @@ fn a_first_node_without_a_terminal_makes_no_code() {
 }
 
 #[test]
-fn a_code_is_written_to_a_new_file_of_its_owner_alone() {
+fn secret_out_is_new_file_of_owner() {
     let desk = Desk::new();
     let ran = desk.run("secret --out code").ok();
     let code = fs::read_to_string(desk.path("code")).unwrap();
@@ -37,7 +37,7 @@ fn a_code_is_written_to_a_new_file_of_its_owner_alone() {
 
 /// A service manager's directory, an open descriptor, and a file that its group may read.
 #[test]
-fn nodes_take_the_secret_from_where_a_supervisor_puts_it() {
+fn secret_of_supervisor_is_taken() {
     let desk = desk();
     let code = fs::read_to_string(desk.path("code")).unwrap();
     fs::create_dir(desk.path("credentials")).unwrap();
@@ -73,7 +73,7 @@ fn nodes_take_the_secret_from_where_a_supervisor_puts_it() {
 
 /// Ends at once: nothing is asked where there is nobody.
 #[test]
-fn a_descriptor_that_is_not_open_is_named() {
+fn secret_fd_not_open_is_named() {
     let desk = Desk::new();
     let child = desk.command("join 127.0.0.1:9 --secret-fd 99").spawn().unwrap();
     let ran = Host::started(child).finish().ended(78);

@@ -8,7 +8,7 @@ use crate::node_processes::{desk, endless};
 use crate::process::{finish, send_signal};
 
 #[test]
-fn sigterm_ends_both_nodes_once_with_what_is_saved_however_often_it_comes() {
+fn sigterm_repeated_ends_nodes_once() {
     let desk = desk();
     let (host, other) = endless(&desk, "--out run", "", "");
     // As `srun -K` does, and scancel in the other order.
@@ -30,7 +30,7 @@ fn sigterm_ends_both_nodes_once_with_what_is_saved_however_often_it_comes() {
 }
 
 #[test]
-fn sigusr1_to_a_node_saves_a_checkpoint_and_the_run_goes_on() {
+fn sigusr1_saves_and_goes_on() {
     let desk = desk();
     let (mut host, other) = endless(&desk, "--out run", "", "");
     // Job managers send it to all nodes, which is one request.
@@ -52,7 +52,7 @@ fn sigusr1_to_a_node_saves_a_checkpoint_and_the_run_goes_on() {
 }
 
 #[test]
-fn sigusr1_ends_a_run_that_is_to_stop_then_and_no_node_waits_for_the_next_one() {
+fn sigusr1_stop_ends_staying_nodes() {
     let desk = desk();
     let (host, other) = endless(&desk, "--out run --on-usr1 stop", "", "--stay --wait 60");
     send_signal(other.id(), "USR1");
@@ -64,7 +64,7 @@ fn sigusr1_ends_a_run_that_is_to_stop_then_and_no_node_waits_for_the_next_one() 
 }
 
 #[test]
-fn a_node_that_cannot_save_in_time_after_sigterm_ends_and_the_last_checkpoint_stands() {
+fn sigterm_hung_node_ends_in_time() {
     let desk = desk();
     let faults = "sigterm@forward:3/1,hang@backward:3/1";
     let (host, other) = endless(&desk, "--out run", faults, "--term-timeout 1");

@@ -21,7 +21,7 @@ fn patient(desk: &Desk, address: &str) -> Host {
 }
 
 #[test]
-fn a_name_that_does_not_resolve_is_waited_for() {
+fn join_unresolved_name_is_awaited() {
     let desk = desk();
     let began = Instant::now();
     let ran = desk.run("join no-such-host.invalid:7717 --secret-file code --devices cpu --wait 3");
@@ -34,7 +34,7 @@ fn a_name_that_does_not_resolve_is_waited_for() {
 /// It is too late for the run that is there, is not there when that one ends, and takes part in
 /// the next one.
 #[test]
-fn a_node_that_comes_too_late_takes_part_in_the_next_run() {
+fn join_too_late_takes_next_run() {
     let desk = desk();
     let address = format!("127.0.0.1:{}", later_port());
     let shares = "--set parallel.shares=2,2";
@@ -55,7 +55,7 @@ fn a_node_that_comes_too_late_takes_part_in_the_next_run() {
 }
 
 #[test]
-fn a_node_whose_first_one_is_lost_before_the_start_joins_its_successor() {
+fn join_first_lost_takes_successor() {
     let desk = desk();
     let address = format!("127.0.0.1:{}", later_port());
     let mut first = host_at(&desk, &address, 3, "--out first");
@@ -73,7 +73,7 @@ fn a_node_whose_first_one_is_lost_before_the_start_joins_its_successor() {
 }
 
 #[test]
-fn a_first_node_that_waited_long_enough_names_who_came() {
+fn first_node_wait_over_names_who_came() {
     let desk = desk();
     let host = host_with(&desk, 3, "", &format!("{LINE} --devices cpu --wait 3 --out run"));
     let other = join(&desk, &host, "", "--devices cpu");
@@ -104,7 +104,7 @@ fn join_next(desk: &Desk, host: &mut Host, count: u32, more: &str) -> Child {
 }
 
 #[test]
-fn nodes_keep_their_ranks_when_they_come_back_in_another_order() {
+fn ranks_reordered_nodes_are_kept() {
     let desk = desk();
     let line = format!("{LINE} --set parallel.shares=1,1,1,1");
     desk.run(&format!("{line} --devices cpu*4 --steps 12 --out one")).ok();
@@ -135,7 +135,7 @@ fn nodes_keep_their_ranks_when_they_come_back_in_another_order() {
 }
 
 #[test]
-fn a_node_has_the_number_that_it_asks_for() {
+fn join_node_number_is_as_asked() {
     let desk = desk();
     let line = format!("{LINE} --devices cpu --set parallel.shares=1,1,1,1 --out run");
     let mut host = host_with(&desk, 3, "", &line);
@@ -156,7 +156,7 @@ fn a_node_has_the_number_that_it_asks_for() {
 /// The first node names the addresses that it is told, and so does a joined one, of which one is
 /// that of nobody.
 #[test]
-fn addresses_that_are_typed_are_those_that_others_are_told() {
+fn advertise_addresses_are_told() {
     let desk = desk();
     let line = format!(
         "{LINE} --devices cpu --set parallel.shares=1,1,2 --out run \

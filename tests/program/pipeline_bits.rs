@@ -61,7 +61,7 @@ fn one() -> (&'static Desk, &'static str) {
 // ---- to the bit ----
 
 #[test]
-fn an_untied_pipeline_has_the_bits_of_one_device() {
+fn untied_any_cut_has_bits_of_one() {
     let desk = Desk::new();
     for stages in [2, 3, 4] {
         for schedule in SCHEDULES {
@@ -87,7 +87,7 @@ fn an_untied_pipeline_has_the_bits_of_one_device() {
 /// Evaluations, which run the forward passes only, and checkpoints too: recomputation may begin and
 /// end with a resume.
 #[test]
-fn recomputation_changes_no_bit_and_no_schedule_does() {
+fn recompute_any_schedule_same_bits() {
     let desk = Desk::new();
     let (blocks, selective) = ("--set train.recompute=blocks", "--set train.recompute=selective");
     let stages = |schedule: &str| format!("--devices cpu*2 --pipeline 2 --schedule {schedule}");
@@ -111,7 +111,7 @@ fn recomputation_changes_no_bit_and_no_schedule_does() {
 /// The comparisons above can fail: another seed, no dropout and other micro-batches have other
 /// bits.
 #[test]
-fn other_runs_have_other_bits() {
+fn other_runs_differ() {
     let desk = Desk::new();
     for (out, line) in
         [("a", "--seed 5"), ("b", "--set model.dropout=0"), ("c", "--set train.micro_batch_size=6")]
@@ -123,7 +123,7 @@ fn other_runs_have_other_bits() {
 }
 
 #[test]
-fn interleaved_pipelines_of_8_blocks_have_the_bits_of_one_device() {
+fn interleaved_8_blocks_has_bits_of_one() {
     let desk = Desk::new();
     let large = "--set model.layers=6 --set train.batch=36 --steps 4";
     train(&desk, "one", &format!("{large} --devices cpu"));
@@ -138,7 +138,7 @@ fn interleaved_pipelines_of_8_blocks_have_the_bits_of_one_device() {
 /// One device adds both parts of the tied gradient in the order of the micro-batches, a pipeline
 /// the sums of its two stages.
 #[test]
-fn tied_pipelines_agree_and_are_close_to_one_device() {
+fn tied_any_cut_agrees_near_one() {
     let desk = Desk::new();
     let tied = "--set model.tie=true";
     train(&desk, "first", &format!("{tied} --devices cpu*2 --pipeline 2"));
@@ -165,7 +165,7 @@ fn tied_pipelines_agree_and_are_close_to_one_device() {
 }
 
 #[test]
-fn pipelines_beside_each_other_have_the_bits_of_data_parallelism() {
+fn beside_has_bits_of_data_parallel() {
     let desk = Desk::new();
     let shares = "--set parallel.shares=7,5";
     for collective in ["ring", "star"] {
@@ -187,7 +187,7 @@ fn pipelines_beside_each_other_have_the_bits_of_data_parallelism() {
 }
 
 #[test]
-fn tied_pipelines_beside_each_other_agree() {
+fn beside_tied_agree_with_each_other() {
     let desk = Desk::new();
     let line = "--set model.tie=true --set parallel.shares=7,5 --devices cpu*4 --pipeline 2";
     train(&desk, "first", line);
@@ -201,7 +201,7 @@ fn tied_pipelines_beside_each_other_agree() {
 // ---- checkpoints ----
 
 #[test]
-fn a_run_goes_on_with_other_pipelines_one_device_and_back() {
+fn resume_other_cut_has_same_bits() {
     let desk = Desk::new();
     train(&desk, "run", "--devices cpu*2 --pipeline 2 --schedule gpipe --steps 2");
     for (steps, line) in [
@@ -220,9 +220,9 @@ fn a_run_goes_on_with_other_pipelines_one_device_and_back() {
     assert_same_bits(&desk, "run", one(), "a run that goes on with other cuts");
 }
 
-/// What a resumed run says of its bits.
+/// Sentences of a resumed run about its bits.
 #[test]
-fn a_run_that_goes_on_warns_of_other_bits_only() {
+fn resume_warns_of_other_bits_only() {
     let desk = Desk::new();
     let said = |run: &str, line: &str| {
         let line = format!("{line} --set train.sample_tokens=0");
@@ -256,7 +256,7 @@ fn a_run_that_goes_on_warns_of_other_bits_only() {
 
 /// Cores differ between machines, and with `cpu*K` each device has few of them.
 #[test]
-fn any_number_of_threads_has_the_bits_of_another() {
+fn threads_any_number_same_bits() {
     let desk = Desk::new();
     let trained = |threads: &str, line: &str| {
         let mut command = desk.command(line);
@@ -274,7 +274,7 @@ fn any_number_of_threads_has_the_bits_of_another() {
 
 /// Products, convolutions and recurrences at sizes that threads share.
 #[test]
-fn fifty_steps_of_each_kind_of_model_have_one_course_on_any_threads() {
+fn models_any_threads_same_course() {
     let desk = Desk::new();
     desk.write("text.txt", "the cat sat on the mat and the dog ran after it. ".repeat(200));
     fs::create_dir(desk.path("images")).unwrap();
@@ -302,7 +302,7 @@ fn fifty_steps_of_each_kind_of_model_have_one_course_on_any_threads() {
 /// Data parallelism has bits of its own: what goes on from a pipeline's checkpoint equals what
 /// goes on from that of one device.
 #[test]
-fn a_run_goes_on_with_data_parallelism_and_back() {
+fn resume_data_parallel_and_back_same() {
     let desk = Desk::new();
     let (one, cut) = ("--devices cpu --pipeline 1", "--devices cpu*2 --pipeline 2");
     let parallel = "--devices cpu*2 --pipeline 1 --set parallel.shares=7,5 --steps 8";
@@ -323,7 +323,7 @@ fn a_run_goes_on_with_data_parallelism_and_back() {
 }
 
 #[test]
-fn evaluations_and_texts_are_those_of_one_device() {
+fn eval_and_text_any_cut_of_one_device() {
     let eval = |line: &str| -> Value {
         let line = format!("eval {line} --json --split train --samples 40");
         let ran = ONE.run(&line).ok();
@@ -367,7 +367,7 @@ fn evaluations_and_texts_are_those_of_one_device() {
 // ---- records ----
 
 #[test]
-fn a_pipeline_is_recorded_and_kept() {
+fn pipeline_is_recorded_and_kept() {
     let desk = Desk::new();
     let line = "--devices cpu*4 --pipeline 2 --schedule zero-bubble --set parallel.shares=7,5 \
                 --set parallel.blocks_per_stage=1,3 --steps 2";
@@ -417,7 +417,7 @@ fn a_pipeline_is_recorded_and_kept() {
 
 /// Without `--quiet`, a run says which device has which blocks.
 #[test]
-fn a_run_says_who_has_which_blocks() {
+fn stages_are_told_with_their_blocks() {
     let desk = Desk::new();
     let line = SMALL.replace("--quiet", "");
     let ran = desk
@@ -433,80 +433,35 @@ fn a_run_says_who_has_which_blocks() {
 
 // ---- refusals ----
 
-/// Refuses to train the small model with exit code 78, one sentence and no file.
-fn refuses(line: &str, parts: &[&str]) {
-    let desk = Desk::new();
-    let before = desk.files();
-    let ran = desk.run(&format!("{SMALL} {line}")).ended(78);
-    let error = ran.line("error: ");
-    for part in parts {
-        assert!(error.contains(part), "'{part}' is missing in: {error}");
-    }
-    assert_eq!((ran.out.as_str(), ran.err.lines().count()), ("", 1), "{}", ran.err);
-    assert_eq!(desk.files(), before, "{error}");
-    assert!(!desk.path("runs").exists(), "{error}");
-}
-
+/// Of each check that placement makes before it opens a device, one case.
 #[test]
-fn models_that_cannot_be_cut_so() {
-    let few = ["a model of 4 blocks cannot be cut into 5 stages; lower parallel.pipeline_stages"];
-    refuses("--devices cpu*5 --pipeline 5", &few);
-    let chunks = ["a model of 4 blocks cannot be cut into 6 model chunks (2 stages x 3 chunks); \
-         lower parallel.pipeline_stages or parallel.virtual_stages"];
-    let line = "--devices cpu*2 --pipeline 2 --schedule interleaved --set virtual_stages=3";
-    refuses(line, &chunks);
-    for (stages, sum) in [("3,2", 5), ("1,1", 2), ("1,65536", 65_537)] {
-        let list = stages.replace(',', ", ");
-        let has = format!(
-            "parallel.blocks_per_stage = [{list}] has {sum} blocks and the model has 4; give 2"
-        );
-        let line = format!("--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage={stages}");
-        refuses(&line, &[&has, "that add up to 4"]);
-    }
-    let line =
-        "--schedule interleaved --set virtual_stages=2 --set parallel.blocks_per_stage=1,1,1,2";
-    refuses(&format!("--devices cpu*2 --pipeline 2 {line}"), &["give 4 numbers, each at least 1"]);
-}
-
-#[test]
-fn devices_that_make_no_whole_pipelines() {
-    for (devices, stages, parts) in [
-        ("cpu", 2, "a multiple of 2 devices, and there is 1; change it, or the number of --dev"),
-        ("cpu*3", 2, "a multiple of 2 devices, and there are 3; "),
-        ("cpu*4", 3, "a multiple of 3 devices, and there are 4; "),
-        ("cpu*2", 4, "a multiple of 4 devices, and there are 2; "),
-    ] {
-        let needs = format!("parallel.pipeline_stages = {stages} needs {parts}");
-        refuses(&format!("--devices {devices} --pipeline {stages}"), &[&needs]);
-    }
-}
-
-#[test]
-fn batches_that_do_not_fit_the_pipelines() {
+fn pipelines_impossible_are_refused() {
     let interleaved = format!("--devices cpu*2 --pipeline 2 {INTERLEAVED}");
-    let three = "12 samples in micro-batches of 4 make 3 micro-batches, and interleaved needs a \
-                 multiple of the 2 stages; change train.micro_batch_size or train.batch";
-    refuses(&format!("{interleaved} --set train.micro_batch_size=4"), &[three]);
-    refuses(
-        &format!("{interleaved} --set train.micro_batch_size=12"),
-        &["of 12 make 1 micro-batch, and", "a multiple of the 2 stages; "],
-    );
-    let beside =
-        format!("--devices cpu*4 --pipeline 2 {INTERLEAVED} --set train.micro_batch_size=2");
-    let three = "6 samples in micro-batches of 2 make 3 micro-batches, and interleaved needs a \
-                 multiple of the 2 stages; change ";
-    refuses(&format!("{beside} --set parallel.shares=6,6"), &[three]);
-    let per_pipeline = "give one per pipeline, in the order of --devices";
-    for (devices, shares, has) in [
-        ("cpu*4", "3,3,3,3", "parallel.shares has 4 entries for 2 pipelines; "),
-        ("cpu*4", "12", "parallel.shares has 1 entry for 2 pipelines; "),
-        ("cpu*2", "6,6", "parallel.shares has 2 entries for 1 pipeline; "),
-    ] {
-        let line = format!("--devices {devices} --pipeline 2 --set parallel.shares={shares}");
-        refuses(&line, &[has, per_pipeline]);
+    let cases: [(String, &str); 5] = [
+        ("--devices cpu*5 --pipeline 5".into(), "4 blocks cannot be cut into 5 stages; lower"),
+        (
+            "--devices cpu*2 --pipeline 2 --set parallel.blocks_per_stage=3,2".into(),
+            "parallel.blocks_per_stage = [3, 2] has 5 blocks and the model has 4; give 2",
+        ),
+        ("--devices cpu*3 --pipeline 2".into(), "a multiple of 2 devices, and there are 3; "),
+        (
+            format!("{interleaved} --set train.micro_batch_size=4"),
+            "12 samples in micro-batches of 4 make 3 micro-batches, and interleaved needs a \
+             multiple of the 2 stages; change train.micro_batch_size or train.batch",
+        ),
+        (
+            "--devices cpu*4 --pipeline 2 --set parallel.shares=12".into(),
+            "parallel.shares has 1 entry for 2 pipelines; give one per pipeline, in the order of",
+        ),
+    ];
+    for (line, part) in cases {
+        let desk = Desk::new();
+        let before = desk.files();
+        let ran = desk.run(&format!("{SMALL} {line}")).ended(78);
+        let error = ran.line("error: ");
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+        assert_eq!((ran.out.as_str(), ran.err.lines().count()), ("", 1), "{}", ran.err);
+        assert_eq!(desk.files(), before, "{error}");
+        assert!(!desk.path("runs").exists(), "{error}");
     }
-    let sum = ["numbers with the sum train.batch = 12, got [6, 5], whose sum is 11"];
-    refuses("--devices cpu*4 --pipeline 2 --set parallel.shares=6,5", &sum);
-    let line = "--devices cpu*4 --pipeline 2 --set train.batch=1 --set train.micro_batch_size=1";
-    refuses(line, &["train.batch = 1 has no sample for each of 2 pipelines; raise it"]);
 }

@@ -34,7 +34,7 @@ fn count(chart: &Chart, row: usize, pass: ChartPass, micro_batch: usize) -> usiz
 }
 
 #[test]
-fn a_trace_shows_every_pass_and_what_stages_send() {
+fn trace_zero_bubble_has_every_pass() {
     let desk = Desk::new();
     let trace = traced(&desk, "--schedule zero-bubble");
     let chart = chart_of_trace(&trace).unwrap();
@@ -63,7 +63,7 @@ fn a_trace_shows_every_pass_and_what_stages_send() {
 }
 
 #[test]
-fn whole_backward_passes_are_one_span_each() {
+fn trace_1f1b_has_whole_backwards() {
     let desk = Desk::new();
     let chart = chart_of_trace(&traced(&desk, "")).unwrap();
     for (row, micro_batch) in (0..2).flat_map(|row| (0..4).map(move |m| (row, m))) {
@@ -73,7 +73,7 @@ fn whole_backward_passes_are_one_span_each() {
 }
 
 #[test]
-fn progress_and_records_have_the_stage_its_idle_share_and_the_bubble() {
+fn progress_has_stages_and_bubble() {
     let desk = Desk::new();
     let ran = desk.run(&format!("{LINE} --out run --log-every 1")).ok();
     let line = ran.lines("step 4/4")[0];
@@ -96,7 +96,7 @@ fn progress_and_records_have_the_stage_its_idle_share_and_the_bubble() {
 }
 
 #[test]
-fn programs_and_memory_of_stages_are_explained() {
+fn explain_stages_program_and_memory() {
     let desk = Desk::new();
     let before = desk.files();
     let program = explain(&desk, "program --set parallel.blocks_per_stage=1,3");
@@ -153,7 +153,7 @@ fn programs_and_memory_of_stages_are_explained() {
 }
 
 #[test]
-fn communication_of_stages_is_explained() {
+fn explain_stages_communication() {
     let desk = Desk::new();
     let text = explain(&desk, &format!("communication {EVEN}"));
     assert!(text.starts_with("1 pipeline of 2 stages (1f1b), 4 micro-batches of up to 1 rows"));
@@ -206,7 +206,7 @@ fn communication_of_stages_is_explained() {
 }
 
 #[test]
-fn a_resumed_run_is_explained_with_its_recorded_stages() {
+fn explain_resumed_has_recorded_stages() {
     let desk = Desk::new();
     let line = LINE.replace("--set parallel.balance=fixed", "");
     desk.run(&format!("{line} --out run --set parallel.balance=measured")).ok();
@@ -216,7 +216,7 @@ fn a_resumed_run_is_explained_with_its_recorded_stages() {
 }
 
 #[test]
-fn a_schedule_is_drawn_before_it_runs() {
+fn explain_schedule_draws_a_chart() {
     let desk = Desk::new();
     let ran = desk.run(&format!("{LINE} {EVEN} --explain schedule --svg chart.svg")).ok();
     assert_eq!(ran.err, "wrote chart.svg\n");

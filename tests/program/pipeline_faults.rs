@@ -32,50 +32,53 @@ fn loadable(desk: &Desk) -> u64 {
     serde_json::from_str::<serde_json::Value>(&ran.out).unwrap()["step"].as_u64().unwrap()
 }
 
-/// Injects a fault at step 6, two steps behind a checkpoint, and goes on with the same devices.
-fn injected(fault: &str, code: i32, (saved, says): (u64, &str)) {
+/// Injects faults at step 6, two steps behind a checkpoint: each ends the run that goes on after
+/// the one before it, with the same devices; and the run comes to its end after the last one.
+fn injected(faults: &[String], code: i32, (saved, says): (u64, &str)) {
     for rank in [0, 1] {
         let desk = Desk::new();
-        let what = format!("{fault}:6/{rank}");
-        let ran = train_with(&desk, &what, PIPELINE);
-        assert_eq!(ran.code(), Some(code), "{what}: {}", ran.err);
-        assert!(ran.err.contains(says), "{what}: {}", ran.err);
-        if !says.contains("SIG") && !says.contains("interrupted") {
-            assert!(ran.err.contains(&format!("rank {rank}: cpu")), "{what}: {}", ran.err);
+        for (index, fault) in faults.iter().enumerate() {
+            let what = format!("{fault}:6/{rank}");
+            let ran = match index {
+                0 => train_with(&desk, &what, PIPELINE),
+                _ => desk.run_with(&what, "train --quiet --resume run"),
+            };
+            assert_eq!(ran.code(), Some(code), "{what}: {}", ran.err);
+            assert!(ran.err.contains(says), "{what}: {}", ran.err);
+            if !says.contains("SIG") && !says.contains("interrupted") {
+                assert!(ran.err.contains(&format!("rank {rank}: cpu")), "{what}: {}", ran.err);
+            }
         }
-        assert_eq!(loadable(&desk), saved, "{what}");
+        assert_eq!(loadable(&desk), saved, "{faults:?}");
         desk.run("train --quiet --resume run").ok();
-        assert_same_bits(&desk, "run", (&WHOLE, "run"), &what);
+        assert_same_bits(&desk, "run", (&WHOLE, "run"), &format!("{faults:?} of rank {rank}"));
     }
 }
 
 #[test]
-fn a_lost_device_leaves_a_run_that_goes_on_in_the_same_bits() {
-    for point in POINTS {
-        injected(&format!("lost@{point}"), 75, (4, "the device was lost (injected)"));
-    }
-    for point in ["send", "recv"] {
-        injected(&format!("out-of-memory@{point}"), 75, (4, "out of memory at an injected"));
-    }
+fn device_lost_resumes_same_bits() {
+    let faults = POINTS.map(|point| format!("lost@{point}"));
+    injected(&faults, 75, (4, "the device was lost (injected)"));
+    let faults = ["send", "recv"].map(|point| format!("out-of-memory@{point}"));
+    injected(&faults, 75, (4, "out of memory at an injected"));
 }
 
 #[test]
-fn a_thread_that_panics_is_a_defect_that_names_the_rank() {
-    for point in ["forward", "send", "recv", "update"] {
-        injected(&format!("panic@{point}"), 70, (4, "its thread panicked (injected, at src"));
-    }
+fn thread_panic_names_the_rank() {
+    let faults = ["forward", "send", "recv", "update"].map(|point| format!("panic@{point}"));
+    injected(&faults, 70, (4, "its thread panicked (injected, at src"));
 }
 
 #[test]
 fn signals_at_transfers_save_the_step() {
     for point in ["send", "recv"] {
-        injected(&format!("sigterm@{point}"), 75, (6, "terminated (SIGTERM)"));
-        injected(&format!("sigint@{point}"), 130, (6, "interrupted; the run is saved"));
+        injected(&[format!("sigterm@{point}")], 75, (6, "terminated (SIGTERM)"));
+        injected(&[format!("sigint@{point}")], 130, (6, "interrupted; the run is saved"));
     }
 }
 
 #[test]
-fn a_stage_that_hangs_is_named() {
+fn stage_hung_is_named() {
     for fault in ["hang@recv:6/1", "hang@send:6/0"] {
         let desk = Desk::new();
         let limit = "--set faults.device_timeout_s=2";
@@ -90,7 +93,7 @@ fn a_stage_that_hangs_is_named() {
 
 #[test]
 #[cfg(unix)]
-fn a_pipeline_that_is_killed_ends_in_the_same_bits() {
+fn pipeline_killed_resumes_same_bits() {
     use std::os::unix::process::ExitStatusExt;
     for (fault, saved) in [
         ("kill@send:6/1", 4),
@@ -111,7 +114,7 @@ fn a_pipeline_that_is_killed_ends_in_the_same_bits() {
 /// Each schedule orders sends and receives in its own way: in every one, the neighbours of a stage
 /// that fails end, those with two neighbours and several chunks too.
 #[test]
-fn all_stages_end_with_the_one_that_fails() {
+fn stage_failed_ends_all_schedules() {
     for line in [
         "--devices cpu*3 --pipeline 3 --schedule gpipe",
         "--devices cpu*3 --pipeline 3 --schedule zero-bubble",
@@ -119,20 +122,26 @@ fn all_stages_end_with_the_one_that_fails() {
         "--devices cpu*2 --pipeline 2 --set model.tie=true",
         BESIDE,
     ] {
-        for fault in ["lost@send:6/1", "lost@recv:6/0", "lost@backward:6/1"] {
-            let desk = Desk::new();
-            let ran = train_with(&desk, fault, line).ended(75);
+        let desk = Desk::new();
+        let faults = ["lost@send:6/1", "lost@recv:6/0", "lost@backward:6/1"];
+        for (index, fault) in faults.into_iter().enumerate() {
+            // Each ends the run that goes on after the one before it.
+            let ran = match index {
+                0 => train_with(&desk, fault, line),
+                _ => desk.run_with(fault, "train --quiet --resume run"),
+            }
+            .ended(75);
             let error = ran.line("error: ");
             let rank = &fault[fault.len() - 1..];
             assert!(error.contains(&format!("rank {rank}: cpu")), "{line} {fault}: {error}");
-            assert_eq!(loadable(&desk), 4, "{line} {fault}");
         }
+        assert_eq!(loadable(&desk), 4, "{line}");
     }
 }
 
 /// The devices that are left make no pipeline of as many stages.
 #[test]
-fn the_suggested_command_goes_on_without_a_pipeline() {
+fn fault_command_goes_on_on_one_device() {
     for line in [
         "--schedule gpipe",
         "--schedule interleaved --set virtual_stages=2",
@@ -150,7 +159,7 @@ fn the_suggested_command_goes_on_without_a_pipeline() {
 }
 
 #[test]
-fn signals_from_within_end_pipelines_beside_each_other_and_save_them() {
+fn signals_beside_save_and_end() {
     let whole = Desk::new();
     train(&whole, "run", BESIDE);
     for (fault, code, says) in [
@@ -169,7 +178,7 @@ fn signals_from_within_end_pipelines_beside_each_other_and_save_them() {
 /// A bit flips in a stage of the second pipeline, which is compared with the same stage of the
 /// first one.
 #[test]
-fn a_flipped_bit_is_found_among_the_holders_of_a_bucket() {
+fn bit_flipped_beside_is_found() {
     let whole = Desk::new();
     train(&whole, "run", BESIDE);
     for (rank, tensor) in [(2, "h.0."), (3, "lm_head.weight")] {
@@ -195,7 +204,7 @@ fn a_flipped_bit_is_found_among_the_holders_of_a_bucket() {
 /// One pipeline holds each bucket once: there is nothing to compare it with, and the bits are
 /// others.
 #[test]
-fn a_flipped_bit_of_a_single_pipeline_is_its_own() {
+fn bit_flipped_alone_is_not_found() {
     let desk = Desk::new();
     train_with(&desk, "flip@gather:4/1", &format!("{PIPELINE} --set faults.hash_every=2")).ok();
     let parameters = |desk: &Desk| desk.checkpoint("run", 4, "parameters.safetensors");

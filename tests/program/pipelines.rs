@@ -11,32 +11,7 @@ fn train(desk: &Desk, more: &str) -> Ran {
 }
 
 #[test]
-fn a_model_that_fits_on_no_device_alone_trains_as_a_pipeline() {
-    let desk = Desk::new();
-    let mut trained = 0;
-    for mib in 6..=10 {
-        let line = format!(
-            "--devices cpu*2 --set model.width=128 --out run{mib} \
-             --set train.device_memory_mib={mib}"
-        );
-        let ran = train(&desk, &line);
-        if ran.code() == Some(0) {
-            continue;
-        }
-        let refused = ran.ended(78);
-        let error = refused.line("error:");
-        assert!(error.contains("into more stages (parallel.pipeline_stages)"), "{error}");
-        let ran = train(&desk, &format!("{line} --pipeline 2"));
-        if ran.code() == Some(0) {
-            assert!(ran.err.contains("stages: cpu ("), "{}", ran.err);
-            trained += 1;
-        }
-    }
-    assert!(trained > 0, "no limit of memory holds half of the model only");
-}
-
-#[test]
-fn a_measured_cut_is_repeated_by_the_flags_that_are_printed_and_kept_on_resume() {
+fn cut_measured_is_repeated_by_flags() {
     let desk = Desk::new();
     let ran = train(&desk, "--devices cpu*2 --pipeline 2 --out measured").ok();
     assert!(ran.err.contains("measuring 3 different blocks of 6 on 1 device"), "{}", ran.err);

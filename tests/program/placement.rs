@@ -10,7 +10,7 @@ fn train(desk: &Desk, more: &str) -> Ran {
 }
 
 #[test]
-fn equal_devices_have_names_of_their_own() {
+fn devices_equal_have_own_names() {
     let desk = Desk::new();
     let line = "--devices cpu*2 --out run --trace trace.json --set parallel.shares=8,4";
     let ran = train(&desk, line).ok();
@@ -28,7 +28,7 @@ fn equal_devices_have_names_of_their_own() {
 
 /// Several devices of the same few cores make hardly any step shorter.
 #[test]
-fn devices_that_are_named_take_part_also_if_a_step_is_shorter_without_them() {
+fn devices_named_all_take_part() {
     let desk = Desk::new();
     let ran = train(&desk, "--devices cpu*5 --out run").ok();
     assert!(!ran.err.contains("left out"), "{}", ran.err);
@@ -44,7 +44,7 @@ fn devices_that_are_named_take_part_also_if_a_step_is_shorter_without_them() {
 }
 
 #[test]
-fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
+fn shares_measured_repeated_by_flags() {
     let desk = Desk::new();
     // In micro-batches of one sample: larger ones are halved where that measures clearly faster,
     // which a busy machine makes differ between the devices, and no flag repeats that.
@@ -58,34 +58,15 @@ fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
     train(&desk, &format!("{one} --out repeated {flags}")).ok();
     let losses = desk.losses("repeated");
     assert_eq!((losses.len(), losses), (3, desk.losses("measured")), "{flags}");
+    let resolved = || std::fs::read_to_string(desk.path("measured/resolved.toml")).unwrap();
+    let decided = resolved();
     let kept = desk.run("train --resume measured --steps 4").ok();
+    assert_eq!(resolved(), decided);
     assert!(!kept.err.contains("to repeat this"), "the shares are kept: {}", kept.err);
 }
 
 #[test]
-fn a_limit_of_device_memory_is_kept_or_refused_before_the_start() {
-    let desk = Desk::new();
-    let of_limit = |mib: u32| {
-        let out = format!("run{mib}");
-        let line = format!(
-            "--devices cpu*2 --out {out} --set model.width=128 --set train.device_memory_mib={mib}"
-        );
-        let ran = train(&desk, &line);
-        if ran.code() == Some(0) {
-            return true;
-        }
-        let ran = ran.ended(78);
-        let error = ran.line("error:");
-        assert!(error.contains("as train.device_memory_mib sets it"), "{mib}: {error}");
-        assert!(!desk.path(&out).exists());
-        false
-    };
-    let trained: Vec<bool> = (1..=6).map(of_limit).collect();
-    assert!(!trained[0] && trained[5] && trained.is_sorted(), "{trained:?}");
-}
-
-#[test]
-fn a_device_that_was_named_and_fails_while_it_is_timed_ends_the_run() {
+fn device_named_fails_timing_ends_run() {
     let desk = Desk::new();
     let run = |fault: &str| {
         let line = format!("{TINY} --devices cpu*2 --out run");

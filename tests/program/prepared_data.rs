@@ -34,7 +34,7 @@ const MODEL: &str = "--set model.bias=true --set model.activation=gelu_tanh --se
                      --devices cpu --quiet";
 
 #[test]
-fn texts_are_prepared_trained_on_and_continued() {
+fn texts_prepared_are_trained_on() {
     let desk = desk();
     let line = "data prepare texts b.jsonl --key body --tokenizer gpt2 --out tokens";
     let refused = desk.run("data prepare b.jsonl --tokenizer gpt2 --out tokens").ended(78);
@@ -90,7 +90,7 @@ fn texts_are_prepared_trained_on_and_continued() {
 }
 
 #[test]
-fn ids_without_a_description_are_read() {
+fn ids_without_description_are_read() {
     let desk = desk();
     let ids: Vec<u8> = (0..400u16).flat_map(|n| (n % 97).to_le_bytes()).collect();
     desk.write("train.bin", &ids);
@@ -110,7 +110,7 @@ fn ids_without_a_description_are_read() {
 }
 
 #[test]
-fn a_text_with_a_tokenizer_is_prepared_once() {
+fn text_with_tokenizer_prepared_once() {
     let desk = desk();
     let named = "--set data.tokenizer=gpt2/tokenizer.json";
     let train = |out: &str| {

@@ -47,7 +47,7 @@ fn resume(desk: &Desk, out: &str, edit: impl FnOnce(&mut Placement)) -> Ran {
 }
 
 #[test]
-fn shares_that_do_not_fit_are_measured_again() {
+fn shares_recorded_wrong_are_remeasured() {
     let desk = measured();
     let is_measured = |ran: &Ran| ran.err.contains("measuring 2 devices");
     assert!(!is_measured(&resume(&desk, "same", |_| {}).ok()));
@@ -60,7 +60,7 @@ fn shares_that_do_not_fit_are_measured_again() {
 }
 
 #[test]
-fn ranks_that_no_run_has_are_refused() {
+fn ranks_recorded_wrong_are_refused() {
     let desk = measured();
     let edits: [fn(&mut Placement); 6] = [
         |p| p.ranks[0].position = 2,
@@ -93,7 +93,7 @@ fn ranks_that_no_run_has_are_refused() {
 }
 
 #[test]
-fn a_checkpoint_of_an_older_format_is_refused_by_its_number() {
+fn checkpoint_of_old_format_is_refused() {
     let desk = Desk::new();
     desk.train("--out run --quiet --steps 2 --set train.checkpoint_every=1").ok();
     for step in 0..=STEPS {

@@ -17,7 +17,7 @@ fn column(rows: &[Value], name: &str) -> Vec<String> {
 }
 
 #[test]
-fn runs_are_listed_with_their_state_the_newest_last() {
+fn runs_are_listed_newest_last() {
     let desk = Desk::new();
     assert_eq!(listed(&desk, ""), Vec::<Value>::new());
     assert_eq!(desk.run("runs").ok().err, "there are no runs in runs\n");
@@ -57,7 +57,7 @@ fn runs_are_listed_with_their_state_the_newest_last() {
 }
 
 #[test]
-fn a_locked_run_is_running_and_a_damaged_one_says_so() {
+fn runs_locked_and_damaged_are_told() {
     let desk = Desk::new();
     for name in ["locked", "toml", "manifest", "metrics", "gone"] {
         desk.train(&format!("--name {name} --quiet --steps 2")).ok();
@@ -96,7 +96,7 @@ fn rehashed(manifest: &str) -> String {
 }
 
 #[test]
-fn a_run_without_its_file_or_of_another_version_is_not_damaged() {
+fn runs_of_other_version_not_damaged() {
     let desk = Desk::new();
     for name in ["whole", "moved", "old", "new"] {
         desk.train(&format!("--name {name} --quiet --steps 2")).ok();
@@ -134,7 +134,7 @@ fn a_run_without_its_file_or_of_another_version_is_not_damaged() {
 }
 
 #[test]
-fn many_runs_with_long_records_are_listed_at_once() {
+fn runs_500_with_long_records_are_quick() {
     let desk = Desk::new();
     desk.train("--name one --quiet --steps 2").ok();
     let files = ["run.toml", "metrics.jsonl", "checkpoints/step-00000002/manifest.json"];

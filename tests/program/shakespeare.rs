@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::process::Desk;
 
 #[test]
-fn two_hundred_steps_learn_the_letters_of_shakespeare() {
+fn shakespeare_200_steps_learn_letters() {
     let Some(data) = std::env::var_os("POTLUCK_TEST_DATA").map(PathBuf::from) else {
         let why = "POTLUCK_TEST_DATA names no directory with tinyshakespeare.txt";
         return crate::process::skip(why);

@@ -51,7 +51,7 @@ fn status_of(address: SocketAddr) -> Value {
 }
 
 #[test]
-fn nodes_show_their_state_while_they_train() {
+fn status_of_nodes_while_they_train() {
     let desk = desk();
     let line = "train tiny.toml --data text.txt --devices cpu --set parallel.shares=2,2 \
                 --set train.sample_tokens=0 --set data.held_out=0 --set train.checkpoint_every=0 \
@@ -117,7 +117,7 @@ fn nodes_show_their_state_while_they_train() {
 }
 
 #[test]
-fn a_run_without_steps_is_unhealthy_after_a_time() {
+fn status_without_steps_is_unhealthy() {
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --devices cpu*2 --set parallel.shares=2,2 \
                 --out run --status 0 --set faults.node_timeout_s=0.5 \
@@ -137,7 +137,7 @@ fn a_run_without_steps_is_unhealthy_after_a_time() {
 }
 
 #[test]
-fn addresses_and_tokens_that_cannot_be_used_are_refused() {
+fn status_wrong_address_is_refused() {
     let desk = Desk::new();
     write_secret(&desk, "token", "0123456789abcdef");
     write_secret(&desk, "short", "0123");
@@ -198,7 +198,7 @@ fn flood(address: SocketAddr, is_over: &AtomicBool) -> usize {
 }
 
 #[test]
-fn half_open_connections_change_no_bit_of_a_run() {
+fn status_flooded_changes_no_bit() {
     let desk = desk();
     let line = LINE.replace("--steps 6", "--steps 1500");
     let line = format!("{line} --set parallel.shares=2,2 --set train.checkpoint_every=500");

@@ -46,7 +46,7 @@ fn assert_course(desk: &Desk, run: &str, what: &str) {
 }
 
 #[test]
-fn tensor_groups_and_meshes_follow_the_course_of_one_device() {
+fn groups_and_meshes_near_one_device() {
     let desk = Desk::new();
     for (out, line) in [
         ("two", "--devices cpu*2 --tensor 2"),
@@ -77,7 +77,7 @@ fn tensor_groups_and_meshes_follow_the_course_of_one_device() {
 }
 
 #[test]
-fn a_checkpoint_of_a_mesh_goes_on_in_any_layout_and_back() {
+fn resume_mesh_in_any_layout_and_back() {
     let desk = Desk::new();
     train(&desk, "run", "--devices cpu*8 --tensor 2 --pipeline 2 --steps 4").ok();
     for (steps, line) in [
@@ -104,27 +104,28 @@ fn a_checkpoint_of_a_mesh_goes_on_in_any_layout_and_back() {
 }
 
 #[test]
-fn a_tensor_group_that_is_killed_ends_in_the_same_bits() {
+fn group_killed_resumes_same_bits() {
     let line = format!(
         "{SMALL} --out run --devices cpu*4 --tensor 2 --pipeline 2 --set train.checkpoint_every=2"
     );
     let whole = Desk::new();
     whole.run(&line).ok();
-    for fault in ["kill@forward:3", "kill@recv:6", "kill@reduce:8", "kill@update:11"] {
-        let desk = Desk::new();
-        assert_ne!(desk.run_with(fault, &line).code(), Some(0), "{fault}");
-        desk.run("train --resume run --quiet").ok();
-        for file in ["parameters.safetensors", "moments.safetensors"] {
-            let same = desk.checkpoint("run", 12, file) == whole.checkpoint("run", 12, file);
-            assert!(same, "{fault}: {file}");
-        }
-        assert_eq!(desk.losses("run"), whole.losses("run"), "{fault}");
+    // Each kills the run that goes on after the one before it.
+    let (desk, resume) = (Desk::new(), "train --resume run --quiet");
+    assert_ne!(desk.run_with("kill@forward:3", &line).code(), Some(0));
+    for fault in ["kill@recv:6", "kill@reduce:8", "kill@update:11"] {
+        assert_ne!(desk.run_with(fault, resume).code(), Some(0), "{fault}");
     }
+    desk.run(resume).ok();
+    for file in ["parameters.safetensors", "moments.safetensors"] {
+        assert!(desk.checkpoint("run", 12, file) == whole.checkpoint("run", 12, file), "{file}");
+    }
+    assert_eq!(desk.losses("run"), whole.losses("run"));
 }
 
 /// A rank that fails takes its group along; the run tells how to go on with what is left.
 #[test]
-fn a_lost_rank_ends_the_run_with_a_command_that_continues_it() {
+fn rank_lost_prints_command() {
     let desk = Desk::new();
     let line = format!("{SMALL} --out run --devices cpu*4 --tensor 2");
     let ran = desk.run_with("lost@backward:6/1", &line).ended(75);
@@ -135,7 +136,7 @@ fn a_lost_rank_ends_the_run_with_a_command_that_continues_it() {
 }
 
 #[test]
-fn evaluations_texts_and_predictions_are_those_of_one_device() {
+fn eval_and_text_of_group_of_one_device() {
     let eval = |line: &str| -> Value {
         let ran = ONE.run(&format!("eval one {line} --json --split train --samples 40")).ok();
         serde_json::from_str(&ran.out).unwrap()
@@ -160,7 +161,7 @@ fn evaluations_texts_and_predictions_are_those_of_one_device() {
 }
 
 #[test]
-fn a_perceptron_trains_and_predicts_over_a_tensor_group() {
+fn mlp_over_group_near_one_device() {
     let desk = Desk::new();
     write_idx(&desk.path("images"), "train", 0, 300);
     let line = "train --data images --steps 20 --set model.hidden=96,64 --set train.batch=32 \
@@ -182,7 +183,7 @@ fn a_perceptron_trains_and_predicts_over_a_tensor_group() {
 /// 4 all-reduces per layer, 5 if it is computed again, one behind the embedding and one before the
 /// head, of `b t c` values, and 12 bytes per token for the loss.
 #[test]
-fn what_a_group_reduces_is_told_before_the_run() {
+fn explain_group_tells_its_reductions() {
     let explain =
         |kind: &str, more: &str| ONE.run(&format!("{SMALL} --explain {kind} {more}")).ok().out;
     let (layers, rows, context, width) = (2, 3, 16, 32);
@@ -220,7 +221,7 @@ fn what_a_group_reduces_is_told_before_the_run() {
 
 /// Each device has as much memory as 1 / 1.6 of the model needs.
 #[test]
-fn a_model_of_more_than_the_memory_of_a_device_trains_over_two() {
+fn model_over_memory_trains_over_two() {
     let desk = Desk::new();
     let line = format!("{SMALL} --set model.width=256 --set model.layers=4 --steps 1 --out run");
     let told = desk.run(&format!("{line} --explain memory --devices cpu")).ok().out;
@@ -234,7 +235,7 @@ fn a_model_of_more_than_the_memory_of_a_device_trains_over_two() {
 }
 
 #[test]
-fn a_trace_shows_the_all_reduces() {
+fn trace_has_the_all_reduces() {
     let desk = Desk::new();
     let line = "--devices cpu*2 --tensor 2 --steps 2 --trace trace.json";
     train(&desk, "run", line).ok();
@@ -249,7 +250,7 @@ fn a_trace_shows_the_all_reduces() {
 }
 
 #[test]
-fn what_cannot_be_divided_is_refused() {
+fn groups_impossible_are_refused() {
     let desk = Desk::new();
     let refused = |more: &str| {
         let ran = train(&desk, "run", more).ended(78);
@@ -273,5 +274,9 @@ fn what_cannot_be_divided_is_refused() {
     let error = ran.ended(78).line("error:").to_string();
     let advice = "so it has no tensor parallelism; leave parallel.tensor_ranks at 1";
     assert!(error.contains(advice), "{error}");
+    let line = "train --data text.txt --set model.kind=llama --set kv_heads=1 --devices cpu*2 \
+                --tensor 2 --out run";
+    let error = desk.run(line).ended(78).line("error:").to_string();
+    assert!(error.contains("1 head cannot be divided over 2 ranks"), "{error}");
     assert!(!desk.path("run").exists());
 }

@@ -41,7 +41,7 @@ fn all_that_was_shown(mut master: File) -> String {
 }
 
 #[test]
-fn a_signal_at_the_question_for_the_code_leaves_the_terminal_as_it_was() {
+fn signal_at_question_restores_terminal() {
     let desk = Desk::new();
     for (signal, code) in [("INT", 130), ("TERM", 75)] {
         let (master, terminal) = pseudo_terminal();

@@ -16,7 +16,7 @@ fn gpt2() -> String {
 const GPT2: &str = "--set model.bias=true --set model.activation=gelu_tanh";
 
 #[test]
-fn a_tokenizer_of_a_file_travels_with_its_run_and_its_exports() {
+fn tokenizer_travels_with_run_and_export() {
     let desk = Desk::new();
     fs::create_dir(desk.path("words")).unwrap();
     desk.write("words/tokenizer.json", gpt2());
@@ -69,7 +69,7 @@ fn a_tokenizer_of_a_file_travels_with_its_run_and_its_exports() {
 }
 
 #[test]
-fn tokenizers_that_do_not_fit_are_refused() {
+fn tokenizers_unfit_are_refused() {
     let desk = Desk::new();
     let refused = |line: &str, why: &str| {
         let ended = desk.train(line).ended(78);

@@ -51,3 +51,29 @@ pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_without_an_effect_are_refused_with_what_to_do_instead() {
+        for (set, instead) in [
+            ("parallel.devices=cpu*2", "give --devices instead"),
+            ("devices=cpu", "give --devices instead"),
+            ("train.eval_samples=3", "give --samples of eval instead"),
+            ("train.micro_batch_size=64", "give --micro-batch instead"),
+            ("train.steps=3", "leave it out"),
+            ("optim.lr=0.1", "leave it out"),
+        ] {
+            let typed = Override::set(set).unwrap();
+            let error = require_effect(&[typed]).unwrap_err().to_string();
+            let why = format!("has no effect on eval and generate; {instead}");
+            assert!(error.starts_with(&format!("--set {set}: ")), "{error}");
+            assert!(error.ends_with(&why), "{error}");
+        }
+        for set in ["model.context=5", "parallel.pipeline_stages=2", "data.held_out=0.5"] {
+            assert!(require_effect(&[Override::set(set).unwrap()]).is_ok(), "{set}");
+        }
+    }
+}

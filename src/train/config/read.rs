@@ -855,9 +855,9 @@ mod tests {
         refused(
             "",
             &["accumulate=4"],
-            "--set accumulate=4: there is no key accumulate; gradients accumulate over train.batch / \
-             train.micro_batch_size passes: set train.batch to the samples of a step, and \
-             train.micro_batch_size to those that run at once",
+            "--set accumulate=4: there is no key accumulate; gradients accumulate over \
+             train.batch / train.micro_batch_size passes: set train.batch to the samples of a \
+             step, and train.micro_batch_size to those that run at once",
         );
         refused(
             "[train]\nprecision = \"bf16\"",
@@ -898,6 +898,10 @@ mod tests {
         let kinds = "model.kind expects \"gpt\", \"llama\", \"rnn\", \"mlp\", \"cnn\" or \
                      \"resnet\", got \"vae\"";
         value("\nmodel.kind = \"vae\"", kinds);
+        let kinds = "optim.kind expects \"adamw\", \"sgd\", \"adam\", \"rmsprop\" or \"lion\", got";
+        value("\noptim.kind = \"adamax\"", &format!("{kinds} \"adamax\""));
+        let batch = "train.batch expects a whole number from 1 to 1048576, got 0";
+        value("\ntrain.batch = 0", batch);
         value("\nmodel.bias = 1", "model.bias expects true or false, got 1");
         let path = "data.path expects a string that is not empty, got \"\"";
         value("\ndata.path = \"\"", path);
@@ -909,6 +913,8 @@ mod tests {
     fn errors_of_flags_name_the_flag() {
         let steps = "train.steps expects a whole number from 0 to 1000000000, got";
         refused("", &["train.steps=x"], &format!("--set train.steps=x: {steps} x"));
+        let dropout = "model.dropout expects a number from 0 to below 1, got 1";
+        refused("", &["model.dropout=1"], &format!("--set model.dropout=1: {dropout}"));
         refused("", &["train.steps="], &format!("--set train.steps=: {steps} nothing"));
         refused("", &["train.steps=5\ny=3"], &format!("--set train.steps=5\ny=3: {steps} 5\ny=3"));
         let named = read(None, None, &[Override::named("--steps", "train.steps", "-1")]);
@@ -1003,7 +1009,7 @@ mod tests {
             let text = format!("[parallel]\nshares = {value}");
             refused(&text, &[], &format!("run.toml:2: parallel.shares {list} {got}"));
         }
-        for set in ["parallel.shares=4,,8", "parallel.shares=4,x"] {
+        for set in ["parallel.shares=4,,8", "parallel.shares=4,x", "parallel.shares=4,"] {
             let got = set.split_once('=').unwrap().1;
             refused("", &[set], &format!("--set {set}: parallel.shares {list} {got}"));
         }
@@ -1022,6 +1028,55 @@ mod tests {
         refused(text, &[], &format!("run.toml:3: {both}"));
         let flag = "parallel.balance=measured";
         refused("parallel.shares = [12]", &[flag], &format!("--set {flag}: {both} {line}"));
+    }
+
+    #[test]
+    fn pipelines_that_cannot_be_are_refused_with_line_flag_and_key() {
+        let file = |stages: &str, why: &str| {
+            let text = format!("[parallel]\npipeline_stages = 2\n\nblocks_per_stage = {stages}");
+            refused(&text, &[], &format!("run.toml:4: parallel.blocks_per_stage expects {why}"));
+        };
+        let count = "2 numbers of blocks, one for each stage of parallel.pipeline_stages = 2, got";
+        file("[1, 1, 1]", &format!("{count} [1, 1, 1]"));
+        file("[3, 0]", "a list of whole numbers from 1 on, such as [32, 32], got [3, 0]");
+
+        let flags = |typed: &[(&'static str, &'static str, &str)], sets: &[&str], why: &str| {
+            let named = typed.iter().map(|(flag, key, value)| Override::named(flag, key, *value));
+            let all: Vec<Override> = named.chain(overrides(sets)).collect();
+            let error = read(None, None, &all).unwrap_err().to_string();
+            assert!(error.starts_with(why), "'{why}' is not the beginning of: {error}");
+        };
+        let pipeline = |value| ("--pipeline", "parallel.pipeline_stages", value);
+        let schedule = |value| ("--schedule", "parallel.schedule", value);
+        let each = "--set blocks_per_stage=1,2: parallel.blocks_per_stage expects 4 numbers of \
+                    blocks, one for each model chunk of parallel.pipeline_stages = 2 and \
+                    parallel.virtual_stages = 2, got [1, 2]";
+        let interleaved = [pipeline("2"), schedule("interleaved")];
+        flags(&interleaved, &["virtual_stages=2", "blocks_per_stage=1,2"], each);
+        let chunks = "--set virtual_stages=2: parallel.virtual_stages expects 1 with \
+                      parallel.schedule = \"1f1b\", got 2; set parallel.schedule to \
+                      \"interleaved\"";
+        flags(&[pipeline("2")], &["virtual_stages=2"], chunks);
+        let several = "--set virtual_stages=1: parallel.schedule = \"interleaved\" needs several \
+                       model chunks per device, got parallel.virtual_stages = 1; set \
+                       parallel.virtual_stages to 2 or more, or leave it out";
+        flags(&interleaved, &["virtual_stages=1"], several);
+        let words = "--schedule pipedream: parallel.schedule expects \"1f1b\", \"gpipe\", \
+                     \"interleaved\" or \"zero-bubble\", got pipedream";
+        flags(&[pipeline("2"), schedule("pipedream")], &[], words);
+        for value in ["0", "65"] {
+            let range = "parallel.pipeline_stages expects a whole number from 1 to 64, got";
+            flags(&[pipeline(value)], &[], &format!("--pipeline {value}: {range} {value}"));
+        }
+        let alone = "has no effect without a pipeline; set parallel.pipeline_stages to 2 or more";
+        let gpipe = format!("--schedule gpipe: parallel.schedule = \"gpipe\" {alone}");
+        flags(&[schedule("gpipe")], &[], &gpipe);
+        for (set, given) in [
+            ("virtual_stages=2", "parallel.virtual_stages = 2"),
+            ("blocks_per_stage=3", "parallel.blocks_per_stage = [3]"),
+        ] {
+            flags(&[], &[set], &format!("--set {set}: {given} {alone}"));
+        }
     }
 
     #[test]
@@ -1161,6 +1216,8 @@ mod tests {
                    with \"llama3\"; leave it out";
         let sets = ["rope_scaling=linear", "rope_low_freq=2"];
         refused("model.kind = 'llama'", &sets, &format!("--set rope_low_freq=2: {low}"));
+        let low = low.replace("linear", "none");
+        refused("model.kind = 'llama'", &sets[1..], &format!("--set rope_low_freq=2: {low}"));
         // Values of a preset that have no effect are not refused: nobody asked for them.
         let plain = config("", &["preset=llama-3.2-1b", "rope_scaling=none"]);
         assert!(!plain.to_toml().contains("rope_factor"), "{}", plain.to_toml());

@@ -10,8 +10,8 @@ const SUGGESTIONS: usize = 3;
 /// Where all keys are listed.
 const ALL_KEYS: &str = "`potluck train --explain keys` lists all";
 
-/// Names of settings in other trainers, without punctuation and in lower case, and where the setting
-/// is here.
+/// Names of settings in other trainers, in lower case with underscores, and the setting that it is
+/// here.
 const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     (
         &[
@@ -118,8 +118,8 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     ),
     (
         &["zero", "zero_stage", "fsdp", "deepspeed"],
-        "the optimizer's state is always divided among the devices (ZeRO 1); --pipeline and --tensor \
-         divide the parameters",
+        "the optimizer's state is always divided among the devices (ZeRO 1); --pipeline and \
+         --tensor divide the parameters",
     ),
     (
         &["rotation", "mixup", "cutmix", "color_jitter", "augmentation", "transforms"],
@@ -319,8 +319,8 @@ fn nearest_keys(name: &str) -> Vec<&'static str> {
     similar.into_iter().map(|(_, key)| key).collect()
 }
 
-/// The meaning of the spelling nearest to `typed`, of pairs (spelling, meaning), if it is near enough
-/// to be a typo: one edit per four letters (rounded up), at most three.
+/// The meaning of the spelling nearest to `typed`, of pairs (spelling, meaning), if it is near
+/// enough to be a typo: one edit per four letters (rounded up), at most three.
 fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> Option<&'a str> {
     let typed = in_words(typed);
     let mut near = None;
@@ -342,8 +342,8 @@ fn in_words(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::schema::known_key;
     use super::*;
+    use crate::config::schema::known_key;
 
     /// Keys that a sentence mentions: words with a point between letters.
     fn keys_in(answer: &str) -> Vec<&str> {

@@ -316,4 +316,7 @@ fn a_vocabulary_may_be_larger_than_that_of_the_data_and_not_smaller() {
     let error = of(64).next_token_graph(&data, None).unwrap_err().to_string();
     assert!(error.starts_with("model.vocabulary expects at least the 65 tokens"), "{error}");
     assert!(error.contains("got 64"), "{error}");
+    let llama = llama::LlamaFamily { vocabulary: Some(3), ..Default::default() };
+    let error = llama.graph(&data).unwrap_err().to_string();
+    assert!(error.starts_with("model.vocabulary expects at least the 65 tokens"), "{error}");
 }

@@ -137,7 +137,49 @@ fn apart(wanted: &[i32], lowest: i32) -> Vec<i32> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::ui::charts::golden::assert_golden;
+
+    /// A report of powers of two, whose logarithms all machines have to the bit.
+    fn report() -> Report {
+        let mut figures = Vec::new();
+        let mut add = |by: &str, ranks: usize, bytes: u64, median: f64| {
+            let call = json!({
+                "by": by, "ranks": ranks, "bytes": bytes, "seconds": 1e-3, "algorithm": 1.0,
+            });
+            figures.push(json!({
+                "name": format!("{by}.{bytes}"), "kind": { "collective": call }, "unit": GIBS,
+                "median": median, "min": median, "max": median, "samples": 5, "better": "higher",
+            }));
+        };
+        for (at, bytes) in [1 << 12, 1 << 16, 1 << 20, 1 << 26].into_iter().enumerate() {
+            let times = (1 << at) as f64;
+            add(Kind::AllReduce.name(), 2, bytes, 0.25 * times);
+            add(Kind::AllReduce.name(), 3, bytes, 0.125 * times);
+            add(COPY, 1, bytes, 2.0 * times);
+        }
+        // What is not drawn.
+        add(Kind::Broadcast.name(), 2, 1 << 20, 64.0);
+        let system = json!({
+            "os": "linux", "architecture": "x86_64", "cpu": "a <CPU>", "cores": 2, "wgpu": "30.0.1",
+        });
+        let device = json!({
+            "name": SLICES, "api": "cpu", "driver": "", "kind": "", "figures": figures,
+            "skipped": [], "error": null,
+        });
+        let report = json!({
+            "schema": 2, "potluck": "0.1.0", "effort": "normal", "system": system,
+            "devices": [device],
+        });
+        Report::from_json(&report.to_string()).unwrap()
+    }
+
+    #[test]
+    fn collectives_are_the_golden_ones() {
+        assert_golden("collectives.svg", &draw(&report()).unwrap());
+    }
 
     #[test]
     fn names_keep_their_distance() {

@@ -172,3 +172,56 @@ fn draw_plot(area: &SvgArea<'_>, steps: &[DrawnStep], title: &str, shown: &[Show
     plot.draw(&area)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::ui::charts::golden::assert_golden;
+
+    /// Every schedule with two stages, and one with three; the interleaved one has one point.
+    fn report() -> Report {
+        let mut figures = Vec::new();
+        let mut add = |schedule: &str, stages: usize, count: usize, share: f64| {
+            let ideal = (stages - 1) as f64 / (count + stages - 1) as f64;
+            let step = json!({
+                "schedule": schedule, "stages": stages, "chunks": 1, "micro_batches": count,
+                "blocks": [2, 2], "step_s": 0.5, "predicted_s": 0.5, "bubble": share * ideal,
+                "predicted_bubble": 0.5 * ideal, "formula_bubble": ideal,
+            });
+            let rate = 1000.0 * (1.0 - share * ideal);
+            figures.push(json!({
+                "name": format!("pipeline.{schedule}.{stages}.{count}"),
+                "kind": { "pipeline": step }, "unit": "tokens/s", "median": rate, "min": rate,
+                "max": rate, "samples": 5, "better": "higher",
+            }));
+        };
+        for (schedule, share) in [("gpipe", 1.5), ("1f1b", 1.25), ("zero-bubble", 0.75)] {
+            for count in [4, 8, 16] {
+                add(schedule, 2, count, share);
+            }
+        }
+        add("interleaved", 2, 4, 1.0);
+        for count in [4, 8] {
+            add("1f1b", 3, count, 1.125);
+        }
+        let system = json!({
+            "os": "linux", "architecture": "x86_64", "cpu": "a <CPU>", "cores": 2, "wgpu": "30.0.1",
+        });
+        let device = json!({
+            "name": "cpu + cpu 2", "api": "cpu", "driver": "", "kind": "", "figures": figures,
+            "skipped": [], "error": null,
+        });
+        let report = json!({
+            "schema": 2, "potluck": "0.1.0", "effort": "normal", "system": system,
+            "devices": [device],
+        });
+        Report::from_json(&report.to_string()).unwrap()
+    }
+
+    #[test]
+    fn pipelines_are_the_golden_ones() {
+        assert_golden("pipelines.svg", &draw(&report()).unwrap());
+    }
+}

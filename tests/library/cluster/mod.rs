@@ -150,7 +150,7 @@ fn sentence(end: &Option<(Nanos, ClusterEnd)>) -> String {
 }
 
 #[test]
-fn everybody_starts_with_one_roster_and_one_too_many_is_told_who_is_here() {
+fn start_has_one_roster_for_all() {
     for_seeds(200, |seed| {
         let extra = seed as usize % 3;
         let mut case = Case::new(seed, extra);
@@ -184,7 +184,7 @@ fn everybody_starts_with_one_roster_and_one_too_many_is_told_who_is_here() {
 }
 
 #[test]
-fn nodes_that_go_before_the_start_free_their_places() {
+fn node_gone_before_start_frees_place() {
     let (again, later) = (Cell::new(0), Cell::new(0));
     for_seeds(200, |seed| {
         let leavers = 1 + seed as usize % 2;
@@ -224,7 +224,7 @@ fn nodes_that_go_before_the_start_free_their_places() {
 /// So it is under a supervisor: what was killed comes back at once, while nobody knows yet that it
 /// was gone.
 #[test]
-fn a_joiner_that_is_killed_and_started_again_before_the_start_takes_part() {
+fn joiner_restarted_takes_part() {
     let replaced = Cell::new(0);
     for_seeds(400, |seed| {
         let mut case = Case::new(seed, 0);
@@ -248,7 +248,7 @@ fn a_joiner_that_is_killed_and_started_again_before_the_start_takes_part() {
 }
 
 #[test]
-fn the_loss_of_a_running_node_is_named_to_all_in_time() {
+fn node_lost_is_named_to_all_in_time() {
     for_seeds(200, |seed| {
         let mut case = Case::new(seed, 0);
         let began = case.start();
@@ -280,7 +280,7 @@ fn the_loss_of_a_running_node_is_named_to_all_in_time() {
 }
 
 #[test]
-fn a_cut_between_two_that_live_names_both() {
+fn cut_between_live_nodes_names_both() {
     for_seeds(200, |seed| {
         let mut case = Case::new(seed, 0);
         let (one, other) = case.joined_pair();
@@ -303,7 +303,7 @@ fn a_cut_between_two_that_live_names_both() {
 }
 
 #[test]
-fn a_short_silence_is_no_loss() {
+fn silence_short_is_no_loss() {
     for_seeds(200, |seed| {
         let mut case = Case::new(seed, 0);
         let at = case.start();
@@ -319,7 +319,7 @@ fn a_short_silence_is_no_loss() {
 }
 
 #[test]
-fn a_pair_without_a_way_to_each_other_is_named_to_all() {
+fn pair_without_way_is_named_to_all() {
     for_seeds(200, |seed| {
         let mut case = Case::new(seed, 0);
         let (one, other) = case.joined_pair();
@@ -342,7 +342,7 @@ fn a_pair_without_a_way_to_each_other_is_named_to_all() {
 }
 
 #[test]
-fn whoever_leaves_after_the_start_is_no_loss() {
+fn node_left_after_start_is_no_loss() {
     for_seeds(200, |seed| {
         let mut case = Case::new(seed, 0);
         let at = case.start();
@@ -365,7 +365,7 @@ fn whoever_leaves_after_the_start_is_no_loss() {
 }
 
 #[test]
-fn nothing_that_happens_at_any_time_leaves_a_machine_waiting() {
+fn machines_never_wait_whatever_happens() {
     for_seeds(600, |seed| {
         let mut case = Case::new(seed, seed as usize % 2);
         for _ in 0..1 + case.draw(3) {

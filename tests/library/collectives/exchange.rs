@@ -323,7 +323,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn sums_do_not_depend_on_who_is_when(
+    fn sums_any_arrival_are_the_same(
         topology in topology(),
         world in 1..=9u32,
         lengths in prop::collection::vec(0..600usize, 0..5),
@@ -342,7 +342,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn long_buckets_are_summed_in_order(
+    fn buckets_long_are_summed_in_order(
         topology in topology(),
         world in 1..=9u32,
         length in 0..=100_000usize,
@@ -355,7 +355,7 @@ proptest! {
 }
 
 #[test]
-fn messages_that_nobody_expects_are_errors() {
+fn messages_unexpected_are_errors() {
     let layout = Arc::new(ShardLayout::new(Topology::Ring, 3, &[6], 1, 2));
     let driver = |at| ExchangeDriver::<f32>::new(layout.clone(), Position(at), 1);
     let values = || vec![vec![1.0; 6]];
@@ -388,7 +388,7 @@ fn messages_that_nobody_expects_are_errors() {
 
 /// Messages of a rank that is rounds ahead, without end.
 #[test]
-fn a_rank_that_runs_ahead_without_end_is_an_error() {
+fn rank_far_ahead_is_an_error() {
     let layout = Arc::new(ShardLayout::new(Topology::Ring, 2, &[4], 1, 2));
     let mut behind = ExchangeDriver::<f32>::new(layout.clone(), Position(0), 1);
     let values = || vec![vec![1.0; 4]];
@@ -412,7 +412,7 @@ fn a_rank_that_runs_ahead_without_end_is_an_error() {
 
 /// Messages of two later rounds, the later one first.
 #[test]
-fn messages_of_later_rounds_wait_for_their_own() {
+fn messages_of_later_rounds_wait() {
     let layout = Arc::new(ShardLayout::new(Topology::Ring, 2, &[4], 1, 2));
     let values = || vec![vec![1.0; 4]];
     let side = || Side { own: values(), result: values(), ..Side::default() };

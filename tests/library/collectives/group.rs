@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn everyone_gets_the_sum_in_the_stated_order(
+    fn all_reduce_sums_in_stated_order(
         world in 1..=9u32,
         length in prop_oneof![0..20usize, 1000..1100usize, 0..=100_000usize],
         op in 0..OPS.len(),
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn rooted_collectives_give_what_they_say(
+    fn rooted_give_what_they_say(
         world in 1..=9u32,
         length in prop_oneof![0..20usize, 60_000..140_000usize],
         root in 0..9u32,
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn scattered_sums_and_gathered_parts_are_an_all_reduce(
+    fn scatter_then_gather_is_all_reduce(
         world in 1..=9u32,
         length in prop_oneof![0..20usize, 60_000..140_000usize],
         seed: u32,
@@ -187,7 +187,7 @@ proptest! {
 
 /// The counter-test: the same check finds out a sum in the order of arrival.
 #[test]
-fn a_sum_in_the_order_of_arrival_is_found_out() {
+fn sum_in_order_of_arrival_is_found() {
     for length in [500, 5000] {
         let all = values(4, length, 3);
         assert!(is_right(&all, |group, own| group.all_reduce(own, ReduceOp::Sum).unwrap()));
@@ -207,7 +207,7 @@ fn a_sum_in_the_order_of_arrival_is_found_out() {
 }
 
 #[test]
-fn integers_wrap_and_other_types_are_summed() {
+fn sums_of_all_types_integers_wrap() {
     run(3, |mut group| {
         let own = group.rank().0;
         let mut bytes = vec![u32::MAX; 5000];
@@ -226,7 +226,7 @@ fn integers_wrap_and_other_types_are_summed() {
 }
 
 #[test]
-fn a_mean_is_weighted_and_never_divided_by_the_number_of_ranks() {
+fn mean_is_weighted_not_by_ranks() {
     for length in [1, 3000] {
         let results = run(4, |mut group| {
             let rank = f64::from(group.rank().0);
@@ -244,7 +244,7 @@ fn a_mean_is_weighted_and_never_divided_by_the_number_of_ranks() {
 }
 
 #[test]
-fn nobody_passes_a_barrier_before_all_have_come() {
+fn barrier_waits_for_all() {
     for world in 1..=9 {
         let come = AtomicU32::new(0);
         run(world, |mut group| {
@@ -262,7 +262,7 @@ fn nobody_passes_a_barrier_before_all_have_come() {
 }
 
 #[test]
-fn sends_arrive_in_order_also_between_collectives_and_beyond_the_credits() {
+fn sends_arrive_in_order_beyond_credits() {
     run(3, |mut group| {
         let (rank, next) = (group.rank().0, Rank((group.rank().0 + 1) % 3));
         let previous = Rank((rank + 2) % 3);
@@ -295,7 +295,7 @@ fn sends_arrive_in_order_also_between_collectives_and_beyond_the_credits() {
 }
 
 #[test]
-fn sends_that_nobody_has_taken_yet_do_not_hold_up_collectives() {
+fn sends_untaken_hold_up_nothing() {
     run(2, |mut group| {
         group.set_deadline(Duration::from_secs(10));
         let is_sender = group.rank() == Rank(0);
@@ -321,7 +321,7 @@ fn sends_that_nobody_has_taken_yet_do_not_hold_up_collectives() {
 }
 
 #[test]
-fn a_deadline_that_no_clock_reaches_is_none() {
+fn deadline_beyond_clock_is_none() {
     run(2, |mut group| {
         group.set_deadline(Duration::MAX);
         let mut values = [1.0f32];
@@ -340,7 +340,7 @@ fn a_deadline_that_no_clock_reaches_is_none() {
 }
 
 #[test]
-fn one_send_more_than_may_wait_waits_for_the_receiver() {
+fn sends_over_limit_wait_for_receiver() {
     let more = |group: &mut ProcessGroup, received: u32| -> Result<(), GroupError> {
         if group.rank() == Rank(0) {
             group.set_deadline(Duration::from_secs(1));
@@ -382,7 +382,7 @@ pub fn all_contain(errors: &[String], parts: &[&str]) {
 }
 
 #[test]
-fn unequal_lengths_and_calls_are_told_with_who_called_what() {
+fn calls_unequal_tell_who_called_what() {
     for length in [10, 10_000] {
         let errors = fails(3, |group| {
             let length = if group.rank() == Rank(1) { length + 1 } else { length };
@@ -408,7 +408,7 @@ fn unequal_lengths_and_calls_are_told_with_who_called_what() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_are_told() {
+fn ranks_in_deadlock_are_told() {
     // Nobody sends anything, so only asking around finds it.
     let errors = fails(2, |group| {
         let other = Rank(1 - group.rank().0);
@@ -418,7 +418,7 @@ fn ranks_that_wait_for_each_other_are_told() {
 }
 
 #[test]
-fn a_call_that_others_never_join_is_told_by_the_next_one() {
+fn call_unjoined_told_by_next_one() {
     let errors = fails(2, |group| {
         let other = Rank(1 - group.rank().0);
         group.reduce(&mut [0f32; 4], other, ReduceOp::Sum)?;
@@ -428,7 +428,7 @@ fn a_call_that_others_never_join_is_told_by_the_next_one() {
 }
 
 #[test]
-fn one_that_goes_is_named_promptly() {
+fn rank_gone_is_named_promptly() {
     for world in [2, 5] {
         let errors = run(world, |mut group| {
             // Others may still be in the barrier when the first one fails.
@@ -447,7 +447,7 @@ fn one_that_goes_is_named_promptly() {
 }
 
 #[test]
-fn one_that_panics_is_named_promptly() {
+fn rank_panicked_is_named_promptly() {
     let panics = |mut group: ProcessGroup| {
         let together = group.barrier();
         assert!(group.rank() != Rank(2), "on purpose");
@@ -468,7 +468,7 @@ fn one_that_panics_is_named_promptly() {
 }
 
 #[test]
-fn a_deadline_names_who_is_missing() {
+fn deadline_names_who_is_missing() {
     let errors = run(4, |mut group| {
         group.set_deadline(Duration::from_secs(1));
         if group.rank() == Rank(2) {
@@ -481,7 +481,7 @@ fn a_deadline_names_who_is_missing() {
 }
 
 #[test]
-fn the_last_results_arrive_although_others_have_left() {
+fn results_arrive_after_others_left() {
     for _ in 0..200 {
         let sums = run(3, |mut group| {
             let mut values = vec![1f32; 2000];
@@ -493,7 +493,7 @@ fn the_last_results_arrive_although_others_have_left() {
 }
 
 #[test]
-fn an_abort_and_a_wrong_argument_end_everyone_and_every_later_call() {
+fn abort_ends_all_and_later_calls() {
     let errors = fails(3, |group| {
         if group.rank() == Rank(1) {
             group.abort("no more data");

@@ -129,14 +129,14 @@ fn all_results(mut group: ProcessGroup) -> String {
 }
 
 #[test]
-fn all_collectives_of_all_types_have_the_bits_of_one_process() {
+fn processes_have_bits_of_one_process() {
     let expected = run(5, all_results);
     assert_ne!(expected[0], expected[1]);
     assert_eq!(over(&[2, 1, 2], all_results), expected);
 }
 
 #[test]
-fn groups_of_some_ranks_of_several_processes_have_the_bits_of_their_size() {
+fn subgroups_have_bits_of_their_size() {
     over(&[2, 1, 1], |mut group| {
         let rank = group.rank().0;
         // Pairs across processes, one pair within the first, and one rank that is left out.
@@ -162,7 +162,7 @@ fn groups_of_some_ranks_of_several_processes_have_the_bits_of_their_size() {
 }
 
 #[test]
-fn processes_end_at_different_times_and_the_first_one_last() {
+fn processes_end_apart_first_one_last() {
     over(&[1, 1, 2], |mut group| {
         let rank = group.rank();
         let others = group.new_group(&[3, 1, 2].map(Rank)).unwrap();
@@ -203,7 +203,7 @@ fn disturbed(act: fn(ProcessGroup) -> Result<(), GroupError>) -> Vec<String> {
 }
 
 #[test]
-fn a_rank_that_leaves_fails_or_calls_something_else_is_named_in_all_processes() {
+fn rank_failed_is_named_everywhere() {
     all_contain(&disturbed(|_| Ok(())), &["rank 2", "left the group"]);
     let failed = disturbed(|mut group| group.broadcast(&mut [1u32], Rank(7)).or(Ok(())));
     all_contain(&failed, &["rank 2", "broadcast(from rank 7)"]);
@@ -221,7 +221,7 @@ fn a_rank_that_leaves_fails_or_calls_something_else_is_named_in_all_processes() 
 }
 
 #[test]
-fn a_rank_that_comes_late_is_waited_for_until_the_deadline() {
+fn rank_late_awaited_until_deadline() {
     let (failed, first_failed) = channel();
     let first_failed = Mutex::new(first_failed);
     let ends = over(&[1, 1], |mut group| {
@@ -242,7 +242,7 @@ fn a_rank_that_comes_late_is_waited_for_until_the_deadline() {
 }
 
 #[test]
-fn options_that_cannot_work_are_told() {
+fn options_impossible_are_refused() {
     let refused = |change: fn(&mut ClusterOptions)| {
         let mut options = ClusterOptions::host(any_port(), 2, Secret::generate().unwrap());
         change(&mut options);

@@ -38,7 +38,7 @@ fn split(colors: &[Option<u32>], keys: &[i64]) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn a_split_orders_by_key_then_by_rank_and_leaves_out_who_has_no_color() {
+fn split_orders_by_key_then_rank() {
     let (a, b) = (Some(7), Some(0));
     // Descending keys turn the order round; equal keys keep it.
     assert_eq!(split(&[a; 3], &[2, 1, 0]), vec![vec![2, 1, 0]; 3]);
@@ -57,7 +57,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn a_split_follows_the_rules_also_of_a_split(
+    fn split_of_split_follows_the_rules(
         world in 1..=9u32,
         colors in prop::collection::vec(prop::option::of(0..3u32), 18),
         keys in prop::collection::vec(-2..3i64, 18),
@@ -90,7 +90,7 @@ proptest! {
 }
 
 #[test]
-fn a_new_group_has_the_order_of_its_list_and_others_get_none() {
+fn new_group_has_order_of_list() {
     let results = run(6, |mut group| {
         let mut one = group.new_group(&[4, 1, 5].map(Rank)).unwrap();
         // Groups that share a rank, and a group of ranks of a group, named as everywhere.
@@ -118,7 +118,7 @@ fn refused(world: u32, list: impl Fn(u32) -> Vec<u32> + Sync) -> Vec<String> {
 }
 
 #[test]
-fn a_list_that_differs_or_is_no_group_is_refused_on_every_rank() {
+fn new_group_differing_list_is_refused() {
     let differ = refused(4, |rank| if rank == 2 { vec![0, 3] } else { vec![0, 1, 2] });
     let text = "rank 0 called new_group([0, 1, 2]), and rank 2 called new_group([0, 3])";
     assert_eq!(differ, vec![text; 4]);
@@ -198,7 +198,7 @@ fn call_rooted(group: &mut ProcessGroup, all: &[Vec<f32>], root: usize) {
 }
 
 #[test]
-fn every_collective_of_a_group_has_the_bits_of_a_group_of_its_size() {
+fn collectives_have_bits_of_group_size() {
     for world in 1..=6u32 {
         for size in 1..=world {
             // Some ranks, in no order.
@@ -218,7 +218,7 @@ fn every_collective_of_a_group_has_the_bits_of_a_group_of_its_size() {
 }
 
 #[test]
-fn groups_at_the_same_time_do_not_take_each_others_messages() {
+fn groups_at_once_keep_own_messages() {
     run(6, |mut group| {
         let rank = group.rank().0;
         let mut half = group.split(Some(rank % 2), 0).unwrap().unwrap();
@@ -259,7 +259,7 @@ fn groups_at_the_same_time_do_not_take_each_others_messages() {
 }
 
 #[test]
-fn one_half_does_not_wait_for_the_other() {
+fn halves_do_not_wait_for_each_other() {
     let is_done = AtomicBool::new(false);
     run(4, |mut group| {
         let rank = group.rank().0;
@@ -276,7 +276,7 @@ fn one_half_does_not_wait_for_the_other() {
 }
 
 #[test]
-fn other_calls_beside_a_split_or_a_new_group_are_told_with_who_called_what() {
+fn calls_beside_split_tell_who_called() {
     let errors = fails(3, |group| match group.rank() {
         Rank(1) => group.all_reduce(&mut [1f32], ReduceOp::Sum),
         _ => group.split(Some(0), 0).map(drop),
@@ -302,7 +302,7 @@ fn other_calls_beside_a_split_or_a_new_group_are_told_with_who_called_what() {
 }
 
 #[test]
-fn a_dropped_group_leaves_its_parent_and_its_siblings_alone() {
+fn group_dropped_leaves_others_alone() {
     run(4, |mut group| {
         let rank = group.rank().0;
         let one = group.split(Some(rank / 2), 0).unwrap().unwrap();
@@ -325,7 +325,7 @@ fn a_dropped_group_leaves_its_parent_and_its_siblings_alone() {
 }
 
 #[test]
-fn a_member_that_leaves_is_named_with_its_position() {
+fn member_gone_named_with_position() {
     let errors = fails(4, |group| {
         let some = group.new_group(&[3, 0, 2].map(Rank))?;
         match some.filter(|some| some.rank() != Rank(3)) {
@@ -337,7 +337,7 @@ fn a_member_that_leaves_is_named_with_its_position() {
 }
 
 #[test]
-fn a_rank_that_panics_wakes_the_members_of_all_its_groups() {
+fn rank_panicked_wakes_all_its_groups() {
     // A slower rank may still be creating its group when the panic ends everything.
     let panics = |mut group: ProcessGroup| {
         let mut pair = group.new_group(&[2, 1].map(Rank))?;
@@ -358,7 +358,7 @@ fn a_rank_that_panics_wakes_the_members_of_all_its_groups() {
 }
 
 #[test]
-fn a_rank_that_fails_in_one_group_ends_all_its_groups() {
+fn rank_failed_ends_all_its_groups() {
     // Often, because ranks learn of it in one order or another.
     (0..200).for_each(|_| fail_in_one_group());
 }
@@ -382,7 +382,7 @@ fn fail_in_one_group() {
 }
 
 #[test]
-fn a_group_begins_with_the_deadline_of_its_parent() {
+fn group_has_deadline_of_parent() {
     let errors = fails(3, |group| {
         group.set_deadline(Duration::from_secs(1));
         let mut new = group.split(Some(0), -i64::from(group.rank().0))?;

@@ -7,7 +7,7 @@ use potluck_net::{CONTROL_MAX, PAYLOAD_MAX, Payload};
 use super::*;
 
 #[test]
-fn what_was_queued_before_a_close_arrives_and_then_the_sentence() {
+fn close_sends_queue_then_sentence() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let [(link, here), (_other, there)] = linked(&a, &b);
@@ -27,7 +27,7 @@ fn what_was_queued_before_a_close_arrives_and_then_the_sentence() {
 }
 
 #[test]
-fn both_sides_may_close_at_once() {
+fn close_by_both_at_once_is_fine() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let [(link, here), (other, there)] = linked(&a, &b);
@@ -40,7 +40,7 @@ fn both_sides_may_close_at_once() {
 }
 
 #[test]
-fn a_dropped_link_and_a_dropped_endpoint_close() {
+fn drop_of_link_or_endpoint_closes() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let [(link, _), (_kept, there)] = linked(&a, &b);
@@ -59,7 +59,7 @@ fn a_dropped_link_and_a_dropped_endpoint_close() {
 }
 
 #[test]
-fn a_closed_endpoint_tells_its_reason_and_dials_no_more() {
+fn endpoint_closed_dials_no_more() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let [(_link, _), (_kept, there)] = linked(&a, &b);
@@ -115,7 +115,7 @@ fn ends(send: impl FnOnce(&Link)) -> [CloseReason; 2] {
 }
 
 #[test]
-fn an_error_of_the_receiver_closes_the_link_with_its_sentence() {
+fn receiver_error_closes_with_sentence() {
     let both = |why: &str| [CloseReason::Accused(why.into()), CloseReason::Violation(why.into())];
     let control = ends(|link| link.send_control(vec![1]).unwrap());
     assert_eq!(control, both("a message of an older generation"));
@@ -126,14 +126,14 @@ fn an_error_of_the_receiver_closes_the_link_with_its_sentence() {
 }
 
 #[test]
-fn a_panic_of_the_receiver_closes_the_link_and_nothing_else() {
+fn receiver_panic_closes_link_only() {
     let [here, there] = ends(|link| link.send_blob(1, Payload::from(vec![])).unwrap());
     assert!(matches!(here, CloseReason::Lost(_)), "{here}");
     assert!(matches!(there, CloseReason::Defect(_)), "{there}");
 }
 
 #[test]
-fn what_is_too_long_to_be_sent_is_a_defect_of_this_side() {
+fn message_too_long_is_own_defect() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let [(link, here), (_other, there)] = linked(&a, &b);
@@ -149,7 +149,7 @@ fn what_is_too_long_to_be_sent_is_a_defect_of_this_side() {
 }
 
 #[test]
-fn a_sender_waits_while_the_peer_takes_nothing_and_wakes_at_the_end() {
+fn sender_waiting_wakes_at_the_end() {
     /// Receiver whose payloads wait until a sender is gone.
     struct Slow(Log, Mutex<Option<std::sync::mpsc::Receiver<()>>>);
     impl Receiver for Slow {

@@ -5,7 +5,7 @@ use potluck_net::{HELLO_MAX, NetError};
 use super::*;
 
 #[test]
-fn greetings_are_exchanged_before_either_side_accepts() {
+fn greetings_come_before_acceptance() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, &[7; HELLO_MAX]), endpoint(&secret, b""));
     let (dialed, accepted) = meet(&a, &b);
@@ -14,7 +14,7 @@ fn greetings_are_exchanged_before_either_side_accepts() {
 }
 
 #[test]
-fn another_code_gets_no_answer_and_is_named_on_the_other_side() {
+fn code_of_other_gets_no_answer() {
     let (a, b) = (endpoint(&secret(), b"a"), endpoint(&secret(), b"b"));
     let (address, after) = (b.local_addr(), Duration::from_millis(200));
     for _ in 0..3 {
@@ -35,7 +35,7 @@ fn another_code_gets_no_answer_and_is_named_on_the_other_side() {
 }
 
 #[test]
-fn silence_is_an_error_with_the_address_and_the_word_udp() {
+fn silence_names_address_and_udp() {
     let silent = std::net::UdpSocket::bind(any_port()).unwrap();
     let address = silent.local_addr().unwrap();
     let started = Instant::now();
@@ -48,7 +48,7 @@ fn silence_is_an_error_with_the_address_and_the_word_udp() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_named() {
+fn port_taken_is_named() {
     let secret = secret();
     let holder = endpoint(&secret, b"");
     let listen = holder.local_addr();
@@ -61,7 +61,7 @@ fn a_port_that_is_taken_is_named() {
 }
 
 #[test]
-fn a_refused_peer_gets_the_sentence() {
+fn peer_refused_gets_the_sentence() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let (dialed, accepted) = meet(&a, &b);
@@ -80,7 +80,7 @@ fn a_refused_peer_gets_the_sentence() {
 }
 
 #[test]
-fn links_are_bounded_on_both_sides_and_their_places_become_free() {
+fn links_are_bounded_on_both_sides() {
     let secret = secret();
     let one = EndpointOptions { links_max: 1, ..options() };
     let [a, b] = [(); 2].map(|()| Endpoint::bind(one.clone(), &secret, b"").unwrap());
@@ -101,7 +101,7 @@ fn links_are_bounded_on_both_sides_and_their_places_become_free() {
 }
 
 #[test]
-fn a_dial_to_an_address_of_another_kind_is_an_error() {
+fn dial_to_other_address_kind_fails() {
     let a = endpoint(&secret(), b"");
     let address = "[::1]:9".parse().unwrap();
     let error = a.dial(address, PATIENCE).unwrap_err().to_string();
@@ -109,7 +109,7 @@ fn a_dial_to_an_address_of_another_kind_is_an_error() {
 }
 
 #[test]
-fn a_hello_that_is_too_long_is_refused() {
+fn hello_too_long_is_refused() {
     let error = Endpoint::bind(options(), &secret(), &[0; HELLO_MAX + 1]).err().unwrap();
     assert_eq!(error, NetError::HelloTooLong { bytes: HELLO_MAX + 1 });
 }

@@ -20,7 +20,7 @@ fn controls(all: &[Arrival]) -> Vec<&[u8]> {
 }
 
 #[test]
-fn control_messages_of_any_length_come_in_order_in_both_directions() {
+fn control_messages_arrive_in_order() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let sides = linked(&a, &b);
@@ -38,7 +38,7 @@ fn control_messages_of_any_length_come_in_order_in_both_directions() {
 }
 
 #[test]
-fn payloads_come_in_order_with_their_tags_and_blobs_beside_them() {
+fn payloads_in_order_blobs_beside() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let [(link, _), (_kept, log)] = linked(&a, &b);
@@ -114,7 +114,7 @@ fn control_messages_overtake_payloads() {
 }
 
 #[test]
-fn the_owner_of_a_payload_is_dropped_when_the_peer_has_it() {
+fn payload_owner_dropped_when_sent() {
     struct Owner(Arc<Mutex<usize>>, Vec<u8>);
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {
@@ -144,7 +144,7 @@ fn the_owner_of_a_payload_is_dropped_when_the_peer_has_it() {
 }
 
 #[test]
-fn a_link_knows_its_peer_and_its_traffic() {
+fn link_knows_peer_and_traffic() {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let [(link, _), (other, log)] = linked(&a, &b);
@@ -160,7 +160,7 @@ fn a_link_knows_its_peer_and_its_traffic() {
 }
 
 #[test]
-fn many_nodes_meet_at_one_endpoint() {
+fn endpoint_meets_many_nodes() {
     let secret = secret();
     let first = endpoint(&secret, b"first");
     let others: Vec<_> = (0..8u8).map(|i| endpoint(&secret, &[i])).collect();

@@ -20,13 +20,13 @@ fn lock() -> toml::Table {
 }
 
 #[test]
-fn the_release_of_wgpu_is_the_one_in_use() {
+fn wgpu_release_is_the_one_in_use() {
     let version: Vec<u32> = WGPU.split('.').map(|part| part.parse().unwrap()).collect();
     assert_eq!(locked(&lock(), "wgpu"), Some(version));
 }
 
 #[test]
-fn crates_behind_the_links_have_no_known_hole() {
+fn crates_of_links_have_no_known_hole() {
     let lock = lock();
     // Before 0.11.14 one packet of a stranger made the endpoint panic (CVE-2026-31812).
     assert!(locked(&lock, "quinn-proto").unwrap() >= vec![0, 11, 14]);

@@ -94,7 +94,7 @@ fn show_run(board: &StatusBoard) {
 }
 
 #[test]
-fn a_run_is_shown_as_a_check_as_metrics_and_as_json() {
+fn run_is_shown_in_three_forms() {
     let board = board();
     let server = StatusServer::start(any_port(), None, board.clone()).unwrap();
     let address = server.address();
@@ -165,7 +165,7 @@ fn a_run_is_shown_as_a_check_as_metrics_and_as_json() {
 }
 
 #[test]
-fn other_requests_are_refused() {
+fn requests_of_others_are_refused() {
     let server = StatusServer::start(any_port(), None, board()).unwrap();
     let address = server.address();
     for path in ["/", "/healthz/", "/metrics2", "/../etc/passwd"] {
@@ -193,7 +193,7 @@ fn other_requests_are_refused() {
 }
 
 #[test]
-fn other_machines_need_a_token() {
+fn machines_of_others_need_a_token() {
     let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
     let error = StatusServer::start(everywhere, None, board()).err().unwrap();
     assert!(matches!(error, StatusError::NoToken(_)));
@@ -225,7 +225,7 @@ fn other_machines_need_a_token() {
 }
 
 #[test]
-fn connections_that_others_hold_open_keep_nobody_from_an_answer() {
+fn connections_held_open_block_nobody() {
     let server = StatusServer::start(any_port(), None, board()).unwrap();
     let address = server.address();
     let mut held = Vec::new();

@@ -63,7 +63,7 @@ impl Layer {
 }
 
 #[test]
-fn plain_layers_in_both_directions_are_pytorchs() {
+fn layers_both_directions_are_pytorchs() {
     let with_tanh = [
         0.90514825,
         -0.15499073,
@@ -94,7 +94,7 @@ fn plain_layers_in_both_directions_are_pytorchs() {
 }
 
 #[test]
-fn a_reset_gate_may_be_before_the_product() {
+fn reset_gate_before_product_is_right() {
     let expected = [0.29764071, 0.06460326, -0.01844662, -0.29833294, 0.0439874, -0.15782686];
     let mut layer = Layer::new();
     let x = layer.add(&[1, 3, 2], X.to_vec());

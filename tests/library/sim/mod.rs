@@ -47,7 +47,7 @@ fn is_completed(report: &SimulationReport) -> bool {
 }
 
 #[test]
-fn all_ranks_have_the_bits_of_the_fixed_order() {
+fn ranks_have_bits_of_fixed_order() {
     for_seeds(3000, |seed| {
         let scenario = random::scenario(seed);
         let report = run_and_check(&scenario);
@@ -66,7 +66,7 @@ proptest! {
 
     /// As the seeds, but whatever fails is made as small as it can be.
     #[test]
-    fn any_cut_of_any_world_has_the_bits_of_the_fixed_order(
+    fn worlds_any_cut_have_fixed_order_bits(
         counts in proptest::collection::vec(0u32..4, 1..10),
         lengths in proptest::collection::vec(0usize..25_000, 0..5),
         (align, chunk_units) in (prop::sample::select(vec![1usize, 4, 64]), 8usize..200),
@@ -96,7 +96,7 @@ proptest! {
 
     /// With ranks and links of any speed, the narrowest window and several buckets at a time.
     #[test]
-    fn one_place_to_read_back_to_is_enough(
+    fn readback_place_one_is_enough(
         world in 2u32..10,
         lengths in proptest::collection::vec(0usize..3000, 2..6),
         chunk_max in 1usize..200,
@@ -129,7 +129,7 @@ proptest! {
 }
 
 #[test]
-fn bits_do_not_depend_on_speeds_links_and_delays() {
+fn bits_any_speeds_are_the_same() {
     for_seeds(1000, |seed| {
         let mut scenario = random::scenario(seed);
         let bits = run_and_check(&scenario).ranks[0].bits();
@@ -150,7 +150,7 @@ fn bits_do_not_depend_on_speeds_links_and_delays() {
 }
 
 #[test]
-fn a_run_is_a_function_of_its_scenario() {
+fn run_is_a_function_of_scenario() {
     for_seeds(100, |seed| {
         let scenario = Scenario { timeline: true, ..random::scenario(seed) };
         let (a, b) = (run(&scenario), run(&scenario));
@@ -177,14 +177,14 @@ fn ends_under_faults(seeds: u64, scenario_of: fn(u64) -> Scenario) -> [u64; 2] {
 }
 
 #[test]
-fn whatever_fails_nobody_waits_and_nobody_differs() {
+fn fault_any_leaves_nobody_waiting() {
     let kinds = ends_under_faults(3000, random::scenario);
     let is_one_seed = kinds.iter().sum::<u64>() == 1;
     assert!(is_one_seed || kinds.iter().all(|&count| count > 300), "{kinds:?}");
 }
 
 #[test]
-fn the_same_holds_where_all_gathers_travel_in_the_next_step() {
+fn fault_with_late_gathers_leaves_nobody() {
     for_seeds(1000, |seed| {
         let (apart, spread) = (random::scenario(seed), random::spread_scenario(seed));
         let [apart, spread] = [apart, spread].map(|scenario| run_and_check(&scenario));
@@ -247,7 +247,7 @@ fn is_untouched(parameters: &[Vec<f32>], before: &[Vec<f32>]) -> bool {
 }
 
 #[test]
-fn a_rank_may_die_before_any_event() {
+fn rank_dead_before_any_event_is_told() {
     for topology in [Topology::Ring, Topology::Star] {
         for (world, steps) in [(2, 2), (3, 2), (4, 1)] {
             for detection in [Detection::AtOnce, Detection::ByDeadline] {
@@ -263,7 +263,7 @@ fn a_rank_may_die_before_any_event() {
 }
 
 #[test]
-fn a_rank_that_hangs_fails_at_its_deadline_and_a_slow_one_does_not() {
+fn rank_hung_fails_at_deadline() {
     let scenario = random::small(Topology::Ring, 3);
     let seconds = run_and_check(&scenario).seconds;
     for event in 0..40 {
@@ -284,7 +284,7 @@ fn a_rank_that_hangs_fails_at_its_deadline_and_a_slow_one_does_not() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_skips_its_step_on_all_ranks() {
+fn gradient_not_finite_skips_everywhere() {
     for topology in [Topology::Ring, Topology::Star] {
         for bad in 0..3 {
             let faults = vec![SimulatedFault::NotFinite { rank: Rank(bad), step: 2 }];
@@ -332,14 +332,14 @@ fn gpt_parts(bytes_per_s: f64, overlap: bool) -> Parts {
 }
 
 #[test]
-fn a_gpt_on_three_ranks_has_the_bits_of_the_fixed_order() {
+fn gpt_on_3_ranks_has_fixed_order_bits() {
     let scenario = Scenario { steps: 3, jitter_s: 1e-3, ..gpt_parts(1e8, true).scenario(5) };
     assert!(is_completed(&run_and_check(&scenario)));
     assert_ne!(reference(&scenario)[2], reference(&scenario)[3]);
 }
 
 #[test]
-fn a_device_and_a_ring_do_one_thing_at_a_time() {
+fn device_and_ring_do_one_thing_at_once() {
     for_seeds(100, |seed| {
         let scenario = Scenario { timeline: true, ..random::scenario(seed) };
         let timeline = run(&scenario).timeline;
@@ -379,7 +379,7 @@ fn assert_said(complaints: &[String], what: &str) {
 }
 
 #[test]
-fn a_planted_early_commit_is_found() {
+fn planted_early_commit_is_found() {
     let found = complaints(|scenario| {
         scenario.seeded_bug = (scenario.layout.size > 1).then_some(SeededBug::CommitsEarly);
     });
@@ -388,14 +388,14 @@ fn a_planted_early_commit_is_found() {
 }
 
 #[test]
-fn a_planted_sum_in_arrival_order_is_found() {
+fn planted_arrival_order_is_found() {
     let found =
         complaints(|scenario| scenario.seeded_bug = Some(SeededBug::AccumulatesInArrivalOrder));
     assert_said(&found, "element");
 }
 
 #[test]
-fn a_planted_loss_of_a_message_is_found() {
+fn planted_lost_message_is_found() {
     for nth in [1, 5] {
         let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::LosesMessage(nth)));
         assert_said(&found, "is deadlocked in step 1, waiting for reduce-scatter of bucket");
@@ -408,7 +408,7 @@ fn a_planted_loss_of_a_message_is_found() {
 }
 
 #[test]
-fn a_planted_silence_about_a_failure_is_found() {
+fn planted_silent_failure_is_found() {
     let found = complaints(|scenario| {
         scenario.seeded_bug = Some(SeededBug::LosesFailure);
         let (rank, when) = (Rank(0), FaultTime::Event(3));
@@ -418,7 +418,7 @@ fn a_planted_silence_about_a_failure_is_found() {
 }
 
 #[test]
-fn a_planted_order_of_positions_is_found_where_places_are_few() {
+fn planted_order_of_positions_is_found() {
     let found = |slots_max: Option<usize>| {
         complaints(|scenario| {
             // Enough chunks that a few places are few.
@@ -441,19 +441,19 @@ fn a_planted_order_of_positions_is_found_where_places_are_few() {
 }
 
 #[test]
-fn a_planted_wait_beside_readbacks_is_found() {
+fn planted_wait_at_readbacks_is_found() {
     let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::IgnoresReadbacks));
     assert_said(&found, "is deadlocked in step 1, waiting for reduce-scatter of bucket");
 }
 
 #[test]
-fn planted_readbacks_in_another_order_are_found() {
+fn planted_readback_order_is_found() {
     let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::SwapsReadbacks));
     assert_said(&found, "the device returns gradients of bucket");
 }
 
 #[test]
-fn a_planted_second_addition_on_a_device_is_found() {
+fn planted_second_addition_is_found() {
     let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::AddsTwiceOnDevice));
     assert_said(&found, "element");
     let on_hosts = complaints(|scenario| {
@@ -464,7 +464,7 @@ fn a_planted_second_addition_on_a_device_is_found() {
 }
 
 #[test]
-fn planted_mailboxes_that_are_too_short_are_found() {
+fn planted_short_mailboxes_are_found() {
     let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::ShortMailboxes));
     assert_said(&found, "the ring thread of rank");
     assert_said(&found, "the device thread of rank");
@@ -472,13 +472,13 @@ fn planted_mailboxes_that_are_too_short_are_found() {
 }
 
 #[test]
-fn a_planted_restart_of_each_ring_for_itself_is_found() {
+fn planted_ring_restart_is_found() {
     let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::RestartsApart));
     assert_said(&found, "of another step");
 }
 
 #[test]
-fn a_planted_reduction_before_the_gradient_is_complete_is_found() {
+fn planted_early_reduction_is_found() {
     let found = complaints(|scenario| {
         for program in &mut scenario.programs {
             let is_start = |i: &Instruction| match i {
@@ -525,7 +525,7 @@ fn prices(draw: &mut Draw, are_equal: bool) -> [f64; 2] {
 }
 
 #[test]
-fn overlap_is_never_slower_between_equal_ranks() {
+fn overlap_equal_ranks_never_slower() {
     for_seeds(500, |seed| {
         let [with, without] = prices(&mut Draw::new(seed), true);
         assert!(with <= without, "{with} s with overlap, {without} s without");
@@ -536,7 +536,7 @@ fn overlap_is_never_slower_between_equal_ranks() {
 /// one on which more depends: the anomaly of list scheduling (Graham, "Bounds on multiprocessing
 /// timing anomalies", 1969). It is rare and small.
 #[test]
-fn overlap_is_hardly_ever_slower_between_unlike_ranks() {
+fn overlap_unlike_ranks_hardly_slower() {
     let slower = (0..500).filter(|&seed| {
         let [with, without] = prices(&mut Draw::new(seed), false);
         assert!(with <= 1.25 * without, "seed {seed}: {with} s and {without} s");
@@ -547,7 +547,7 @@ fn overlap_is_hardly_ever_slower_between_unlike_ranks() {
 }
 
 #[test]
-fn overlap_pays_when_computing_and_sending_take_long() {
+fn overlap_pays_where_both_take_long() {
     let seconds = |bytes_per_s| {
         let [with, without] = [true, false].map(|overlap| {
             let scenario = gpt_parts(bytes_per_s, overlap).scenario(1);
@@ -568,7 +568,7 @@ fn overlap_pays_when_computing_and_sending_take_long() {
 /// a rank begins read back 31.5 and with its owner 34.5, votes 35, verdict 35.5, parameters read
 /// back 36.5 and with the other 39.5, reports 40, and all know 40.5.
 #[test]
-fn the_price_of_a_step_is_what_a_calculation_by_hand_gives() {
+fn price_of_step_is_that_by_hand() {
     let plan = random::plan(1, &[2], false);
     let fixed = |fixed_s| SegmentCost { fixed_s, row_s: 0.0 };
     let costs = Costs {

@@ -301,7 +301,7 @@ fn assert_bits(scenario: &Scenario, report: &SimulationReport) {
 }
 
 #[test]
-fn pipelines_of_any_shape_end_alike() {
+fn pipelines_any_shape_end_alike() {
     for_seeds(1000, |seed| {
         let scenario = any_scenario(seed);
         let report = run_and_check(&scenario);
@@ -311,7 +311,7 @@ fn pipelines_of_any_shape_end_alike() {
 }
 
 #[test]
-fn few_slots_never_deadlock_a_pipeline() {
+fn slots_few_never_deadlock() {
     for_seeds(1000, |seed| {
         let mut scenario = any_scenario(seed ^ 0xf05);
         let draw = &mut Draw::new(seed);
@@ -324,7 +324,7 @@ fn few_slots_never_deadlock_a_pipeline() {
 /// A weight that two blocks in a row use is on one stage of one pipeline, which completes it early,
 /// and on two stages of the other.
 #[test]
-fn few_slots_never_deadlock_pipelines_of_unlike_cuts() {
+fn slots_few_unlike_cuts_never_deadlock() {
     for_seeds(100, |seed| {
         let mut pipelines = Pipelines::even(PipelineSchedule::OneFOneB, 2, 2, 4);
         pipelines.chain = Chain { blocks: 5, shared: Some(2), ..pipelines.chain };
@@ -351,7 +351,7 @@ fn parameters(scenario: &Scenario, report: &SimulationReport) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn all_schedules_and_cuts_of_one_pipeline_have_the_same_bits() {
+fn schedules_any_cut_same_bits() {
     for is_tied in [false, true] {
         let mut bits: Vec<Vec<Vec<f32>>> = Vec::new();
         for schedule in PipelineSchedule::ALL {
@@ -375,14 +375,14 @@ fn all_schedules_and_cuts_of_one_pipeline_have_the_same_bits() {
 // ---- Faults ----
 
 #[test]
-fn whatever_fails_in_a_pipeline_nobody_waits_and_nobody_differs() {
+fn fault_in_pipeline_leaves_nobody() {
     let kinds = ends_under_faults(1000, |seed| any_scenario(seed ^ 0xfa));
     let is_one_seed = kinds.iter().sum::<u64>() == 1;
     assert!(is_one_seed || kinds.iter().all(|&count| count > 100), "{kinds:?}");
 }
 
 #[test]
-fn a_death_before_every_event_of_a_pipeline_ends_all() {
+fn death_before_each_event_ends_all() {
     for pipelines in [
         Pipelines::even(PipelineSchedule::OneFOneB, 1, 2, 2).tied(),
         Pipelines::even(PipelineSchedule::GPipe, 1, 3, 2),
@@ -406,7 +406,7 @@ fn a_death_before_every_event_of_a_pipeline_ends_all() {
 /// elements, and 12 bytes per token for the loss (Shoeybi et al. 2019), from each rank to each,
 /// itself included.
 #[test]
-fn tensor_groups_send_what_the_formula_says() {
+fn tensor_groups_send_as_formula() {
     let (none, blocks, selective) = (Recompute::None, Recompute::Blocks, Recompute::Selective);
     let kept = [(2usize, 1, none, 4), (3, 1, none, 4), (2, 2, none, 4)];
     let again = [(2, 1, blocks, 5), (2, 2, blocks, 5), (3, 1, selective, 4)];
@@ -427,7 +427,7 @@ fn tensor_groups_send_what_the_formula_says() {
 
 /// Two micro-batches at a time: while one is reduced, the other is computed.
 #[test]
-fn a_tensor_group_computes_while_it_reduces() {
+fn tensor_group_overlaps_reductions() {
     let seconds = |link: LinkModel| {
         let pipelines = Pipelines { piece_max: 1 << 20, ..Pipelines::of_groups(2, 1, 1, 4) };
         let mut scenario = pipelines.scenario(1);
@@ -460,27 +460,27 @@ fn complaints(bug: SeededBug) -> Vec<String> {
 }
 
 #[test]
-fn a_planted_receive_that_does_not_wait_is_found() {
+fn planted_hasty_receive_is_found() {
     let found = complaints(SeededBug::ReceivesWithoutWaiting);
     assert_said(&found, "is read, but");
     assert!(found.len() > 100, "{}", found.len());
 }
 
 #[test]
-fn a_planted_all_reduce_that_does_not_wait_is_found() {
+fn planted_hasty_all_reduce_is_found() {
     let found = complaints(SeededBug::ReducesWithoutWaiting);
     assert_said(&found, "reduces before all of all-reduce");
     assert!(found.len() > 30, "{}", found.len());
 }
 
 #[test]
-fn a_planted_send_of_another_micro_batch_is_found() {
+fn planted_wrong_micro_batch_is_found() {
     let found = complaints(SeededBug::SendsNextMicroBatch);
     assert_said(&found, "receives other values than those of edge 0 of micro-batch 0");
 }
 
 #[test]
-fn a_planted_loss_of_a_piece_is_found() {
+fn planted_lost_piece_is_found() {
     for nth in [1, 7] {
         let found = complaints(SeededBug::LosesPiece(nth));
         assert_said(&found, "is deadlocked in step 1, waiting for edge");
@@ -488,7 +488,7 @@ fn a_planted_loss_of_a_piece_is_found() {
 }
 
 #[test]
-fn a_planted_lack_of_a_copy_is_found() {
+fn planted_missing_copy_is_found() {
     let found = complaints(SeededBug::FewerCopies);
     assert_said(&found, "is read, but slot");
     assert!(found.len() > 80, "{}", found.len());
@@ -496,7 +496,7 @@ fn a_planted_lack_of_a_copy_is_found() {
 
 /// While a stage hangs, the one before it sends all that it may.
 #[test]
-fn planted_mailboxes_for_one_piece_less_are_found() {
+fn planted_short_piece_mailbox_is_found() {
     let complaint = |seeded_bug| {
         let shares = vec![Share { first: 0, count: 20, micro_batch: ROWS as u32 }];
         let pipelines = Pipelines { shares, ..Pipelines::even(PipelineSchedule::GPipe, 1, 2, 5) };
@@ -548,7 +548,7 @@ fn idle_shares(schedule: PipelineSchedule, shape: PipelineShape, times: StageTim
 }
 
 #[test]
-fn equal_stages_are_idle_as_the_formulas_say() {
+fn stages_equal_idle_as_formulas() {
     for schedule in PipelineSchedule::ALL {
         let chunks = if schedule == PipelineSchedule::Interleaved { 2 } else { 1 };
         for (stages, micro_batches) in [(2, 4), (2, 16), (3, 6), (3, 9), (4, 4), (4, 8), (4, 16)] {

@@ -137,7 +137,7 @@ fn self_signed() -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
 }
 
 #[test]
-fn strangers_without_a_certificate_of_the_run_are_refused_in_the_middle_of_it() {
+fn strangers_in_run_are_refused() {
     let run = Attacked::begin();
     let stranger = Stranger::new();
     let honest = endpoint(&run.desk.path("code"));

@@ -58,7 +58,7 @@ fn vote(rank: u32, step: u64) -> ToFirst {
 }
 
 #[test]
-fn a_node_that_speaks_out_of_turn_is_lost() {
+fn node_out_of_turn_is_lost() {
     let beat = |generation, sequence| {
         let generation = Generation(generation);
         cluster(&ClusterMsg::Heartbeat { generation, sequence })
@@ -98,7 +98,7 @@ fn a_node_that_speaks_out_of_turn_is_lost() {
 }
 
 #[test]
-fn a_node_that_sends_values_without_a_header_or_blobs_twice_is_lost() {
+fn node_bad_frames_is_lost() {
     try_all(&["values", "blobs"], |what| {
         let desk = desk();
         let host = host_with(&desk, 2, "", &format!("{LINE} --devices cpu --out run"));
@@ -150,7 +150,7 @@ fn betrayed(treason: impl Treason) -> Ran {
 }
 
 #[test]
-fn a_node_whose_votes_are_not_those_that_are_due_is_lost() {
+fn node_wrong_votes_is_lost() {
     let cases: [(&str, u64, Change); 7] = [
         ("it sent a report of rank 0, which is not its own", 2, |of| match of {
             ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(Vote { rank: Rank(0), ..vote })]),
@@ -196,7 +196,7 @@ fn a_node_whose_votes_are_not_those_that_are_due_is_lost() {
 }
 
 #[test]
-fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
+fn node_wrong_messages_is_found_out() {
     let cases: [(&str, u64, Change); 5] = [
         ("the end of a step of another rank", 2, |of| match of {
             ToFirst::Finished { group, result, .. } => {
@@ -240,10 +240,10 @@ fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
     });
 }
 
-/// What such a node swallows, it has done all the same: its heartbeats go on, and its server has no
+/// Such a node has done all that it swallows: its heartbeats go on, and its server has no
 /// work.
 #[test]
-fn a_node_that_answers_nothing_is_lost_and_what_it_did_not_answer_is_named() {
+fn node_silent_is_lost_question_named() {
     let cases: [(&str, u64, Change); 5] = [
         ("the description of the run", 0, |of| match of {
             ToFirst::Offer(_) => Ok(vec![]),
@@ -292,7 +292,7 @@ impl Treason for Frames {
 }
 
 #[test]
-fn a_node_whose_values_are_not_those_that_are_due_is_found_out() {
+fn node_wrong_values_is_found_out() {
     type Alter = fn(&mut FrameHeader, &mut Vec<f32>);
     let cases: [(&str, Alter); 6] = [
         ("values for a rank of its own", |header, _| header.to = Rank(1)),
@@ -315,7 +315,7 @@ fn a_node_whose_values_are_not_those_that_are_due_is_found_out() {
 
 /// Names and sentences of another node do not steer the terminal of the first one.
 #[test]
-fn texts_of_a_node_are_shown_without_control_characters() {
+fn node_texts_have_no_control_characters() {
     let named: Change = |of| match of {
         ToFirst::Offer(Ok(mut offered)) => {
             offered.devices[0].name = "\u{1b}[2Jcpu".into();

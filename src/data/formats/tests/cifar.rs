@@ -43,38 +43,37 @@ fn a_test_batch_alone_is_trained_on_and_classes_are_numbered() {
 }
 
 #[test]
-fn damaged_records_are_refused() {
-    let mut records = records(&[1, 10]);
-    let file = "data_batch_1.bin";
-    assert_eq!(
-        refusal(SampleFormat::Cifar10, &[(file, &records)], ""),
-        "data_batch_1.bin: byte 3073: the label is 10; expected 0 to 9"
-    );
-    records.pop();
-    assert_eq!(
-        refusal(SampleFormat::Cifar10, &[(file, &records)], file),
-        "data_batch_1.bin: byte 3073: is 6145 bytes long, which is no multiple of the 3073 of a \
-         record; record 2 is cut off, or this is not CIFAR-10"
-    );
-    assert_eq!(
-        refusal(SampleFormat::Cifar10, &[("x", &records)], ""),
-        "DIR: has no files named like data_batch_1.bin or test_batch.bin"
-    );
-    assert_eq!(
-        refusal(SampleFormat::Cifar10, &[(file, b"")], ""),
-        "data_batch_1.bin: is empty; give a file with data in it as --data or data.path"
-    );
-}
-
-#[test]
-fn damaged_names_are_refused() {
-    let records = records(&[1]);
-    let of_names = |names: &[u8]| {
-        let files = [("data_batch_1.bin", &records[..]), ("batches.meta.txt", names)];
-        refusal(SampleFormat::Cifar10, &files, "")
-    };
-    assert_eq!(of_names(b"a\xff"), "batches.meta.txt: byte 1: is not UTF-8");
-    assert_eq!(of_names(b"a\na"), "batches.meta.txt: names the class \"a\" twice");
-    assert_eq!(of_names(b"\n"), "batches.meta.txt: names no class; expected one in each line");
-    assert_eq!(of_names(b"a"), "data_batch_1.bin: byte 0: the label is 1; expected 0 to 0");
+fn bad_files_are_refused() {
+    let (sound, wrong) = (records(&[1]), records(&[1, 10]));
+    let cut = &wrong[..wrong.len() - 1];
+    let (batch, classes) = ("data_batch_1.bin", "batches.meta.txt");
+    let cases: [(&[(&str, &[u8])], &str); 8] = [
+        (&[(batch, &wrong)], "data_batch_1.bin: byte 3073: the label is 10; expected 0 to 9"),
+        (
+            &[(batch, cut)],
+            "data_batch_1.bin: byte 3073: is 6145 bytes long, which is no multiple of the 3073 of \
+             a record; record 2 is cut off, or this is not CIFAR-10",
+        ),
+        (&[("x", cut)], "DIR: has no files named like data_batch_1.bin or test_batch.bin"),
+        (
+            &[(batch, b"")],
+            "data_batch_1.bin: is empty; give a file with data in it as --data or data.path",
+        ),
+        (&[(batch, &sound), (classes, b"a\xff")], "batches.meta.txt: byte 1: is not UTF-8"),
+        (&[(batch, &sound), (classes, b"a\na")], "batches.meta.txt: names the class \"a\" twice"),
+        (
+            &[(batch, &sound), (classes, b"\n")],
+            "batches.meta.txt: names no class; expected one in each line",
+        ),
+        (
+            &[(batch, &sound), (classes, b"a")],
+            "data_batch_1.bin: byte 0: the label is 1; expected 0 to 0",
+        ),
+    ];
+    for (files, expected) in cases {
+        assert_eq!(refusal(SampleFormat::Cifar10, files, ""), expected);
+    }
+    // A file that is named is refused as one of a directory is.
+    let of_file = refusal(SampleFormat::Cifar10, &[(batch, cut)], batch);
+    assert_eq!(of_file, refusal(SampleFormat::Cifar10, &[(batch, cut)], ""));
 }

@@ -7,10 +7,6 @@ fn table(text: &str) -> LoadedSamples {
     loaded(SampleFormat::Csv, &[("t.csv", text.as_bytes())], "t.csv")
 }
 
-fn refused(text: &str) -> String {
-    refused_with(text, &ReadOptions::default())
-}
-
 fn refused_with(text: &str, options: &ReadOptions) -> String {
     refusal_with(SampleFormat::Csv, &[("t.csv", text.as_bytes())], "t.csv", options)
 }
@@ -60,10 +56,6 @@ fn values_may_have_several_columns() {
     let loaded = load(SampleFormat::Csv, &path, None, &options(&["v", "u"], None)).unwrap();
     let names = vec!["v".into(), "u".into()];
     assert_eq!(loaded.train.targets, Targets::Values { values: vec![3.0, 1.0, 6.0, 4.0], names });
-    assert_eq!(
-        refused_with("u,a,v\n1,2,3\n", &options(&["v", "u"], Some(TargetKind::Classes))),
-        "t.csv: line 1: classes have one target column, and 2 are given"
-    );
 }
 
 #[test]
@@ -83,9 +75,41 @@ fn marks_line_ends_delimiters_and_quotes_are_told_apart() {
 }
 
 #[test]
-fn cells_that_are_no_numbers_are_refused() {
+fn numbers_in_names_of_columns_and_quotes_in_cells_are_read() {
+    assert_eq!(table("0,1,2\n1,2,3\n").train.columns, ["0", "1"], "numbered columns are named");
+    let closed = table("a,y\n1,\"x, \"\"y\"\"\n z\"\n2,5\" long\n");
+    let names = match closed.train.targets {
+        Targets::Classes { names, .. } => names,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(names, ["5\" long", "x, \"y\"\n z"]);
+    let directory = directory(&[("t.csv", b"a,y\n1,2\n2,3\n3,NA\n")]);
+    let path = directory.path().join("t.csv");
+    let classes = options(&[], Some(TargetKind::Classes));
+    assert!(load(SampleFormat::Csv, &path, None, &classes).is_ok());
+}
+
+/// Options for a model of two columns and two classes.
+fn known() -> ReadOptions {
+    let known = KnownSamples {
+        shape: vec![2],
+        columns: texts(&["a", "b"]),
+        target_columns: Vec::new(),
+        classes: texts(&["x", "w"]),
+    };
+    ReadOptions { known: Some(known), ..ReadOptions::default() }
+}
+
+#[test]
+fn bad_tables_are_refused() {
     let long = format!("a,y\n{},1\n", "é".repeat(60));
+    let of_long = format!(
+        "line 2, column \"a\": \"{}..\" is not a number; encode text as numbers, or drop the \
+         column",
+        "é".repeat(40)
+    );
     for (text, expected) in [
+        // Cells.
         (
             "a,y\n1,1\nred,2\n",
             "line 3, column \"a\": \"red\" is not a number; encode text as numbers, or drop the \
@@ -100,54 +124,17 @@ fn cells_that_are_no_numbers_are_refused() {
         ("a,y\n1,inf\n", "line 2, column \"y\": inf is not a finite 32-bit number"),
         ("a,y\n1,\n", "line 2, column \"y\": is empty; fill in missing values, or drop the row"),
         ("a,y\n1,x\n2, \n", "line 3, column \"y\": is empty; expected the name of a class"),
+        (&long, &of_long),
         (
-            &long,
-            &format!(
-                "line 2, column \"a\": \"{}..\" is not a number; encode text as numbers, or drop \
-                 the column",
-                "é".repeat(40)
-            ),
+            "a,y\n1,2\n2,3\n3,NA\n",
+            "line 4, column \"y\": \"NA\" is not a number, and most targets are; correct it, or \
+             set data.task to classification if these are names of classes",
         ),
-    ] {
-        assert_eq!(refused(text), format!("t.csv: {expected}"));
-    }
-    assert_eq!(
-        refused_with("a,y\n1,x\n", &options(&[], Some(TargetKind::Values))),
-        "t.csv: line 2, column \"y\": \"x\" is not a number; set data.task to classification if \
-         they are names"
-    );
-}
-
-#[test]
-fn a_quotation_mark_that_is_never_closed_is_refused_with_its_line() {
-    let open = "t.csv: line 3: a quotation mark opens a cell that is never closed; close it";
-    assert_eq!(refused("a,y\n1,x\n2,\"x\n3,y\n4,z\n"), open);
-    let closed = table("a,y\n1,\"x, \"\"y\"\"\n z\"\n2,5\" long\n");
-    let names = match closed.train.targets {
-        Targets::Classes { names, .. } => names,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(names, ["5\" long", "x, \"y\"\n z"]);
-}
-
-#[test]
-fn a_text_among_numbers_is_no_class_unless_it_is_set() {
-    let text = "a,y\n1,2\n2,3\n3,NA\n";
-    let expected = "t.csv: line 4, column \"y\": \"NA\" is not a number, and most targets are; \
-                    correct it, or set data.task to classification if these are names of \
-                    classes";
-    assert_eq!(refused(text), expected);
-    let classes = options(&[], Some(TargetKind::Classes));
-    let directory = directory(&[("t.csv", text.as_bytes())]);
-    let path = directory.path().join("t.csv");
-    assert!(load(SampleFormat::Csv, &path, None, &classes).is_ok());
-    let twice = refused_with("a,b,y\n1,2,3\n", &options(&["y", "y"], None));
-    assert_eq!(twice, "t.csv: line 1: the target \"y\" is named twice, the second time as 2");
-}
-
-#[test]
-fn tables_of_another_structure_are_refused() {
-    for (text, expected) in [
+        (
+            "a,y\n1,x\n2,\"x\n3,y\n4,z\n",
+            "line 3: a quotation mark opens a cell that is never closed; close it",
+        ),
+        // Structure.
         ("", "is empty; give a file with data in it as --data or data.path"),
         ("\u{FEFF}", "line 1: is empty; expected the names of the columns"),
         ("a,y\n", "has no rows below its header line"),
@@ -161,33 +148,51 @@ fn tables_of_another_structure_are_refused() {
         ),
         ("y\n1\n", "line 1: has no column besides the target: y"),
     ] {
-        assert_eq!(refused(text), format!("t.csv: {expected}"));
+        let refused = refused_with(text, &ReadOptions::default());
+        assert_eq!(refused, format!("t.csv: {expected}"));
     }
-    assert_eq!(
-        refused_with("a,y\n1,2\n", &options(&["z"], None)),
-        "t.csv: line 1: has no column \"z\", which is a target; its columns are a, y"
-    );
+    for (text, options, expected) in [
+        (
+            "a,y\n1,x\n",
+            options(&[], Some(TargetKind::Values)),
+            "line 2, column \"y\": \"x\" is not a number; set data.task to classification if they \
+             are names",
+        ),
+        (
+            "a,b,y\n1,2,3\n",
+            options(&["y", "y"], None),
+            "line 1: the target \"y\" is named twice, the second time as 2",
+        ),
+        (
+            "u,a,v\n1,2,3\n",
+            options(&["v", "u"], Some(TargetKind::Classes)),
+            "line 1: classes have one target column, and 2 are given",
+        ),
+        (
+            "a,y\n1,2\n",
+            options(&["z"], None),
+            "line 1: has no column \"z\", which is a target; its columns are a, y",
+        ),
+        (
+            "a,c,y\n1,2,x\n",
+            known(),
+            "line 1: has no column \"b\", which the model needs; its columns are a, c, y",
+        ),
+        (
+            "a,b,y\n1,2,x\n1,2,z\n",
+            known(),
+            "line 3, column \"y\": the class \"z\" is none of those of the model: x, w",
+        ),
+    ] {
+        assert_eq!(refused_with(text, &options), format!("t.csv: {expected}"));
+    }
     let bytes: &[u8] = b"a,y\n1,\xff\n";
-    assert_eq!(
-        refusal(SampleFormat::Csv, &[("t.csv", bytes)], "t.csv"),
-        "t.csv: line 2, column \"y\": the name of the class is not UTF-8"
-    );
-    assert_eq!(
-        refusal(SampleFormat::Csv, &[("t.csv", bytes)], ""),
-        "DIR: is a directory; give the path of one table"
-    );
-    assert_eq!(table("0,1,2\n1,2,3\n").train.columns, ["0", "1"], "numbered columns are named");
-}
-
-/// Options for a model of two columns and two classes.
-fn known() -> ReadOptions {
-    let known = KnownSamples {
-        shape: vec![2],
-        columns: texts(&["a", "b"]),
-        target_columns: Vec::new(),
-        classes: texts(&["x", "w"]),
-    };
-    ReadOptions { known: Some(known), ..ReadOptions::default() }
+    for (path, expected) in [
+        ("t.csv", "t.csv: line 2, column \"y\": the name of the class is not UTF-8"),
+        ("", "DIR: is a directory; give the path of one table"),
+    ] {
+        assert_eq!(refusal(SampleFormat::Csv, &[("t.csv", bytes)], path), expected);
+    }
 }
 
 #[test]
@@ -284,18 +289,6 @@ fn a_held_out_table_has_the_target_of_the_training_table() {
     let loaded = load(SampleFormat::Csv, &train, Some(&held_out), &ReadOptions::default()).unwrap();
     let targets = Targets::Values { values: vec![6.0], names: texts(&["y"]) };
     assert_eq!(loaded.validation.unwrap().targets, targets);
-}
-
-#[test]
-fn what_a_model_does_not_know_is_refused() {
-    assert_eq!(
-        refused_with("a,c,y\n1,2,x\n", &known()),
-        "t.csv: line 1: has no column \"b\", which the model needs; its columns are a, c, y"
-    );
-    assert_eq!(
-        refused_with("a,b,y\n1,2,x\n1,2,z\n", &known()),
-        "t.csv: line 3, column \"y\": the class \"z\" is none of those of the model: x, w"
-    );
 }
 
 #[test]

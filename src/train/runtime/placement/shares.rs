@@ -157,5 +157,8 @@ pub(crate) mod tests {
         parallel.shares = Shares::Fixed(vec![12]);
         let error = fixed_counts(&parallel, 12, 2).unwrap_err().to_string();
         assert!(error.contains("parallel.shares has 1 entry for 2 pipelines; "), "{error}");
+        parallel.shares = Shares::Even;
+        let error = fixed_counts(&parallel, 1, 2).unwrap_err().to_string();
+        assert!(error.contains("train.batch = 1 has no sample for each of 2 pipelines"), "{error}");
     }
 }

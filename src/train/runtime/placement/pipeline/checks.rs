@@ -205,6 +205,12 @@ mod tests {
         let sum = error(requested(2, 1), 6, &[3, 2]);
         assert!(sum.starts_with("parallel.blocks_per_stage = [3, 2] has 5 blocks"), "{sum}");
         assert!(sum.contains("add up to 6"), "{sum}");
+        let large = error(requested(2, 1), 4, &[1, 65_536]);
+        let expected = "parallel.blocks_per_stage = [1, 65536] has 65537 blocks and the model has \
+                        4; give 2 ";
+        assert!(large.starts_with(expected), "{large}");
+        let chunks = error(requested(2, 2), 4, &[1, 1, 1, 2]);
+        assert!(chunks.contains("give 4 numbers, each at least 1"), "{chunks}");
     }
 
     #[test]
