@@ -10,6 +10,7 @@ use super::resume::find_data;
 use super::train::{saved_spec, spec_of_files};
 use crate::ui::terminal::{Terminal, print_line, print_warning};
 use potluck_core::Rank;
+use potluck_core::format::counted;
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{
@@ -182,9 +183,12 @@ fn report(
     for (name, value) in &metrics {
         text += &format!("  {} {value:.4}", without_split(name));
     }
+    let in_samples = counted(samples as usize, "sample", "samples");
     text += &match task.unit() {
-        Unit::Tokens => format!("  {targets} targets in {samples} samples\n"),
-        Unit::Samples => format!("  {samples} samples\n"),
+        Unit::Tokens => {
+            format!("  {} in {in_samples}\n", counted(targets as usize, "target", "targets"))
+        }
+        Unit::Samples => format!("  {in_samples}\n"),
     };
     text += &task.tables(sums);
     if let Some(FinalMeasure { summary, .. }) = measure {

@@ -85,9 +85,9 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     if let Some(index) = first_bad {
         let name = name_of(&samples, index);
         print_line(&format!(
-            "warning: the predictions of {bad} of {} samples are not finite numbers, the first of \
-             them that of {name}; look for very large values in the data",
-            samples.len()
+            "warning: the predictions of {bad} of {} are not finite numbers, the first of them \
+             that of {name}; look for very large values in the data",
+            counted(samples.len(), "sample", "samples")
         ));
     }
     Ok(())

@@ -7,6 +7,7 @@ use std::{fs, io};
 use super::UsageError;
 use super::runs_directory::{RUNS, by_age};
 use crate::ui::terminal::print_warning;
+use potluck_core::format::counted;
 use potluck_kernels::device::{DeviceError, missing_devices};
 use potluck_train::checkpoint::{self, Checkpoint, CheckpointError, Store};
 use potluck_train::continuation::ResumeCommand;
@@ -78,8 +79,9 @@ impl ResumePoint {
             return Ok(());
         }
         Err(UsageError(format!(
-            "train.steps = {steps} is below the {done} steps of {}; set more steps, or resume from \
-             an earlier checkpoint with another --out",
+            "train.steps = {steps} is below the {} of {}; set more steps, or resume from an \
+             earlier checkpoint with another --out",
+            counted(done as usize, "step", "steps"),
             self.loaded().display()
         )))
     }

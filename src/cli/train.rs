@@ -19,6 +19,7 @@ use crate::ui::log;
 use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::NodeRank;
 use potluck_core::faults::Faults;
+use potluck_core::format::shell_word;
 use potluck_core::metrics::{Sink, Sinks};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{Tokenizer, TokenizerKind, is_described};
@@ -589,11 +590,13 @@ fn shown(value: Option<Value>) -> String {
 /// # Errors
 /// Returns `UsageError` for a text that is no name of a directory.
 pub fn run_path(name: &str) -> Result<PathBuf, UsageError> {
-    let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+    let is_forbidden = |character: char| character.is_control() || "/\\".contains(character);
+    let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(is_forbidden);
     if !is_plain || name == "latest" {
         return Err(UsageError(format!(
-            "--name {name}: expects the name of a directory in {RUNS}/, other than latest and \
-             without separators; for another place give --out"
+            "--name {}: expects the name of a directory in {RUNS}/, other than latest and without \
+             separators and control characters; for another place give --out",
+            name.escape_debug()
         )));
     }
     Ok(Path::new(RUNS).join(name))
@@ -603,18 +606,35 @@ pub fn run_path(name: &str) -> Result<PathBuf, UsageError> {
 fn named_run(name: &str) -> Result<PathBuf, UsageError> {
     let path = run_path(name)?;
     if fs::symlink_metadata(&path).is_ok() {
-        let path = path.display();
-        return Err(UsageError(format!(
-            "--name {name}: {path} exists already; continue it with --resume {path}, or choose \
-             another name"
-        )));
+        return Err(taken(name, &path));
     }
     Ok(path)
+}
+
+/// Returns the error of a name whose directory exists.
+fn taken(name: &str, path: &Path) -> UsageError {
+    UsageError(format!(
+        "--name {name}: {} exists already; continue it with --resume {}, or choose another name",
+        path.display(),
+        shell_word(&path.to_string_lossy())
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_that_of_a_directory() {
+        assert_eq!(run_path("warm up").unwrap(), Path::new(RUNS).join("warm up"));
+        for name in ["", ".hidden", "a/b", "a\\b", "a\0", "a\nb", "\u{1b}[31m", "latest"] {
+            let refused = run_path(name).unwrap_err().to_string();
+            assert!(refused.contains("expects the name of a directory"), "{refused}");
+            assert!(!refused.contains(char::is_control), "{refused:?}");
+        }
+        let taken = taken("warm up", &Path::new(RUNS).join("warm up")).to_string();
+        assert!(taken.contains("--resume 'runs/warm up', or"), "{taken}");
+    }
 
     #[test]
     fn a_resumed_run_keeps_its_model_its_optimizer_and_the_preparation_of_samples() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{Operation, Token};
 use crate::collective::{Collective, CollectiveKind};
+use potluck_core::format::counted;
 use potluck_core::{BucketId, EdgeId, ReductionId, SegmentId};
 use potluck_graph::Plan;
 
@@ -118,7 +119,8 @@ impl Program {
     pub fn text_of(&self, text: impl Fn(&Instruction) -> String) -> String {
         let micro_batches = self.micro_batches.iter().enumerate();
         let micro_batches = micro_batches.map(|(index, MicroBatch { first, rows })| {
-            format!("micro-batch {index}: {rows} samples from slot {first}\n")
+            let samples = counted(*rows as usize, "sample", "samples");
+            format!("micro-batch {index}: {samples} from slot {first}\n")
         });
         let instructions = self.instructions.iter().enumerate();
         let instructions =

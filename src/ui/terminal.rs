@@ -3,13 +3,15 @@
 
 use std::borrow::Cow;
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::log::{self, Level};
 use super::ranks::{RunningMeans, short_name};
-use potluck_core::format::{clock, thousands};
+use potluck_core::format::{clock, counted_large, thousands};
 use potluck_core::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:16}] {msg} eta {eta} {prefix}";
@@ -29,7 +31,7 @@ const EVALUATING_INTERVAL: Duration = Duration::from_secs(10);
 /// Sink that shows events on stderr.
 pub struct Terminal {
     quiet: bool,
-    log_every: u64,
+    log_every: Arc<AtomicU64>,
     /// Bar on a terminal, with running means of the devices; `None` if quiet, or not started.
     bar: Option<(ProgressBar, RunningMeans)>,
     /// Lines about the steps where no bar shows them, or for the file of the log besides.
@@ -56,12 +58,17 @@ impl Terminal {
     pub fn new(quiet: bool, log_every: u64) -> Self {
         Self {
             quiet,
-            log_every,
+            log_every: Arc::new(AtomicU64::new(log_every)),
             bar: None,
             lines: None,
             next_tuning: TUNING_DELAY,
             next_evaluating: EVALUATING_DELAY,
         }
+    }
+
+    /// Returns the number of steps between two lines, to be set once it is known.
+    pub fn log_every(&self) -> Arc<AtomicU64> {
+        self.log_every.clone()
     }
 
     fn start(&mut self, done: u64, steps: u64, device: &str) {
@@ -91,7 +98,8 @@ impl Terminal {
 
     fn step(&mut self, step: &StepRecord) {
         let text = step_text(step);
-        let line = self.lines.as_mut().and_then(|lines| lines.step(step, &text, self.log_every));
+        let every = self.log_every.load(Ordering::Relaxed);
+        let line = self.lines.as_mut().and_then(|lines| lines.step(step, &text, every));
         let Some((bar, means)) = &mut self.bar else {
             if let Some(line) = line {
                 print_line(&line);
@@ -125,8 +133,8 @@ impl Terminal {
     }
 
     fn evaluating(&mut self, (done, total): (u64, u64), elapsed: Duration) {
-        let (samples, of) = (thousands(done as f64), thousands(total as f64));
-        let text = format!("evaluating {samples} of {of} samples");
+        let of = counted_large(total, "sample", "samples");
+        let text = format!("evaluating {} of {of}", thousands(done as f64));
         match &self.bar {
             Some((bar, _)) => bar.set_message(text),
             _ if done < total && elapsed >= self.next_evaluating => {
@@ -143,11 +151,11 @@ impl Terminal {
     fn evaluation(&self, record: &EvalRecord) {
         let EvalRecord { step, val_loss, metrics, terms, samples, is_best, .. } = record;
         let mark = if *is_best { ", the best so far" } else { "" };
-        let samples = thousands(*samples as f64);
+        let samples = counted_large(*samples, "sample", "samples");
         let metric = |(name, value): &(Cow<str>, f64)| format!("  {name} {value:.4}");
         let metrics: String = metrics.iter().chain(terms).map(metric).collect();
         self.note(&format!(
-            "step {step}  val_loss {val_loss:.4}{metrics} on {samples} samples{mark}"
+            "step {step}  val_loss {val_loss:.4}{metrics} on {samples}{mark}"
         ));
     }
 

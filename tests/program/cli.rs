@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Stdio;
 
 use crate::process::{Desk, Ran};
+use potluck_core::format::counted;
 use potluck_train::checkpoint::Checkpoint;
 use serde_json::Value;
 
@@ -395,7 +396,7 @@ fn explaining_prints_and_writes_nothing() {
     }
     let program = explain("program --set train.micro_batch_size=3");
     for part in
-        ["micro-batch 0: 3 samples", "micro-batch 1: 1 samples", "load", "verdict", "(F h.0)"]
+        ["micro-batch 0: 3 samples", "micro-batch 1: 1 sample ", "load", "verdict", "(F h.0)"]
     {
         assert!(program.contains(part), "{part} is missing in:\n{program}");
     }
@@ -563,8 +564,9 @@ fn explaining_several_devices_tells_what_each_does() {
     let parts: Vec<&str> = program.split("\n\n").collect();
     for (part, (rank, rows)) in parts.iter().zip([(0, 2), (1, 1), (2, 1)]) {
         let name = ["cpu", "cpu 2", "cpu 3"][rank];
+        let samples = counted(rows, "sample", "samples");
         let title =
-            format!("rank {rank}: {name}, {rows} samples\nmicro-batch 0: {rows} samples from");
+            format!("rank {rank}: {name}, {samples}\nmicro-batch 0: {samples} from");
         assert!(part.starts_with(&title), "{part}");
         for step in
             ["start reduce-scatter of bucket 0", "verdict", "wait for all-gather of bucket 0"]

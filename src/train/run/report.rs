@@ -2,7 +2,8 @@
 
 use super::Run;
 use crate::error::TrainError;
-use potluck_core::format::{counted, gibibytes, thousands};
+use potluck_core::format::{counted, counted_large, gibibytes, thousands};
+use potluck_core::metrics::Unit;
 
 impl Run {
     /// Emits notes on the model, the data, the devices and the directory of the run.
@@ -48,12 +49,14 @@ impl Run {
         let unit = self.fit.options.task.unit();
         let epoch = self.spec.epoch(&self.fit.source.sampler, unit);
         let per_step = u64::from(self.spec.batch) * epoch.per_sample;
-        let steps = epoch.units.div_ceil(per_step);
+        let (one, several) = match unit {
+            Unit::Tokens => ("token", "tokens"),
+            Unit::Samples => ("sample", "samples"),
+        };
         format!(
-            "an epoch is {} {}, {} steps of {}",
-            thousands(epoch.units as f64),
-            unit.name(),
-            thousands(steps as f64),
+            "an epoch is {}, {} of {}",
+            counted_large(epoch.units, one, several),
+            counted_large(epoch.units.div_ceil(per_step), "step", "steps"),
             thousands(per_step as f64)
         )
     }
