@@ -23,7 +23,9 @@ use potluck_train::checkpoint::{Checkpoint, CheckpointError, NamedTensor, Store,
 use potluck_train::error::TrainError;
 use potluck_train::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use potluck_train::families::DataShape;
-use potluck_train::hugging_face::{HuggingFaceError, ModelDirectory, directory_of_run, end_tokens};
+use potluck_train::hugging_face::{
+    HuggingFaceError, ModelDirectory, directory_of_run, end_tokens, require_model,
+};
 use potluck_train::language_model::language_model;
 use potluck_train::loader::BatchSource;
 use potluck_train::run_data::{RunData, SavedData};
@@ -406,10 +408,10 @@ pub(super) fn load_with(
 pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
     let name = path.to_string_lossy();
     if path.exists() {
-        let is_ours = is_checkpoint(path) || path.join("checkpoints").is_dir();
-        if is_ours || !path.join("config.json").is_file() {
+        if is_checkpoint(path) || path.join("checkpoints").is_dir() {
             return Ok(None);
         }
+        require_model(path).map_err(TrainError::from)?;
         return Ok(Some(ModelDirectory::open(&name).map_err(TrainError::from)?));
     }
     match ModelDirectory::open(&name) {

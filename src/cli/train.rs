@@ -31,7 +31,7 @@ use potluck_train::config::effect::require_effect;
 use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
 use potluck_train::config::schema::{DataKind, TokenizerSource};
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
-use potluck_train::hugging_face::{ModelDirectory, ModelFiles};
+use potluck_train::hugging_face::{self, ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesSink, RunFailure};
 use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
@@ -390,6 +390,7 @@ fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     let path = Path::new(named);
     let is_run = checkpoint::is_checkpoint(path) || holds_run(path)?;
     if !is_run {
+        hugging_face::require_model(path).map_err(TrainError::from)?;
         let directory = ModelDirectory::open(named).map_err(TrainError::from)?;
         return Ok(StartingModel::Files(directory));
     }

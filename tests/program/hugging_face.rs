@@ -53,8 +53,9 @@ fn a_run_starts_from_an_export_with_its_bits_however_it_is_divided() {
     // A key of the model itself, or one that contradicts it.
     let line = "train --init model --data text.txt --devices cpu --explain memory";
     desk.run(&format!("{line} --set model.context=4")).ok();
+    desk.run(&format!("{line} --set model.kind=gpt")).ok();
     let refused = desk.run(&format!("{line} --set model.kind=llama")).ended(78);
-    assert!(refused.err.contains("is that of the model from which"), "{}", refused.err);
+    assert!(refused.err.contains("is \"gpt\" in the model from which"), "{}", refused.err);
     // A run goes on as any other.
     desk.resume("run0", "--steps 2 --quiet").ok();
     let kept = fs::read_to_string(desk.path("run0/run.toml")).unwrap();
@@ -83,7 +84,21 @@ fn models_that_cannot_be_read_or_written_are_refused() {
     refused(&from("nowhere"), "download it with: hf download nowhere");
     refused(&from("org/nowhere"), "download it with: hf download org/nowhere");
     fs::create_dir(desk.path("model")).unwrap();
-    refused(&from("model"), "config.json: cannot be read");
+    refused(&from("model"), "model: has no model; give a run, a checkpoint, or a directory");
+    for name in ["x.safetensors", "model/model.safetensors", "x.pt", "x.txt"] {
+        desk.write(name, "");
+    }
+    for command in ["train --data text.txt --init", "eval", "generate", "predict --data text.txt"] {
+        for (name, why) in [
+            ("x.safetensors", "x.safetensors: has weights but no configuration; give a run"),
+            ("model", "model: has weights but no configuration; give a run"),
+            ("x.pt", "x.pt: is a program in Python's pickle format"),
+            ("x.txt", "x.txt: has no model; give a run, a checkpoint, or a directory"),
+        ] {
+            refused(&format!("{command} {name} --devices cpu"), why);
+        }
+    }
+    fs::remove_file(desk.path("model/model.safetensors")).unwrap();
     desk.write("model/config.json", r#"{"model_type": "mamba"}"#);
     refused(&from("model"), "model_type = \"mamba\" is none of gpt2, llama");
     desk.write(
@@ -484,6 +499,11 @@ fn exports_have_shards_files_of_the_model_and_other_forms() {
     refused("export again --out no --dtype q8_0", "q8_0 is a type of GGUF files");
     desk.train("--steps 0 --out letters --quiet").ok();
     refused("export letters --out no --format gguf", "this model has none");
+    desk.train("--out rnn --set model.kind=rnn --steps 0 --quiet").ok();
+    for form in ["huggingface", "gguf"] {
+        let why = "model.kind = \"rnn\" is neither gpt nor llama; --format safetensors writes";
+        refused(&format!("export rnn --out no --format {form}"), why);
+    }
     desk.run("export letters --out letters.safetensors --format safetensors").ok();
     assert!(!desk.path("no").exists());
     let left: Vec<String> = desk.files().into_iter().filter(|file| file.contains(".tmp")).collect();
