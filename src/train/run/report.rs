@@ -4,6 +4,7 @@ use super::Run;
 use crate::error::TrainError;
 use potluck_core::format::{counted, counted_large, gibibytes, thousands};
 use potluck_core::metrics::Unit;
+use potluck_data::Split;
 
 impl Run {
     /// Emits notes on the model, the data, the devices and the directory of the run.
@@ -41,7 +42,26 @@ impl Run {
         }
         self.note(summary)?;
         self.note(figures)?;
+        for warning in self.data_warnings() {
+            self.warn(warning)?;
+        }
         self.emit_end_notes()
+    }
+
+    /// Returns warnings about the data: their own, and about few samples.
+    fn data_warnings(&self) -> Vec<String> {
+        let data = &self.fit.source.data;
+        let mut warnings = data.warnings();
+        // Windows of a text have many targets each, and training draws them from anywhere.
+        if self.fit.options.task.unit() == Unit::Samples {
+            let held_out = match self.spec.every.evaluation {
+                0 => None,
+                _ => Some(data.len(Split::Validation)),
+            };
+            let batch = u64::from(self.spec.batch);
+            warnings.extend(few_samples(data.len(Split::Train), held_out, batch));
+        }
+        warnings
     }
 
     /// Formats the size of an epoch, in which as many tokens or samples are trained as there are.
@@ -112,5 +132,47 @@ impl Run {
             ))?;
         }
         Ok(())
+    }
+}
+
+/// Held-out samples below which a loss says little.
+const HELD_OUT_MIN: u64 = 30;
+
+/// Returns warnings about a training part that is smaller than a batch, and about few held-out
+/// samples, if the run evaluates.
+fn few_samples(training: u64, held_out: Option<u64>, batch: u64) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some(held_out @ 1..HELD_OUT_MIN) = held_out {
+        warnings.push(format!(
+            "val_loss is measured on {}: hold out more (data.held_out)",
+            counted_large(held_out, "sample", "samples")
+        ));
+    }
+    if batch > training && training > 0 {
+        let samples = counted_large(training, "training sample", "training samples");
+        warnings.push(match batch / training {
+            1 => format!("a batch of {batch} takes some of the {samples} twice"),
+            times => format!("a batch of {batch} takes each of the {samples} {times} times"),
+        });
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_samples_are_told() {
+        assert_eq!(
+            few_samples(9, Some(1), 128),
+            [
+                "val_loss is measured on 1 sample: hold out more (data.held_out)",
+                "a batch of 128 takes each of the 9 training samples 14 times"
+            ]
+        );
+        let twice = "a batch of 12 takes some of the 9 training samples twice";
+        assert_eq!(few_samples(9, None, 12), [twice]);
+        assert!(few_samples(9, Some(30), 9).is_empty());
     }
 }
