@@ -192,7 +192,7 @@ fn cost_note(
     if request.nodes.devices.is_empty()
         && let Some(rest) = selector_of(request.selector, &others, &adapters_for(request.selector))
     {
-        note.push_str(&format!("; without: {}", Setting::Devices.given(rest)));
+        note.push_str(&format!("; to train without: {}", Setting::Devices.given(rest)));
     }
     note
 }
