@@ -95,14 +95,13 @@ fn report(prepared: &Prepared, end: &str, out: &Path) {
     let Prepared { path, tokens, documents, vocabulary, before, left_out } = prepared;
     let count = |count: u64| grouped(&count.to_string());
     if before == tokens {
-        print_line("the tokens were there already");
+        print_line("the tokens were already prepared");
     } else if *before > 0 {
-        let before = counted_large(*before, "token that was", "tokens that were");
-        print_line(&format!("went on behind {before} there"));
+        print_line(&format!("resumed after {}", counted_large(*before, "token", "tokens")));
     }
     if *left_out > 0 {
-        let files = counted(*left_out, "file of another format was", "files of other formats were");
-        print_line(&format!("note: {files} left out; name texts of other endings one by one"));
+        let files = counted(*left_out, "file of another format", "files of other formats");
+        print_line(&format!("note: skipped {files}; name texts with other endings one by one"));
     }
     let documents = counted_large(*documents, "document", "documents");
     print(&format!(

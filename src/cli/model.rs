@@ -62,7 +62,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         data.dataset = Arc::new(strided);
     }
     if data.dataset.is_empty(split) {
-        let why = "the run held nothing out; give --split train or --data PATH";
+        let why = "the run held nothing out; use --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let plans = spec.forward_plans(&data.shape)?;
@@ -124,14 +124,14 @@ fn data_of(
     let saved = &loaded.saved;
     if let Some(path) = &args.data {
         if loaded.data.is_none() && saved.tokenizer.is_none() && !is_token_file(path) {
-            let why = "the model has no tokenizer.json, which makes tokens of a text; give token \
-                       ids as --data";
+            let why = "the model has no tokenizer.json to tokenize a text with; pass token ids as \
+                       --data";
             return Err(TrainError::InvalidRequest(why.into()));
         }
         return spec.load_other(path, saved);
     }
     let Some(fingerprint) = &loaded.data else {
-        let why = "the model has no data of its own; give some with --data PATH";
+        let why = "the model has no data of its own; pass --data PATH";
         return Err(TrainError::InvalidRequest(why.into()));
     };
     for path in spec.data.source.paths_mut() {

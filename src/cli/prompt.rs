@@ -26,12 +26,12 @@ pub fn typed_code(elsewhere: &str) -> anyhow::Result<Secret> {
     loop {
         let typed = rpassword::prompt_password("code of the run (not shown): ").map_err(unread)?;
         if typed.trim().is_empty() {
-            print_line("type the code that the first node shows, or Ctrl-C to leave");
+            print_line("type the code shown by the first node, or press Ctrl-C to quit");
             continue;
         }
         match Secret::parse(&typed) {
             Ok(secret) => return Ok(secret),
-            Err(error) => print_line(&format!("{error}; again")),
+            Err(error) => print_line(&format!("{error}; try again")),
         }
     }
 }

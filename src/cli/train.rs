@@ -123,7 +123,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         }
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
             print_line(&format!(
-                "{} is a checkpoint outside a run; a new run starts in {}",
+                "{} is a checkpoint outside a run; starting a new run in {}",
                 point.from.display(),
                 out.display()
             ));
@@ -142,8 +142,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         print_line(&format!("starting from {}: optim.lr = {lr:?}{warmup}", init.path().display()));
         if config.data.kind == DataKind::Builtin && !resolved.typed.now.contains("data.kind") {
             print_line(
-                "note: without --data, the data is the text that comes with the program; --data \
-                 FILE names your own",
+                "note: no --data given: training on the built-in text; use --data FILE for your \
+                 own",
             );
         }
         let is_text = matches!(config.data.kind, DataKind::Text | DataKind::Builtin);
@@ -153,8 +153,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             && !resolved.typed.now.contains("data.tokenizer")
         {
             print_line(&format!(
-                "note: {} has no tokenizer.json; the text is tokenized as data.tokenizer = \
-                 \"{kind}\"",
+                "note: {} has no tokenizer.json; using data.tokenizer = \"{kind}\"",
                 init.path().display()
             ));
         }
@@ -255,7 +254,7 @@ fn locate(
 fn placement_note(saved: &Resolved, resolved: &Resolved) -> Option<String> {
     let key = resolved.other_placement?;
     let was = saved.config.parallel.devices_text();
-    Some(format!("{key} is set: the placement, which was {was}, is decided anew"))
+    Some(format!("{key} is set: choosing a new placement in place of {was}"))
 }
 
 fn execute(

@@ -48,7 +48,7 @@ fn a_checkpoint_outside_a_run_is_the_source_of_a_new_run() {
     for number in [1, 2] {
         let ran = desk.resume("backup", "--steps 12").ok();
         let new = format!("runs/000{number}");
-        ran.line(&format!("backup is a checkpoint outside a run; a new run starts in {new}"));
+        ran.line(&format!("backup is a checkpoint outside a run; starting a new run in {new}"));
         assert_eq!(desk.manifest(&new, 12)["meta"]["step"], 12);
         assert_eq!(desk.steps(&new).len(), 8, "from step 4 to 12");
     }
@@ -129,7 +129,7 @@ fn resumes_at_once_do_not_disturb_each_other() {
     assert!(!done.is_empty());
     for ran in refused.into_iter().map(|ran| ran.ended(78)) {
         let error = ran.line("error:");
-        assert!(error.contains("went on from step 8") || error.contains("is in use"), "{error}");
+        assert!(error.contains("was trained from step 8") || error.contains("is in use"), "{error}");
     }
     assert_eq!(desk.steps("run").len(), 12);
     assert!(desk.files().iter().all(|name| !name.contains("aside")), "{:?}", desk.files());
@@ -381,7 +381,7 @@ fn devices_are_those_of_the_run_unless_others_are_named() {
     assert_eq!(ranks("run", 5), Some(2), "the devices are part of the run");
     // Other devices are placed anew.
     let ran = desk.run("train --resume run --steps 8 --devices cpu*3").ok();
-    ran.line("parallel.devices is set: the placement, which was cpu*2, is decided anew");
+    ran.line("parallel.devices is set: choosing a new placement in place of cpu*2");
     desk.run("train --resume run --steps 9 --quiet --devices cpu").ok();
     assert_eq!(ranks("run", 8), None);
     let toml = fs::read_to_string(desk.path("run/run.toml")).unwrap();
@@ -402,7 +402,7 @@ fn saved_devices_that_are_not_here_are_named_with_the_command_that_goes_on() {
     drop(store);
     let ran = desk.run("train --resume run --steps 9").ended(78);
     let error = ran.line("error:");
-    let missing = "there is no nosuchdevice and no nosuchone*2 here";
+    let missing = "nosuchdevice and nosuchone*2: not found here";
     for part in ["cpu,nosuchdevice,nosuchone*2", missing, "--devices auto"] {
         assert!(error.contains(part), "'{part}' is missing in: {error}");
     }

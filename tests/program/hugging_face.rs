@@ -243,7 +243,7 @@ fn commands_take_models_in_files() {
         assert!(ran.line("error:").contains(expected), "{line}: {}", ran.err);
     };
     refused("eval model --set model.context=999 --data text.txt", "model.context");
-    refused("eval model", "no data of its own; give some with --data");
+    refused("eval model", "no data of its own; pass --data");
     refused("eval model --best --data text.txt", "is no run, whose best checkpoint");
     refused("predict model --data text.txt", "potluck generate --help");
     refused("eval nothing/here --data text.txt", "nothing/here");

@@ -307,7 +307,7 @@ fn a_run_goes_on_by_itself_without_what_was_lost_of_other_nodes() {
             others.push(join(&desk, &host, fault, "--devices cpu"));
         }
         let first = host.finish().ok();
-        let goes_on = first.line("warning: the run goes on from step 2");
+        let goes_on = first.line("warning: continuing from step 2");
         assert!(goes_on.contains(named), "{goes_on}");
         assert_eq!(desk.losses("run").len(), 6, "{}", first.err);
         let ended: Vec<_> = others.into_iter().map(|one| finish(one, "a node").code()).collect();

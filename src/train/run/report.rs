@@ -97,16 +97,18 @@ impl Run {
 
     /// Emits a note that training ends before its last step, for lack of a better evaluation.
     pub(super) fn tell_lost_patience(&mut self) -> Result<(), TrainError> {
-        let best = match self.trainer.best {
-            Some(best) => format!("better than that of step {}", best.step),
-            None => "finite".into(),
-        };
-        self.note(format!(
-            "training ends at step {}: none of the last {} evaluations was {best} \
-             (train.patience)",
-            self.step(),
-            self.spec.patience
-        ))
+        let (step, patience) = (self.step(), self.spec.patience);
+        let count = counted_large(patience, "evaluation", "evaluations");
+        self.note(match self.trainer.best {
+            Some(best) => format!(
+                "stopping early at step {step}: no improvement over step {} in {count} \
+                 (train.patience)",
+                best.step
+            ),
+            None => format!(
+                "stopping early at step {step}: no finite val_loss in {count} (train.patience)"
+            ),
+        })
     }
 
     /// Emits notes for a user who resumes with another number of steps: that no step is left to
@@ -119,16 +121,16 @@ impl Run {
             let step = self.step();
             // A script, which is quiet, must not take this for training.
             self.warn(format!(
-                "step {step} of {steps} is done already: nothing is left to train; to continue, \
-                 give --steps, or --epochs, a larger number"
+                "step {step} of {steps} is already done: nothing is left to train; to continue, \
+                 raise --steps or --epochs"
             ))?;
         } else if self.step() > 0
             && steps > decay_steps
             && let Some(lr) = schedule.last_lr()
         {
             self.note(format!(
-                "the learning rate stays at {lr} from step {decay_steps} on, where its schedule \
-                 ends; to stretch it, add --set schedule.decay_steps={steps}"
+                "the learning rate schedule ends at step {decay_steps}, and the rate stays at {lr} \
+                 from there; to stretch it, add --set schedule.decay_steps={steps}"
             ))?;
         }
         Ok(())

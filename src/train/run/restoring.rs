@@ -208,7 +208,7 @@ impl Run {
         let has_stages =
             self.trainer.session.placement.mesh.is_divided() || before.mesh.is_divided();
         let verb = if has_stages { "may" } else { "will" };
-        self.note(format!("{what}: its bits {verb} differ from those of an uninterrupted run"))
+        self.note(format!("{what}: bits {verb} differ from an uninterrupted run"))
     }
 
     /// Returns the command that continues the run from its last checkpoint, on all of its nodes.

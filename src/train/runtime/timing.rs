@@ -385,8 +385,9 @@ fn split_of(
         split.micro_batches.push(micro_batches[device]);
     }
     if rows_min > 1 && split.members.len() < names.len() {
-        let why = "for the statistics of batch normalization";
-        split.notes.push(format!("a device takes at least {rows_min} samples of a step, {why}"));
+        split.notes.push(format!(
+            "each device gets at least {rows_min} samples of a step, for batch normalization"
+        ));
     }
     split
 }
