@@ -389,14 +389,14 @@ fn a_run_starts_from_another_run_or_a_checkpoint_of_it() {
         let told = desk.run(&format!("{start} --init {from} --steps 0 --out {out} {layout}")).ok();
         assert!(parameters(out, 0) == parameters("run", step), "{out}");
         assert!(told.err.contains("starting from run/checkpoints/step-0000000"), "{}", told.err);
-        assert!(!told.err.contains("the text that comes with the program"), "{}", told.err);
+        assert!(!told.err.contains("training on the built-in text"), "{}", told.err);
         let of_run = &desk.manifest("run", step)["meta"];
         let begun = desk.manifest(out, 0);
         assert_eq!(begun["meta"]["tokenizer"], of_run["tokenizer"]);
         assert_eq!((&begun["meta"]["step"], &begun["meta"]["samples"]), (&0.into(), &0.into()));
     }
     let without_data = desk.run("train --devices cpu --init run --steps 0 --out own");
-    assert!(without_data.err.contains("the text that comes with the program"));
+    assert!(without_data.err.contains("training on the built-in text"));
     // A tenth of the rate of a new model of this width, and 3 % of the steps.
     let new = desk.run("train --explain config --data more.txt --init run").ok();
     let lr = |text: &str| -> f64 {
