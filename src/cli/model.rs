@@ -8,13 +8,14 @@ use std::time::Instant;
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs, SamplingArgs};
 use super::resume::find_data;
 use super::train::{saved_spec, spec_of_files};
+use super::trained_on::GivenData;
 use crate::ui::terminal::{Terminal, print_line, print_warning};
 use potluck_core::Rank;
 use potluck_core::format::counted;
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{
-    DataDescription, Sampler, Split, StridedWindows, Tokenizer, TokenizerFile, is_token_file,
+    DataDescription, DataFile, Sampler, Split, StridedWindows, Tokenizer, TokenizerFile, is_token_file,
 };
 use potluck_graph::model::LanguageModel;
 use potluck_kernels::device::{AdapterKind, Selection};
@@ -128,7 +129,19 @@ fn data_of(
                        --data";
             return Err(TrainError::InvalidRequest(why.into()));
         }
-        return spec.load_other(path, saved);
+        let data = spec.load_other(path, saved)?;
+        let given = GivenData {
+            run: &args.checkpoint.checkpoint,
+            of_run: &loaded.data_files,
+            source: &spec.data.source,
+            held_out: spec.data.held_out,
+            files: data.dataset.files(),
+            samples: data.samples(),
+        };
+        if let Some(warning) = given.warning() {
+            print_warning(&warning);
+        }
+        return Ok(data);
     }
     let Some(fingerprint) = &loaded.data else {
         let why = "the model has no data of its own; pass --data PATH";
@@ -345,6 +358,8 @@ pub(super) struct LoadedModel {
     pub files: Option<PathBuf>,
     /// Fingerprint of the data that the run was trained on; `None` of files.
     data: Option<String>,
+    /// Files of these data.
+    pub data_files: Vec<DataFile>,
     /// Placement of the run; `None` of files.
     placement: Option<Placement>,
     pub parameters: Vec<NamedTensor>,
@@ -360,6 +375,7 @@ impl From<Checkpoint> for LoadedModel {
             files: None,
             saved,
             data: Some(checkpoint.meta.data),
+            data_files: checkpoint.meta.files,
             placement: Some(checkpoint.meta.placement),
             parameters: checkpoint.parameters,
         }
@@ -464,8 +480,16 @@ fn load_files(
     let parameters = tensors.read().map_err(TrainError::from)?;
     let files = Some(directory.path().to_path_buf());
     let ends = ends_of(directory.path(), saved.tokenizer.as_ref().and_then(Tokenizer::file))?;
-    let loaded =
-        LoadedModel { step: None, saved, ends, files, data: None, placement: None, parameters };
+    let loaded = LoadedModel {
+        step: None,
+        saved,
+        ends,
+        files,
+        data: None,
+        data_files: Vec::new(),
+        placement: None,
+        parameters,
+    };
     Ok((loaded, spec))
 }
 
