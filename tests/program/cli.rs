@@ -545,6 +545,9 @@ fn explaining_several_devices_tells_what_each_does() {
     for line in ["\n  staging ", "\n  pool ", " needed, of the memory of the host\n"] {
         assert_eq!(memory.matches(line).count(), 3, "{line} in:\n{memory}");
     }
+    let most = " with a measured share, of up to 4 rows at a time\n";
+    assert_eq!(memory.matches(most).count(), 3, "{memory}");
+    assert!(!explain("memory --set parallel.shares=2,1,1").contains(most));
     assert!(memory.contains("\nmemory of the host: fits: "), "{memory}");
     assert!(alone.contains("\nmemory of the host: fits: "), "{alone}");
     let fits = |mib: u32| explain(&format!("memory --set train.device_memory_mib={mib}"));
