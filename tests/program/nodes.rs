@@ -330,7 +330,7 @@ fn nodes_that_may_not_join_are_refused_and_the_run_is_unharmed() {
     };
     let refused = |line: &str, part: &str| ended(line, 78, part);
     let line = format!("join {address} --secret-file other --devices cpu --wait 1");
-    ended(&line, 75, "the code is that of the run");
+    ended(&line, 75, "the code is that of the first node");
     host.wait_for("was turned away: it has another code than this node, or is a stranger");
     refused(&format!("train tiny.toml --nodes 2 --listen {address} --secret-file code"), "taken");
     let key = "--set optim.lr=1: the first node sets the keys of the run";

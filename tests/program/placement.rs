@@ -23,7 +23,7 @@ fn equal_devices_have_names_of_their_own() {
         assert!(text.contains("cpu 2 ("), "{text}");
     }
     let step = ran.lines("step 3/3")[0];
-    assert!(step.contains("  cpu: 8 (") && step.contains(", cpu 2: 4 ("), "{step}");
+    assert!(step.contains("  cpu: 8 samples (") && step.contains(", cpu 2: 4 samples ("), "{step}");
 }
 
 /// Several devices of the same few cores make hardly any step shorter.
