@@ -15,7 +15,8 @@ use potluck_core::format::counted;
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{
-    DataDescription, DataFile, Sampler, Split, StridedWindows, Tokenizer, TokenizerFile, is_token_file,
+    DataDescription, DataFile, Sampler, Split, StridedWindows, Tokenizer, TokenizerFile,
+    is_token_file,
 };
 use potluck_graph::model::LanguageModel;
 use potluck_kernels::device::{AdapterKind, Selection};

@@ -28,8 +28,10 @@ impl GivenData<'_> {
     pub fn warning(self) -> Option<String> {
         let Self { run, of_run, source, held_out, files, samples } = self;
         let files = DataFile::recorded(files);
-        let known: Vec<&DataFile> =
-            files.iter().filter(|file| of_run.iter().any(|one| one.blake3 == file.blake3)).collect();
+        let known: Vec<&DataFile> = files
+            .iter()
+            .filter(|file| of_run.iter().any(|one| one.blake3 == file.blake3))
+            .collect();
         if known.iter().all(|file| is_held_out(file, source)) {
             return None;
         }
@@ -118,15 +120,13 @@ mod tests {
     #[test]
     fn files_that_were_held_out_are_not_told() {
         let of_run = ["train-images", "t10k-images"];
-        let of_one = |given: usize| {
-            warning(&of_run, &of_run[given..=given], Some(9), (&table(None), 0.2))
-        };
+        let of_one =
+            |given: usize| warning(&of_run, &of_run[given..=given], Some(9), (&table(None), 0.2));
         assert_eq!(of_one(1), None);
         let trained = of_one(0).unwrap();
         assert!(trained.starts_with("the run was trained on these data; "), "{trained}");
         let two = table(Some("data/late.csv"));
-        let of_two =
-            |given: &str| warning(&["t.csv", "late.csv"], &[given], Some(9), (&two, 0.2));
+        let of_two = |given: &str| warning(&["t.csv", "late.csv"], &[given], Some(9), (&two, 0.2));
         assert!(of_two("late.csv").is_none() && of_two("t.csv").is_some());
     }
 }

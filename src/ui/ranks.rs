@@ -76,7 +76,8 @@ impl RunningMeans {
         let has_room = self.ranks.len() <= LINES_MAX;
         for (index, mean) in self.ranks.iter().enumerate() {
             let left = self.ranks.len() - index;
-            let text = format!("{}{}", mean.text(pipelines, has_room), if left > 1 { "," } else { "" });
+            let text =
+                format!("{}{}", mean.text(pipelines, has_room), if left > 1 { "," } else { "" });
             // There is always a last line; it only grows here.
             let full = lines.last().is_some_and(|line| {
                 !line.is_empty() && line.chars().count() + 1 + text.chars().count() > COLUMNS - 2

@@ -36,6 +36,8 @@ pub struct Terminal {
     bar: Option<(ProgressBar, RunningMeans)>,
     /// Lines about the steps where no bar shows them, or for the file of the log besides.
     lines: Option<PlainText>,
+    /// Step from which evaluations are compared, if not all are.
+    best_since: Option<u64>,
     /// Time of tuning from which its progress is shown again.
     next_tuning: Duration,
     /// Time of the evaluation in progress from which it is shown again.
@@ -61,6 +63,7 @@ impl Terminal {
             log_every: Arc::new(AtomicU64::new(log_every)),
             bar: None,
             lines: None,
+            best_since: None,
             next_tuning: TUNING_DELAY,
             next_evaluating: EVALUATING_DELAY,
         }
@@ -149,14 +152,7 @@ impl Terminal {
     }
 
     fn evaluation(&self, record: &EvalRecord) {
-        let EvalRecord { step, val_loss, metrics, terms, samples, is_best, .. } = record;
-        let mark = if *is_best { ", the best so far" } else { "" };
-        let samples = counted_large(*samples, "sample", "samples");
-        let metric = |(name, value): &(Cow<str>, f64)| format!("  {name} {value:.4}");
-        let metrics: String = metrics.iter().chain(terms).map(metric).collect();
-        self.note(&format!(
-            "step {step}  val_loss {val_loss:.4}{metrics} on {samples}{mark}"
-        ));
+        self.note(&evaluation_text(record, self.best_since));
     }
 
     fn tuning(&mut self, device: &str, (done, total): (usize, usize), elapsed: Duration) {
@@ -195,6 +191,10 @@ impl Sink for Terminal {
         }
         Ok(())
     }
+
+    fn forget_evaluations(&mut self, step: u64) {
+        self.best_since = Some(step);
+    }
 }
 
 impl PlainText {
@@ -214,6 +214,21 @@ impl PlainText {
         *means = RunningMeans::default();
         Some(format!("step {number}/{steps}  {text}  eta {eta}  {devices}"))
     }
+}
+
+/// Formats an evaluation: `step 20  val_loss 0.4133 on 1,024 samples, the best so far`, or since
+/// the step from which evaluations are compared.
+fn evaluation_text(record: &EvalRecord, best_since: Option<u64>) -> String {
+    let EvalRecord { step, val_loss, metrics, terms, samples, is_best, .. } = record;
+    let mark = match best_since {
+        _ if !is_best => String::new(),
+        None => ", the best so far".into(),
+        Some(since) => format!(", the best since step {since}"),
+    };
+    let samples = counted_large(*samples, "sample", "samples");
+    let metric = |(name, value): &(Cow<str>, f64)| format!("  {name} {value:.4}");
+    let metrics: String = metrics.iter().chain(terms).map(metric).collect();
+    format!("step {step}  val_loss {val_loss:.4}{metrics} on {samples}{mark}")
 }
 
 /// Formats the figures of a step: `loss 2.3775  lr 9.52e-4  norm 0.53  2,036 tokens/s`.
@@ -272,6 +287,26 @@ mod tests {
         assert!(text.starts_with("loss 2.3775  kl 0.2500  errors 2.0000  lr 1.00e-3"), "{text}");
         assert!(step_text(&step(1e-3, 123_456.0)).contains("lr 1.00e-3  norm 1.23e5  "));
         assert!(step_text(&step(1e-3, f64::NAN)).contains("norm NaN  "));
+    }
+
+    #[test]
+    fn an_evaluation_is_the_best_of_those_with_which_it_is_compared() {
+        let mut record = EvalRecord {
+            step: 20,
+            val_loss: 0.41331,
+            metrics: vec![("val_accuracy".into(), 0.5)],
+            terms: Vec::new(),
+            samples: 1024,
+            targets: 1024,
+            is_best: true,
+        };
+        let text = evaluation_text(&record, None);
+        let start = "step 20  val_loss 0.4133  val_accuracy 0.5000 on 1,024 samples";
+        assert_eq!(text, format!("{start}, the best so far"));
+        let text = evaluation_text(&record, Some(10));
+        assert_eq!(text, format!("{start}, the best since step 10"));
+        (record.is_best, record.samples) = (false, 1);
+        assert!(evaluation_text(&record, Some(10)).ends_with(" on 1 sample"));
     }
 
     #[test]

@@ -568,8 +568,7 @@ fn explaining_several_devices_tells_what_each_does() {
     for (part, (rank, rows)) in parts.iter().zip([(0, 2), (1, 1), (2, 1)]) {
         let name = ["cpu", "cpu 2", "cpu 3"][rank];
         let samples = counted(rows, "sample", "samples");
-        let title =
-            format!("rank {rank}: {name}, {samples}\nmicro-batch 0: {samples} from");
+        let title = format!("rank {rank}: {name}, {samples}\nmicro-batch 0: {samples} from");
         assert!(part.starts_with(&title), "{part}");
         for step in
             ["start reduce-scatter of bucket 0", "verdict", "wait for all-gather of bucket 0"]

@@ -129,7 +129,10 @@ fn resumes_at_once_do_not_disturb_each_other() {
     assert!(!done.is_empty());
     for ran in refused.into_iter().map(|ran| ran.ended(78)) {
         let error = ran.line("error:");
-        assert!(error.contains("was trained from step 8") || error.contains("is in use"), "{error}");
+        assert!(
+            error.contains("was trained from step 8") || error.contains("is in use"),
+            "{error}"
+        );
     }
     assert_eq!(desk.steps("run").len(), 12);
     assert!(desk.files().iter().all(|name| !name.contains("aside")), "{:?}", desk.files());
@@ -303,10 +306,11 @@ fn another_text_forgets_the_best_evaluation() {
     desk.write("other.txt", &reversed);
     assert_eq!(desk.manifest("run", 8)["meta"]["best"]["step"], 8);
     desk.resume("run", "--quiet --steps 10").ok();
-    let slow = "--quiet --steps 12 --data other.txt --set optim.lr=1e-6 --set schedule.min_lr=1e-7";
+    let slow = "--steps 12 --data other.txt --set optim.lr=1e-6 --set schedule.min_lr=1e-7";
     let ran = desk.resume("run", slow).ok();
     let warning = ran.line("warning: the data are not those");
     assert!(warning.contains("are not compared with later ones"), "{warning}");
+    assert!(ran.line("step 12  val_loss").ends_with(", the best since step 10"), "{}", ran.err);
     // The loss on the other text is higher than the best one on the first, and yet the best.
     let losses: Vec<f64> =
         desk.metrics("run").iter().filter_map(|line| line["val_loss"].as_f64()).collect();
