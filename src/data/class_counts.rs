@@ -39,13 +39,11 @@ pub(crate) fn warnings<'a>(
     let single = with(1).len();
     if single >= SINGLE_MIN && 2 * single > names.len() {
         let are_numbers = names.iter().all(|name| name.parse::<f64>().is_ok());
-        let advice = match are_numbers {
-            true => format!(
-                "if {} is a number to predict, set {}",
-                column.map_or("the target", String::as_str),
-                Setting::Regression
-            ),
-            false => format!("check that {} is a class", column.map_or("the target", |c| c)),
+        let column = column.map_or("the target", String::as_str);
+        let advice = if are_numbers {
+            format!("if {column} is a number to predict, set {}", Setting::Regression)
+        } else {
+            format!("check that {column} is a class")
         };
         let single = grouped(&single.to_string());
         warnings.push(format!("{single} of {all} have a single sample; {advice}"));

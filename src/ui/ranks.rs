@@ -116,9 +116,10 @@ impl Mean {
         } else {
             format!("{}/s, ", thousands(speed))
         };
-        let share = match has_room {
-            true => counted(self.share as usize, "sample", "samples"),
-            false => self.share.to_string(),
+        let share = if has_room {
+            counted(self.share as usize, "sample", "samples")
+        } else {
+            self.share.to_string()
         };
         format!("{}: {share} ({speed}waits {waits:.0} %)", self.name)
     }

@@ -149,9 +149,10 @@ pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
     if !path.exists() || path.join("config.json").is_file() {
         return Ok(());
     }
-    let is_weights = match path.is_dir() {
-        true => [files::SINGLE, files::INDEX].iter().any(|name| path.join(name).exists()),
-        false => path.extension().is_some_and(|ending| ending == "safetensors"),
+    let is_weights = if path.is_dir() {
+        [files::SINGLE, files::INDEX].iter().any(|name| path.join(name).exists())
+    } else {
+        path.extension().is_some_and(|ending| ending == "safetensors")
     };
     if is_weights {
         return Err(HuggingFaceError::NoConfiguration { path: path.into() });
