@@ -87,7 +87,7 @@ fn a_node_with_a_copy_of_the_data_reads_its_samples() {
     let line = "--data text.txt --set parallel.shares=2,2";
     desk.run(&format!("{LINE} {line} --devices cpu*2 --out one")).ok();
     let joined = |out: &str, copy: &str| {
-        let line = format!("{LINE} {line} --devices cpu --out {out}");
+        let line = format!("{LINE} {line} --devices cpu --log-every 2 --out {out}");
         let mut host = host_with(&desk, 2, "", &line);
         host.wait_for("1 of ");
         let other = join(&desk, &host, "", &format!("--devices cpu --data {copy}"));
@@ -98,7 +98,10 @@ fn a_node_with_a_copy_of_the_data_reads_its_samples() {
     let (first, other) = joined("two", "there/text.txt");
     first.ok();
     let note = "samples are read from there/text.txt, the data of the run";
-    assert_eq!(other.ok().lines(note).len(), 1);
+    let other = other.ok();
+    assert_eq!(other.lines(note).len(), 1);
+    // The interval of its lines is that of the run.
+    assert_eq!(other.lines("step 4/6  loss").len(), 1, "{}", other.err);
     assert!(state(&desk, "two", 6) == state(&desk, "one", 6));
     // One letter differs.
     desk.write("there/text.txt", "to be or not to bo, that is the question\n".repeat(40));
