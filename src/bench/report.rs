@@ -124,7 +124,7 @@ pub struct Figure {
     pub max: f64,
     pub samples: usize,
     pub better: Direction,
-    /// Share of the device's `peak.flops`, if that figure was measured too.
+    /// Share of the device's `peak.flops`, or of a rate above that, if the peak was measured too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_peak: Option<f64>,
     /// Name of the fastest of several alternatives, such as a kernel variant.
@@ -360,11 +360,14 @@ impl<'a> FigureRecorder<'a> {
     }
 
     /// Returns the figures and the skipped ones, and computes the shares of the peak, which may
-    /// have been measured last.
+    /// have been measured last. Where another rate is higher, the peak was measured too low, and
+    /// the shares are of that rate.
     pub fn finish(mut self) -> (Vec<Figure>, Vec<Skipped>) {
-        let peak = self.figures.iter().find(|figure| figure.kind == FigureKind::Peak);
-        if let Some(peak) = peak {
-            let peak = peak.median;
+        let has_peak = self.figures.iter().any(|figure| figure.kind == FigureKind::Peak);
+        let highest = highest_rate(&self.figures).map(|highest| highest.median);
+        if let Some(peak) = highest
+            && has_peak
+        {
             for figure in &mut self.figures {
                 if figure.unit == GFLOPS && figure.kind != FigureKind::Peak {
                     figure.of_peak = Some(figure.median / peak);
@@ -373,6 +376,12 @@ impl<'a> FigureRecorder<'a> {
         }
         (self.figures, self.skipped)
     }
+}
+
+/// Figure with the most floating-point operations per second in f32.
+pub(crate) fn highest_rate(figures: &[Figure]) -> Option<&Figure> {
+    let is_f32 = |one: &&Figure| one.unit == GFLOPS && one.kind != FigureKind::Precision;
+    figures.iter().filter(is_f32).max_by(|a, b| a.median.total_cmp(&b.median))
 }
 
 /// Units of rates.
@@ -436,6 +445,20 @@ mod tests {
         let time = report.devices[0].figure("dispatch.in_pass").unwrap();
         assert!((time.median - 2.0).abs() < 1e-9 && time.better == Direction::Lower);
         assert_eq!(report.devices[0].of_kind(FigureKind::Matmul).count(), 1);
+    }
+
+    #[test]
+    fn a_rate_above_the_peak_stands_for_it() {
+        let mut progress = |_: &str| {};
+        let mut recorder = FigureRecorder::new(&mut progress);
+        let rate = |kind, name: &str, work: f64| Figure::rate(kind, name, GFLOPS, work, &[1.0]);
+        recorder.add(rate(FigureKind::Peak, "peak.flops", 2e9));
+        recorder.add(rate(FigureKind::Matmul, "matmul.small", 4e9));
+        recorder.add(rate(FigureKind::Matmul, "matmul.large", 8e9));
+        recorder.add(rate(FigureKind::Precision, "precision.bf16", 64e9));
+        let (figures, _) = recorder.finish();
+        let shares = figures.iter().map(|figure| figure.of_peak);
+        assert!(shares.eq([None, Some(0.5), Some(1.0), Some(8.0)]));
     }
 
     #[test]

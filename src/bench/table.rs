@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::report::{DeviceReport, Figure, FigureKind, GFLOPS, LinkFigure, Report, Skipped};
+use super::report::{
+    DeviceReport, Figure, FigureKind, GFLOPS, LinkFigure, Report, Skipped, highest_rate,
+};
 use super::sample::median;
 use super::units::{number, size};
 use potluck_core::Table;
@@ -75,6 +77,9 @@ impl fmt::Display for DeviceReport {
                 write!(f, "\n\n{}", table.to_string().trim_end())?;
             }
         }
+        if let Some(note) = low_peak(self) {
+            write!(f, "\n\n{note}")?;
+        }
         if let Some(spread) = unsteady(self) {
             let spread = percent(spread, 0);
             write!(f, "\n\nnote: half of the figures spread by ±{spread} or more; ")?;
@@ -85,6 +90,19 @@ impl fmt::Display for DeviceReport {
             None => Ok(()),
         }
     }
+}
+
+/// Returns a note on a peak that another rate exceeds, which then stands for it.
+fn low_peak(device: &DeviceReport) -> Option<String> {
+    let peak = device.of_kind(FigureKind::Peak).next()?;
+    let highest = highest_rate(&device.figures).filter(|one| one.median > peak.median)?;
+    Some(format!(
+        "note: the peak was measured too low ({} {GFLOPS}, and {} reached {}): the machine was \
+         busy; run it again. Shares are of the highest rate",
+        number(peak.median),
+        highest.name.replace(['.', '_'], " "),
+        number(highest.median)
+    ))
 }
 
 /// Maximum median spread of the figures on a machine without other load.
@@ -363,6 +381,16 @@ mod tests {
         let skipped = vec![Skipped { name: "matmul.square_256".into(), why: "too slow".into() }];
         let [api, driver, kind] = ["vulkan", "Mesa", "software"].map(String::from);
         DeviceReport { name: name.into(), api, driver, kind, figures, skipped, error: None }
+    }
+
+    #[test]
+    fn a_peak_below_another_rate_is_told() {
+        let mut report = device("d");
+        assert_eq!(low_peak(&report), None);
+        report.figures[0].median = 40.0;
+        let note = "\n\nnote: the peak was measured too low (40.0 GFLOP/s, and matmul square 128 \
+                    reached 100): the machine was busy; run it again. Shares are of the highest";
+        assert!(report.to_string().contains(note), "{report}");
     }
 
     #[test]

@@ -90,7 +90,8 @@ exit code 75.")]
     Chat(ChatArgs),
     /// Predict samples with a checkpoint: classes with probabilities, or values, as a CSV file
     Predict(PredictArgs),
-    /// Write the model of a run as files that Hugging Face's transformers reads
+    /// Write the model of a run for Hugging Face's transformers, as a GGUF file for llama.cpp and
+    /// others, or as a safetensors file of its parameters
     Export(ExportArgs),
     /// List the runs of a directory with their steps, losses, devices and states
     Runs(RunsArgs),

@@ -60,7 +60,7 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
             "/exit" => break,
             "/reset" => {
                 conversation = Conversation::new(args.system.as_deref());
-                print_line("a new conversation begins");
+                print_line("new conversation");
                 continue;
             }
             message => conversation.add("user", message),
@@ -74,7 +74,7 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
         // Beyond the context, the model would lose the beginning of the conversation.
         let left = writer.context().saturating_sub(tokens.len()) as u64;
         if left == 0 {
-            print_line("note: the message does not fit the context, and is not answered");
+            print_line("note: no answer: the message is longer than the context");
             conversation.messages.pop();
             continue;
         }

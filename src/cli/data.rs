@@ -8,7 +8,7 @@ use super::args::{DataCommand, PrepareArgs};
 use super::{UsageError, print};
 use crate::ui::terminal::print_line;
 use potluck_core::files;
-use potluck_core::format::{clock, counted, grouped};
+use potluck_core::format::{clock, counted, counted_large, grouped};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{PrepareOptions, PrepareProgress, Prepared, TokenizerFile, prepare};
 use potluck_train::TrainError;
@@ -95,22 +95,19 @@ fn report(prepared: &Prepared, end: &str, out: &Path) {
     let Prepared { path, tokens, documents, vocabulary, before, left_out } = prepared;
     let count = |count: u64| grouped(&count.to_string());
     if before == tokens {
-        print_line("the tokens were there already");
+        print_line("the tokens were already prepared");
     } else if *before > 0 {
-        print_line(&format!("went on behind {} tokens that were there", count(*before)));
+        print_line(&format!("resumed after {}", counted_large(*before, "token", "tokens")));
     }
     if *left_out > 0 {
-        let files = counted(*left_out, "file of another format was", "files of other formats were");
-        print_line(&format!("note: {files} left out; name texts of other endings one by one"));
+        let files = counted(*left_out, "file of another format", "files of other formats");
+        print_line(&format!("note: skipped {files}; name texts with other endings one by one"));
     }
-    let documents = match documents {
-        1 => "1 document".to_string(),
-        several => format!("{} documents", count(*several)),
-    };
+    let documents = counted_large(*documents, "document", "documents");
     print(&format!(
-        "{} tokens of {documents}, vocabulary {}, in {}; {end}\n\
+        "{} of {documents}, vocabulary {}, in {}; {end}\n\
          train on them with: potluck train --data {}\n",
-        count(*tokens),
+        counted_large(*tokens, "token", "tokens"),
         count(*vocabulary as u64),
         path.display(),
         out.display()

@@ -80,7 +80,7 @@ pub fn explanation(
         Explain::Kernels => kernels(spec, &resumed.data)?,
         Explain::Config => spec.clone().on_data(&resumed.data, resumed.done)?.run_toml,
         Explain::Keys => {
-            let why = "the keys are those of every run, and not explained by one";
+            let why = "the keys are the same for every run";
             return Err(TrainError::Defect(why.into()).into());
         }
     };

@@ -44,6 +44,8 @@ fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), 
             hugging_face::export(&args.out, &model)?;
         }
         ExportFormat::Gguf => {
+            // A model without a form needs no tokenizer either.
+            hugging_face::configuration(&*spec.model, 0)?;
             let Some(tokenizer) = tokenizer.and_then(Tokenizer::file) else {
                 let why = "a GGUF file has the tokenizer.json of its model, and this model has \
                            none; train it with data.tokenizer = PATH";

@@ -27,6 +27,7 @@ pub mod schedule_chart;
 pub mod secrets;
 pub mod status;
 pub mod train;
+mod trained_on;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};

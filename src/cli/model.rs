@@ -8,12 +8,15 @@ use std::time::Instant;
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs, SamplingArgs};
 use super::resume::find_data;
 use super::train::{saved_spec, spec_of_files};
+use super::trained_on::GivenData;
 use crate::ui::terminal::{Terminal, print_line, print_warning};
 use potluck_core::Rank;
+use potluck_core::format::counted;
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{
-    DataDescription, Sampler, Split, StridedWindows, Tokenizer, TokenizerFile, is_token_file,
+    DataDescription, DataFile, Sampler, Split, StridedWindows, Tokenizer, TokenizerFile,
+    is_token_file,
 };
 use potluck_graph::model::LanguageModel;
 use potluck_kernels::device::{AdapterKind, Selection};
@@ -22,7 +25,9 @@ use potluck_train::checkpoint::{Checkpoint, CheckpointError, NamedTensor, Store,
 use potluck_train::error::TrainError;
 use potluck_train::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use potluck_train::families::DataShape;
-use potluck_train::hugging_face::{HuggingFaceError, ModelDirectory, directory_of_run, end_tokens};
+use potluck_train::hugging_face::{
+    HuggingFaceError, ModelDirectory, directory_of_run, end_tokens, require_model,
+};
 use potluck_train::language_model::language_model;
 use potluck_train::loader::BatchSource;
 use potluck_train::run_data::{RunData, SavedData};
@@ -59,7 +64,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         data.dataset = Arc::new(strided);
     }
     if data.dataset.is_empty(split) {
-        let why = "the run held nothing out; give --split train or --data PATH";
+        let why = "the run held nothing out; use --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let plans = spec.forward_plans(&data.shape)?;
@@ -121,14 +126,26 @@ fn data_of(
     let saved = &loaded.saved;
     if let Some(path) = &args.data {
         if loaded.data.is_none() && saved.tokenizer.is_none() && !is_token_file(path) {
-            let why = "the model has no tokenizer.json, which makes tokens of a text; give token \
-                       ids as --data";
+            let why = "the model has no tokenizer.json to tokenize a text with; pass token ids as \
+                       --data";
             return Err(TrainError::InvalidRequest(why.into()));
         }
-        return spec.load_other(path, saved);
+        let data = spec.load_other(path, saved)?;
+        let given = GivenData {
+            run: &args.checkpoint.checkpoint,
+            of_run: &loaded.data_files,
+            source: &spec.data.source,
+            held_out: spec.data.held_out,
+            files: data.dataset.files(),
+            samples: data.samples(),
+        };
+        if let Some(warning) = given.warning() {
+            print_warning(&warning);
+        }
+        return Ok(data);
     }
     let Some(fingerprint) = &loaded.data else {
-        let why = "the model has no data of its own; give some with --data PATH";
+        let why = "the model has no data of its own; pass --data PATH";
         return Err(TrainError::InvalidRequest(why.into()));
     };
     for path in spec.data.source.paths_mut() {
@@ -182,9 +199,12 @@ fn report(
     for (name, value) in &metrics {
         text += &format!("  {} {value:.4}", without_split(name));
     }
+    let in_samples = counted(samples as usize, "sample", "samples");
     text += &match task.unit() {
-        Unit::Tokens => format!("  {targets} targets in {samples} samples\n"),
-        Unit::Samples => format!("  {samples} samples\n"),
+        Unit::Tokens => {
+            format!("  {} in {in_samples}\n", counted(targets as usize, "target", "targets"))
+        }
+        Unit::Samples => format!("  {in_samples}\n"),
     };
     text += &task.tables(sums);
     if let Some(FinalMeasure { summary, .. }) = measure {
@@ -339,6 +359,8 @@ pub(super) struct LoadedModel {
     pub files: Option<PathBuf>,
     /// Fingerprint of the data that the run was trained on; `None` of files.
     data: Option<String>,
+    /// Files of these data.
+    pub data_files: Vec<DataFile>,
     /// Placement of the run; `None` of files.
     placement: Option<Placement>,
     pub parameters: Vec<NamedTensor>,
@@ -354,6 +376,7 @@ impl From<Checkpoint> for LoadedModel {
             files: None,
             saved,
             data: Some(checkpoint.meta.data),
+            data_files: checkpoint.meta.files,
             placement: Some(checkpoint.meta.placement),
             parameters: checkpoint.parameters,
         }
@@ -402,10 +425,10 @@ pub(super) fn load_with(
 pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
     let name = path.to_string_lossy();
     if path.exists() {
-        let is_ours = is_checkpoint(path) || path.join("checkpoints").is_dir();
-        if is_ours || !path.join("config.json").is_file() {
+        if is_checkpoint(path) || path.join("checkpoints").is_dir() {
             return Ok(None);
         }
+        require_model(path).map_err(TrainError::from)?;
         return Ok(Some(ModelDirectory::open(&name).map_err(TrainError::from)?));
     }
     match ModelDirectory::open(&name) {
@@ -458,8 +481,16 @@ fn load_files(
     let parameters = tensors.read().map_err(TrainError::from)?;
     let files = Some(directory.path().to_path_buf());
     let ends = ends_of(directory.path(), saved.tokenizer.as_ref().and_then(Tokenizer::file))?;
-    let loaded =
-        LoadedModel { step: None, saved, ends, files, data: None, placement: None, parameters };
+    let loaded = LoadedModel {
+        step: None,
+        saved,
+        ends,
+        files,
+        data: None,
+        data_files: Vec::new(),
+        placement: None,
+        parameters,
+    };
     Ok((loaded, spec))
 }
 

@@ -1,6 +1,7 @@
 //! Runs over several machines: `potluck train --nodes` and `potluck join`.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::args::{JoinArgs, TrainArgs};
@@ -243,7 +244,9 @@ fn join_once(
     let StartedCluster { roster, you, links } = met.started;
     log::set_node(you);
     show(&roster.to_string());
-    let mut sink: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
+    let terminal = Terminal::new(quiet, 10);
+    let log_every = terminal.log_every();
+    let mut sink: Box<dyn Sink> = Box::new(terminal);
     let mut specified = None;
     if let Some(status) = &status {
         status.meets(you, &roster, met.meeting.links.clone());
@@ -254,6 +257,7 @@ fn join_once(
         devices,
         configure: Box::new(move |config: &str| {
             let spec = RunSpec::of_node(config, &overrides).map_err(|error| error.to_string())?;
+            log_every.store(spec.every.progress, Ordering::Relaxed);
             if let Some(specify) = &specified {
                 specify(&spec);
             }

@@ -5,11 +5,14 @@ use std::path::Path;
 
 use super::args::PredictArgs;
 use super::model::{EvalDevices, load, of_tokens, open_for_eval};
+use super::trained_on::GivenData;
 use super::{UsageError, writable};
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::{print_line, print_warning};
 use potluck_core::format::counted;
 use potluck_core::{HostTensor, files};
-use potluck_data::{DataDescription, SampleDescription, Samples, TargetNames, Targets, formats};
+use potluck_data::{
+    DataDescription, DataFile, SampleDescription, Samples, TargetNames, Targets, formats,
+};
 use potluck_train::error::TrainError;
 use potluck_train::outputs::{OutputRequest, model_outputs};
 use potluck_train::runtime::pipelines::ForwardUnits;
@@ -44,7 +47,18 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
             return Err(TrainError::InvalidRequest(why.into()).into());
         }
     };
-    let samples = samples_of(&spec, &args.data, &description)?;
+    let (samples, files) = samples_of(&spec, &args.data, &description)?;
+    let given = GivenData {
+        run: &args.checkpoint.checkpoint,
+        of_run: &loaded.data_files,
+        source: &spec.data.source,
+        held_out: spec.data.held_out,
+        files,
+        samples: Some(samples.len() as u64),
+    };
+    if let Some(warning) = given.warning() {
+        print_warning(&warning);
+    }
     let shape =
         loaded.saved.shape().ok_or_else(|| TrainError::Defect("data without sizes".into()))?;
     let plans = spec.forward_plans(&shape)?;
@@ -85,9 +99,9 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     if let Some(index) = first_bad {
         let name = name_of(&samples, index);
         print_line(&format!(
-            "warning: the predictions of {bad} of {} samples are not finite numbers, the first of \
-             them that of {name}; look for very large values in the data",
-            samples.len()
+            "warning: the predictions of {bad} of {} are not finite numbers, the first of them \
+             that of {name}; look for very large values in the data",
+            counted(samples.len(), "sample", "samples")
         ));
     }
     Ok(())
@@ -124,19 +138,19 @@ fn name_of(samples: &Samples, index: usize) -> String {
     }
 }
 
-/// Loads the samples to predict, which are like those that the model was trained on. Their targets
-/// may be absent.
+/// Loads the samples to predict, which are like those that the model was trained on, with their
+/// files. Their targets may be absent.
 fn samples_of(
     spec: &RunSpec,
     path: &Path,
     description: &SampleDescription,
-) -> Result<Samples, TrainError> {
+) -> Result<(Samples, Vec<DataFile>), TrainError> {
     let DataSource::Samples { format, .. } = spec.data.source else {
         return Err(TrainError::Defect("a model of samples without samples".into()));
     };
     let format = formats::detect(path).unwrap_or(format);
     let options = spec.read_options(Some(description));
-    Ok(formats::load_for_prediction(format, path, &options)?)
+    Ok(formats::read_for_prediction(format, path, &options)?)
 }
 
 /// Returns the normalized features of some samples.

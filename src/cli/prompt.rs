@@ -1,6 +1,6 @@
 //! Question for the code of a run on the terminal, which does not show what is typed.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use super::{InterruptedError, UsageError};
 use crate::ui::terminal::print_line;
 use potluck_net::Secret;
 use potluck_train::error::TrainError;
-use potluck_train::signals::{Signals, leave};
+use potluck_train::signals::{Interruption, Signals, leave};
 
 /// Asks for the code on the terminal until it has no typing error. A signal ends the process, with
 /// the terminal as it was.
@@ -24,16 +24,24 @@ pub fn typed_code(elsewhere: &str) -> anyhow::Result<Secret> {
     }
     let _restored = RestoredTerminal::watch()?;
     loop {
-        let typed = rpassword::prompt_password("code of the run (not shown): ")
-            .map_err(|why| UsageError(format!("the code cannot be read: {why}")))?;
+        let typed = rpassword::prompt_password("code of the run (not shown): ").map_err(unread)?;
         if typed.trim().is_empty() {
-            print_line("type the code that the first node shows, or Ctrl-C to leave");
+            print_line("type the code shown by the first node, or press Ctrl-C to quit");
             continue;
         }
         match Secret::parse(&typed) {
             Ok(secret) => return Ok(secret),
-            Err(error) => print_line(&format!("{error}; again")),
+            Err(error) => print_line(&format!("{error}; try again")),
         }
+    }
+}
+
+/// Returns the error of a code that cannot be read. Where the terminal gives Ctrl-C as a character,
+/// the question ends before the signal is seen.
+fn unread(why: io::Error) -> anyhow::Error {
+    match why.kind() {
+        io::ErrorKind::Interrupted => InterruptedError(Interruption::Interrupt).into(),
+        _ => UsageError(format!("the code cannot be read: {why}")).into(),
     }
 }
 
@@ -76,7 +84,7 @@ impl Drop for RestoredTerminal {
 
 /// Returns a function that gives the terminal the settings that it has now.
 #[cfg(unix)]
-fn restoring() -> std::io::Result<impl Fn() + Send + 'static> {
+fn restoring() -> io::Result<impl Fn() + Send + 'static> {
     use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
     let terminal = std::fs::File::open("/dev/tty")?;
     let before = tcgetattr(&terminal)?;
@@ -88,6 +96,20 @@ fn restoring() -> std::io::Result<impl Fn() + Send + 'static> {
 
 /// The console of Windows restores itself.
 #[cfg(not(unix))]
-fn restoring() -> std::io::Result<impl Fn() + Send + 'static> {
+fn restoring() -> io::Result<impl Fn() + Send + 'static> {
     Ok(|| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::exit_code;
+    use potluck_train::error::EXIT_CONFIGURATION;
+
+    #[test]
+    fn control_c_at_the_question_is_an_interruption() {
+        let ended = |kind: io::ErrorKind| exit_code(&unread(kind.into()));
+        assert_eq!(ended(io::ErrorKind::Interrupted), Interruption::Interrupt.exit_code());
+        assert_eq!(ended(io::ErrorKind::UnexpectedEof), EXIT_CONFIGURATION);
+    }
 }

@@ -7,6 +7,7 @@ use std::{fs, io};
 use super::UsageError;
 use super::runs_directory::{RUNS, by_age};
 use crate::ui::terminal::print_warning;
+use potluck_core::format::counted;
 use potluck_kernels::device::{DeviceError, missing_devices};
 use potluck_train::checkpoint::{self, Checkpoint, CheckpointError, Store};
 use potluck_train::continuation::ResumeCommand;
@@ -78,8 +79,9 @@ impl ResumePoint {
             return Ok(());
         }
         Err(UsageError(format!(
-            "train.steps = {steps} is below the {done} steps of {}; set more steps, or resume from \
-             an earlier checkpoint with another --out",
+            "train.steps = {steps} is below the {} of {}; set more steps, or resume from an \
+             earlier checkpoint with another --out",
+            counted(done as usize, "step", "steps"),
             self.loaded().display()
         )))
     }
@@ -110,7 +112,7 @@ impl ResumePoint {
             Err(RuntimeError::Device(NoAdapter { .. } | NoMatch { .. })) => {}
             Err(error) => return Err(error.into()),
         }
-        let missing = missing_devices(devices, &adapters_for(devices)).join(" and no ");
+        let missing = missing_devices(devices, &adapters_for(devices)).join(" and ");
         let out = out.map(Path::to_path_buf);
         let command = ResumeCommand { out, settings, ..ResumeCommand::of_run(&self.from) };
         let command = Box::new(spec.resume_on(spec.left_on_any(), command));

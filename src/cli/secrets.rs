@@ -81,8 +81,8 @@ impl SecretArgs {
         }
         if !std::io::stderr().is_terminal() {
             let why = format!(
-                "there is no terminal to show a new code, and a log is no place for one: make a \
-                 file by `potluck secret --out FILE`, and name it by --secret-file or \
+                "there is no terminal to show a new code, and it must not be logged: write one \
+                 with `potluck secret --out FILE`, and pass it with --secret-file or \
                  {FILE_VARIABLE}"
             );
             return Err(UsageError(why).into());

@@ -19,6 +19,7 @@ use crate::ui::log;
 use crate::ui::terminal::{Terminal, print_line};
 use potluck_core::NodeRank;
 use potluck_core::faults::Faults;
+use potluck_core::format::shell_word;
 use potluck_core::metrics::{Sink, Sinks};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{Tokenizer, TokenizerKind, is_described};
@@ -30,7 +31,7 @@ use potluck_train::config::effect::require_effect;
 use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
 use potluck_train::config::schema::{DataKind, TokenizerSource};
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
-use potluck_train::hugging_face::{ModelDirectory, ModelFiles};
+use potluck_train::hugging_face::{self, ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesSink, RunFailure};
 use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
@@ -122,7 +123,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         }
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
             print_line(&format!(
-                "{} is a checkpoint outside a run; a new run starts in {}",
+                "{} is a checkpoint outside a run; starting a new run in {}",
                 point.from.display(),
                 out.display()
             ));
@@ -141,8 +142,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         print_line(&format!("starting from {}: optim.lr = {lr:?}{warmup}", init.path().display()));
         if config.data.kind == DataKind::Builtin && !resolved.typed.now.contains("data.kind") {
             print_line(
-                "note: without --data, the data is the text that comes with the program; --data \
-                 FILE names your own",
+                "note: no --data given: training on the built-in text; use --data FILE for your \
+                 own",
             );
         }
         let is_text = matches!(config.data.kind, DataKind::Text | DataKind::Builtin);
@@ -152,8 +153,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             && !resolved.typed.now.contains("data.tokenizer")
         {
             print_line(&format!(
-                "note: {} has no tokenizer.json; the text is tokenized as data.tokenizer = \
-                 \"{kind}\"",
+                "note: {} has no tokenizer.json; using data.tokenizer = \"{kind}\"",
                 init.path().display()
             ));
         }
@@ -254,7 +254,7 @@ fn locate(
 fn placement_note(saved: &Resolved, resolved: &Resolved) -> Option<String> {
     let key = resolved.other_placement?;
     let was = saved.config.parallel.devices_text();
-    Some(format!("{key} is set: the placement, which was {was}, is decided anew"))
+    Some(format!("{key} is set: choosing a new placement in place of {was}"))
 }
 
 fn execute(
@@ -389,6 +389,7 @@ fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     let path = Path::new(named);
     let is_run = checkpoint::is_checkpoint(path) || holds_run(path)?;
     if !is_run {
+        hugging_face::require_model(path).map_err(TrainError::from)?;
         let directory = ModelDirectory::open(named).map_err(TrainError::from)?;
         return Ok(StartingModel::Files(directory));
     }
@@ -589,11 +590,13 @@ fn shown(value: Option<Value>) -> String {
 /// # Errors
 /// Returns `UsageError` for a text that is no name of a directory.
 pub fn run_path(name: &str) -> Result<PathBuf, UsageError> {
-    let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+    let is_forbidden = |character: char| character.is_control() || "/\\".contains(character);
+    let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(is_forbidden);
     if !is_plain || name == "latest" {
         return Err(UsageError(format!(
-            "--name {name}: expects the name of a directory in {RUNS}/, other than latest and \
-             without separators; for another place give --out"
+            "--name {}: expects the name of a directory in {RUNS}/, other than latest and without \
+             separators and control characters; for another place give --out",
+            name.escape_debug()
         )));
     }
     Ok(Path::new(RUNS).join(name))
@@ -603,13 +606,18 @@ pub fn run_path(name: &str) -> Result<PathBuf, UsageError> {
 fn named_run(name: &str) -> Result<PathBuf, UsageError> {
     let path = run_path(name)?;
     if fs::symlink_metadata(&path).is_ok() {
-        let path = path.display();
-        return Err(UsageError(format!(
-            "--name {name}: {path} exists already; continue it with --resume {path}, or choose \
-             another name"
-        )));
+        return Err(taken(name, &path));
     }
     Ok(path)
+}
+
+/// Returns the error of a name whose directory exists.
+fn taken(name: &str, path: &Path) -> UsageError {
+    UsageError(format!(
+        "--name {name}: {} exists already; continue it with --resume {}, or choose another name",
+        path.display(),
+        shell_word(&path.to_string_lossy())
+    ))
 }
 
 #[cfg(test)]
@@ -618,12 +626,14 @@ mod tests {
 
     #[test]
     fn names_of_runs_are_those_of_directories() {
-        assert_eq!(run_path("warm-up").ok(), Some(Path::new(RUNS).join("warm-up")));
-        for name in ["", "latest", "a/b", "..", ".hidden", "a\\b"] {
-            let error = run_path(name).unwrap_err().to_string();
-            let why = format!("--name {name}: expects the name of a directory");
-            assert!(error.starts_with(&why), "{error}");
+        assert_eq!(run_path("warm up").ok(), Some(Path::new(RUNS).join("warm up")));
+        for name in ["", "latest", "a/b", "..", ".hidden", "a\\b", "a\0", "a\nb", "\u{1b}[31m"] {
+            let refused = run_path(name).unwrap_err().to_string();
+            assert!(refused.contains("expects the name of a directory"), "{refused}");
+            assert!(!refused.contains(char::is_control), "{refused:?}");
         }
+        let taken = taken("warm up", &Path::new(RUNS).join("warm up")).to_string();
+        assert!(taken.contains("--resume 'runs/warm up', or"), "{taken}");
     }
 
     #[test]

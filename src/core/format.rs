@@ -27,6 +27,11 @@ pub fn counted(count: usize, one: &str, several: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { several })
 }
 
+/// Returns a count like [`counted`], with commas between its thousands: `1,800 classes`.
+pub fn counted_large(count: u64, one: &str, several: &str) -> String {
+    format!("{} {}", grouped(&count.to_string()), if count == 1 { one } else { several })
+}
+
 /// Returns items with commas between them: `0, 2, 3`.
 pub fn listed(items: impl IntoIterator<Item = impl fmt::Display>) -> String {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
@@ -78,7 +83,8 @@ pub fn size_text(bytes: usize) -> String {
     }
 }
 
-/// Formats bytes in GiB, or in MiB below 1 GiB, for messages to the user: `1.5 GiB`.
+/// Formats bytes in GiB, in MiB below 1 GiB and in TiB from 1 TiB on, for messages to the user:
+/// `1.5 GiB`.
 pub fn gibibytes(bytes: u64) -> String {
     in_tenths(bytes, f64::round)
 }
@@ -96,8 +102,11 @@ pub fn gibibytes_down(bytes: u64) -> String {
 
 fn in_tenths(bytes: u64, round: fn(f64) -> f64) -> String {
     let gibibytes = bytes as f64 / (1u64 << 30) as f64;
-    let (value, unit) =
-        if gibibytes < 1.0 { (gibibytes * 1024.0, "MiB") } else { (gibibytes, "GiB") };
+    let (value, unit) = match gibibytes {
+        ..1.0 => (gibibytes * 1024.0, "MiB"),
+        1.0..1024.0 => (gibibytes, "GiB"),
+        _ => (gibibytes / 1024.0, "TiB"),
+    };
     format!("{:.1} {unit}", round(value * 10.0) / 10.0)
 }
 
@@ -164,6 +173,8 @@ mod tests {
     fn lists_and_shares_read_well() {
         assert_eq!(listed([0, 2, 3]), "0, 2, 3");
         assert_eq!(listed([""; 0]), "");
+        let counts = [0, 1, 1800].map(|count| counted_large(count, "class", "classes"));
+        assert_eq!(counts, ["0 classes", "1 class", "1,800 classes"]);
         assert_eq!([percent(0.125, 1), percent(0.126, 0)], ["12.5 %", "13 %"]);
     }
 
@@ -179,6 +190,7 @@ mod tests {
     fn sizes_read_well() {
         assert_eq!([0, 16 << 10, 3 << 19].map(size_text), ["0 MiB", "16.00 KiB", "1.50 MiB"]);
         assert_eq!([3 << 29, 3 << 20].map(gibibytes), ["1.5 GiB", "3.0 MiB"]);
+        assert_eq!([1 << 40, 5 << 39].map(gibibytes), ["1.0 TiB", "2.5 TiB"]);
         assert_eq!(gibibytes_up(3 << 29), "1.5 GiB");
         let more = (2 << 20) + 1;
         assert_eq!([gibibytes_up(more), gibibytes_down(more)], ["2.1 MiB", "2.0 MiB"]);

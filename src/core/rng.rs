@@ -79,8 +79,8 @@ pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0).min(4_294_967_295.0) as u32
 }
 
-/// Returns the factor of values that dropout with probability `p` keeps, `1 / (1 - p)`; 0 for `p =
-/// 1`, whose threshold still keeps one word of 2^32.
+/// Returns the factor of values that dropout with probability `p` keeps, `1 / (1 - p)`; 0 for
+/// `p = 1`, whose threshold still keeps one word of 2^32.
 pub fn kept_factor(p: f32) -> f64 {
     if p < 1.0 { 1.0 / (1.0 - f64::from(p)) } else { 0.0 }
 }

@@ -67,6 +67,8 @@ settings! {
     Tokenizer: "data.tokenizer", "tokenizer";
     /// Targets that are classes, to follow "set".
     Classification: "data.task to classification", "ReadOptions::kind to TargetKind::Classes";
+    /// Targets that are numbers, behind "set".
+    Regression: "data.task=regression", "ReadOptions::kind to TargetKind::Values";
     Crop: "data.crop", "crop";
     Flip: "data.flip", "flip";
     Target: "data.target", "ReadOptions::target";

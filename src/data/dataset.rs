@@ -60,6 +60,11 @@ pub trait Dataset: Send + Sync {
         Vec::new()
     }
 
+    /// Returns what whoever trains on the data should know of them, a sentence each.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Returns the values of the samples `indices` of a split, a row each.
     ///
     /// # Errors

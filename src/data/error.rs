@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 
 use super::Split;
+use potluck_core::format::counted;
 use potluck_core::{Setting, Wording};
 
 /// Data that cannot be read or used. `name` is the path of a file, or a description of a text in
@@ -28,8 +29,9 @@ pub enum DataError {
     )]
     Unknown { name: String, character: char, offset: usize, line: usize, vocabulary: usize },
     #[error(
-        "{name}: its {split} part has {tokens} tokens, and a context of {context} needs at least \
-         {}; give more text, lower {} or change {}",
+        "{name}: its {split} part has {}, and a context of {context} needs at least {}; give more \
+         text, lower {} or change {}",
+        counted(*tokens, "token", "tokens"),
         context + 1,
         Setting::Context,
         Setting::HeldOut

@@ -4,6 +4,7 @@
 
 pub mod augmentation;
 mod chat_template;
+mod class_counts;
 pub mod dataset;
 mod description;
 pub mod error;

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::class_counts;
 use super::formats::Expected;
 use super::normalization::Normalization;
 use super::sampler::permuted;
@@ -201,6 +202,16 @@ impl Dataset for SampleSet {
 
     fn files(&self) -> Vec<DataFile> {
         self.files.clone()
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let TargetNames::Classes(names) = &self.description.targets else { return Vec::new() };
+        let sets = [Some(&self.train), self.validation.as_ref()].into_iter().flatten();
+        let classes = sets.flat_map(|samples| match &samples.targets {
+            Targets::Classes { ids, .. } => &ids[..],
+            _ => &[],
+        });
+        class_counts::warnings(names, classes, self.description.target_columns.first())
     }
 
     fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {

@@ -263,7 +263,8 @@ impl EdgeTransfers {
 
     /// Processes a piece that has arrived, and returns its treatment.
     ///
-    /// # Errors Returns [`StepError::UnexpectedPiece`] for a piece of an edge that does not lead to
+    /// # Errors
+    /// Returns [`StepError::UnexpectedPiece`] for a piece of an edge that does not lead to
     /// this rank, and for one that overlaps another or ends beyond the tensor.
     pub fn arrive(&mut self, piece: &EdgePiece) -> Result<Arrival, StepError> {
         let edge = match self.layout.edges.get(piece.edge.index()) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{Operation, Token};
 use crate::collective::{Collective, CollectiveKind};
+use potluck_core::format::counted;
 use potluck_core::{BucketId, EdgeId, ReductionId, SegmentId};
 use potluck_graph::Plan;
 
@@ -126,7 +127,8 @@ impl Program {
     pub fn text_of(&self, text: impl Fn(&Instruction) -> String) -> String {
         let mut lines = String::new();
         for (index, MicroBatch { first, rows }) in self.micro_batches.iter().enumerate() {
-            lines += &format!("micro-batch {index}: {rows} samples from slot {first}\n");
+            let samples = counted(*rows as usize, "sample", "samples");
+            lines += &format!("micro-batch {index}: {samples} from slot {first}\n");
         }
         for (index, instruction) in self.instructions.iter().enumerate() {
             lines += &format!("{index:4} {}\n", text(instruction));

@@ -424,8 +424,7 @@ impl PeerTransfers {
                 continue;
             }
             // The device has summed the squares of the buckets that no other rank holds.
-            let is_voted = vote.gradients.iter().any(|of| of.bucket == bucket);
-            if self.owns(id) && !is_voted {
+            if self.owns(id) && !vote.gradients.iter().any(|of| of.bucket == bucket) {
                 return Err(StepError::MissingSum { chunk: id });
             }
         }

@@ -60,13 +60,13 @@ pub enum TrainError {
         spare: usize,
     },
     #[error(
-        "the run is one on {devices}, and there is no {missing} here; continue it on what is here \
+        "the run used {devices}; {missing}: not found here; continue it on the devices found here \
          with: {command}"
     )]
     MissingDevices { devices: String, missing: String, command: Box<ResumeCommand> },
     #[error(
-        "{path}: the data that the run was trained on are not there, nor is {beside}; put them at \
-         one of these places, or name others with --data PATH"
+        "{path}: the training data are missing, and so is {beside}; move the data to one of these \
+         paths, or pass --data PATH"
     )]
     MissingData { path: PathBuf, beside: PathBuf },
     #[error(transparent)]
@@ -96,8 +96,8 @@ pub enum TrainError {
     )]
     Occupied { out: PathBuf },
     #[error(
-        "{out} went on from step {loaded} to {now} while this start loaded its checkpoint; resume \
-         it again with: {}",
+        "{out} was trained from step {loaded} to {now} by another process meanwhile; resume it \
+         again with: {}",
         ResumeCommand::of_run(out)
     )]
     WentOn { out: PathBuf, loaded: u64, now: u64 },
@@ -106,14 +106,14 @@ pub enum TrainError {
     #[error("{0}")]
     InvalidRequest(String),
     #[error(
-        "{count} steps in a row were not finite, the last because {reason}, which began at \
+        "{count} steps in a row were not finite; in the last one, {reason}, which began at \
          {began}; lower {} or set {}, then resume from {checkpoint}",
         Setting::LearningRate,
         Setting::Clip
     )]
     Diverged { count: u64, reason: String, began: String, checkpoint: PathBuf },
     #[error(
-        "{count} steps in a row were not finite, the last because {reason}; lower the learning \
+        "{count} steps in a row were not finite; in the last one, {reason}; lower the learning \
          rate, or set {}",
         Setting::Clip
     )]
@@ -121,8 +121,7 @@ pub enum TrainError {
     /// Parameter that is not finite, which a save would keep; `saved` is the last save, if there
     /// is one.
     #[error(
-        "the parameter '{name}' is not finite after step {step}, which is not worth saving; lower \
-         {} or set {}{}",
+        "not saved: the parameter '{name}' is not finite after step {step}; lower {} or set {}{}",
         Setting::LearningRate,
         Setting::Clip,
         match saved {

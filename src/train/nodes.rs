@@ -295,6 +295,10 @@ impl Sink for NodesSink {
         }
         self.shown.event(event)
     }
+
+    fn forget_evaluations(&mut self, step: u64) {
+        self.shown.forget_evaluations(step);
+    }
 }
 
 /// Returns what users of other nodes are shown of an event, with texts that are harmless; `None` if

@@ -10,8 +10,8 @@ use super::task::{Task, TextTask, TokenTask, task_of_samples};
 use crate::checkpoint::Meta;
 use crate::families::DataShape;
 use potluck_data::{
-    Augmentation, DataDescription, DataError, Dataset, SampleDescription, TextData, TextWindows,
-    TokenWindows, Tokenizer,
+    Augmentation, DataDescription, DataError, Dataset, SampleDescription, Split, TextData,
+    TextWindows, TokenWindows, Tokenizer,
 };
 use potluck_graph::Graph;
 
@@ -92,6 +92,12 @@ impl RunData {
     /// Returns what a checkpoint is to know.
     pub fn saved(&self) -> SavedData {
         SavedData { tokenizer: self.tokenizer.clone(), description: self.description.clone() }
+    }
+
+    /// Returns the number of samples to train on; `None` of texts and tokens.
+    pub fn samples(&self) -> Option<u64> {
+        let is_samples = matches!(self.description, Some(DataDescription::Samples(_)));
+        is_samples.then(|| self.dataset.len(Split::Train))
     }
 
     /// Returns the task of a model of this data.

@@ -27,6 +27,7 @@ use crate::runtime::placement::names::is_auto;
 use crate::runtime::placement::plans::Plans;
 use potluck_core::DType;
 use potluck_core::faults::Faults;
+use potluck_core::format::counted;
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler};
 use potluck_graph::optim::{Decay, OneCycle, Optimizer, ParameterGroup, Schedule};
@@ -296,9 +297,10 @@ impl RunSpec {
         let is_over = whole.saturating_add(batch * epoch.per_sample) <= done;
         if typed.now.contains("train.epochs") && is_over {
             return Err(TrainError::InvalidRequest(format!(
-                "train.epochs = {} ends before the {steps} steps of the checkpoint, which are \
-                 {:.2} epochs; set more epochs, or resume from an earlier checkpoint",
+                "train.epochs = {} ends before the {} of the checkpoint, which are {:.2} epochs; \
+                 set more epochs, or resume from an earlier checkpoint",
                 self.epochs,
+                counted(steps as usize, "step", "steps"),
                 done as f64 / epoch.units as f64
             )));
         }

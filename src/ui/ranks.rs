@@ -1,7 +1,7 @@
 //! Progress display of several devices: the share of each, its speed while it computes, and the
 //! fraction of a step that it waits for other devices.
 
-use potluck_core::format::{listed, thousands};
+use potluck_core::format::{counted, listed, thousands};
 use potluck_core::metrics::{RankRecord, StageRecord};
 
 /// The most characters of a line of [`RunningMeans::block`], fewer than most terminals have.
@@ -63,7 +63,7 @@ impl RunningMeans {
     /// Formats all devices in one line.
     pub fn line(&self) -> String {
         let pipelines = self.has_pipelines();
-        listed(self.ranks.iter().map(|mean| mean.text(pipelines)))
+        listed(self.ranks.iter().map(|mean| mean.text(pipelines, true)))
     }
 
     /// Returns true if the ranks are the stages of several pipelines.
@@ -75,9 +75,11 @@ impl RunningMeans {
     pub fn block(&self) -> String {
         let mut lines = vec![String::new()];
         let pipelines = self.has_pipelines();
+        let has_room = self.ranks.len() <= LINES_MAX;
         for (index, mean) in self.ranks.iter().enumerate() {
             let left = self.ranks.len() - index;
-            let text = format!("{}{}", mean.text(pipelines), if left > 1 { "," } else { "" });
+            let text =
+                format!("{}{}", mean.text(pipelines, has_room), if left > 1 { "," } else { "" });
             // There is always a last line; it only grows here.
             let full = lines.last().is_some_and(|line| {
                 !line.is_empty() && line.chars().count() + 1 + text.chars().count() > COLUMNS - 2
@@ -98,9 +100,9 @@ impl RunningMeans {
 }
 
 impl Mean {
-    /// Formats one device: `llvmpipe: 4 (55/s, waits 3 %)`, or as the stage of a pipeline: `stage 1
-    /// (llvmpipe): idle 3 %`.
-    fn text(&self, pipelines: bool) -> String {
+    /// Formats one device: `llvmpipe: 4 samples (55/s, waits 3 %)`, without `samples` if there is no
+    /// room, or as the stage of a pipeline: `stage 1 (llvmpipe): idle 3 %`.
+    fn text(&self, pipelines: bool, has_room: bool) -> String {
         let waits = 100.0 * self.waited / self.steps;
         let idle = 100.0 * self.idle / self.steps;
         if let Some(StageRecord { pipeline, stage, tensor }) = self.stage {
@@ -120,7 +122,12 @@ impl Mean {
         } else {
             format!("{}/s, ", thousands(speed))
         };
-        format!("{}: {} ({speed}waits {waits:.0} %)", self.name, self.share)
+        let share = if has_room {
+            counted(self.share as usize, "sample", "samples")
+        } else {
+            self.share.to_string()
+        };
+        format!("{}: {share} ({speed}waits {waits:.0} %)", self.name)
     }
 }
 
@@ -167,8 +174,8 @@ mod tests {
             rank("cpu (8 threads)", 0, 0.0, 1.0),
             rank("RTX", 4, 5432.1, 0.999),
         ]);
-        let line = "llvmpipe: 4 (55/s, waits 3 %), SwiftShader: 4 (3.1/s, waits 0 %), \
-                    cpu: 0 (waits 100 %), RTX: 4 (5,432/s, waits 100 %)";
+        let line = "llvmpipe: 4 samples (55/s, waits 3 %), SwiftShader: 4 samples (3.1/s, waits \
+                    0 %), cpu: 0 samples (waits 100 %), RTX: 4 samples (5,432/s, waits 100 %)";
         assert_eq!(means.line(), line);
     }
 
@@ -203,26 +210,27 @@ mod tests {
         // 4 samples in 1 s and 4 in 3 s are 8 in 4 s.
         means.add(&[rank("a", 4, 4.0, 0.1)]);
         means.add(&[rank("a", 4, 4.0 / 3.0, 0.3)]);
-        assert_eq!(means.line(), "a: 4 (2.0/s, waits 20 %)");
+        assert_eq!(means.line(), "a: 4 samples (2.0/s, waits 20 %)");
         // Forgotten steps have no weight, and a change shows gradually.
         means.forget(0.5);
         means.add(&[rank("a", 2, 2.0, 0.2)]);
-        assert_eq!(means.line(), "a: 2 (2.0/s, waits 20 %)");
+        assert_eq!(means.line(), "a: 2 samples (2.0/s, waits 20 %)");
         means.forget(0.0);
         means.add(&[rank("a", 2, 8.0, 0.9)]);
-        assert_eq!(means.line(), "a: 2 (8.0/s, waits 90 %)");
+        assert_eq!(means.line(), "a: 2 samples (8.0/s, waits 90 %)");
         // A speed without a time of work does not count.
         let waited = Duration::from_secs(1);
         means.add(&[RankRecord { time: waited, waited, ..rank("a", 2, 1.0, 0.0) }]);
-        assert_eq!(means.line(), "a: 2 (8.0/s, waits 95 %)");
+        assert_eq!(means.line(), "a: 2 samples (8.0/s, waits 95 %)");
     }
 
     #[test]
     fn under_a_bar_lines_are_short_and_few() {
         let mut means = RunningMeans::default();
         means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 3]);
+        let long = "llvmpipe: 4 samples (55/s, waits 3 %)";
+        assert_eq!(means.block(), format!("  {long},\n  {long},\n  {long}"));
         let one = "llvmpipe: 4 (55/s, waits 3 %)";
-        assert_eq!(means.block(), format!("  {one}, {one},\n  {one}"));
         means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 64]);
         let block = means.block();
         assert!(block.lines().all(|line| line.len() <= COLUMNS), "{block}");

@@ -1,14 +1,17 @@
 //! Terminal sink of a run's events: a progress bar on a terminal, plain lines elsewhere, warnings
 //! only if quiet. It writes to stderr; stdout is for the results of the run.
 
+use std::borrow::Cow;
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::log::{self, Level};
 use super::ranks::{RunningMeans, short_name};
-use potluck_core::format::{clock, thousands};
+use potluck_core::format::{clock, counted_large, thousands};
 use potluck_core::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:16}] {msg} eta {eta} {prefix}";
@@ -28,11 +31,13 @@ const EVALUATING_INTERVAL: Duration = Duration::from_secs(10);
 /// Sink that shows events on stderr.
 pub struct Terminal {
     quiet: bool,
-    log_every: u64,
+    log_every: Arc<AtomicU64>,
     /// Bar on a terminal, with running means of the devices; `None` if quiet, or not started.
     bar: Option<(ProgressBar, RunningMeans)>,
     /// Lines about the steps if no bar shows them, or if the log has a file.
     lines: Option<PlainText>,
+    /// Step from which evaluations are compared, if not all are.
+    best_since: Option<u64>,
     /// Time of tuning from which its progress is shown again.
     next_tuning: Duration,
     /// Time of the evaluation in progress from which it is shown again.
@@ -55,12 +60,18 @@ impl Terminal {
     pub fn new(quiet: bool, log_every: u64) -> Self {
         Self {
             quiet,
-            log_every,
+            log_every: Arc::new(AtomicU64::new(log_every)),
             bar: None,
             lines: None,
+            best_since: None,
             next_tuning: TUNING_DELAY,
             next_evaluating: EVALUATING_DELAY,
         }
+    }
+
+    /// Returns the number of steps between two lines, to be set once it is known.
+    pub fn log_every(&self) -> Arc<AtomicU64> {
+        self.log_every.clone()
     }
 
     fn start(&mut self, done: u64, steps: u64, device: &str) {
@@ -94,8 +105,9 @@ impl Terminal {
 
     fn step(&mut self, step: &StepRecord) {
         let text = step_text(step);
+        let every = self.log_every.load(Ordering::Relaxed);
         let line = match &mut self.lines {
-            Some(lines) => lines.step(step, &text, self.log_every),
+            Some(lines) => lines.step(step, &text, every),
             None => None,
         };
         let Some((bar, means)) = &mut self.bar else {
@@ -131,9 +143,8 @@ impl Terminal {
     }
 
     fn evaluating(&mut self, done: u64, total: u64, elapsed: Duration) {
-        let samples = thousands(done as f64);
-        let of = thousands(total as f64);
-        let text = format!("evaluating {samples} of {of} samples");
+        let of = counted_large(total, "sample", "samples");
+        let text = format!("evaluating {} of {of}", thousands(done as f64));
         match &self.bar {
             Some((bar, _)) => bar.set_message(text),
             _ if done < total && elapsed >= self.next_evaluating => {
@@ -148,16 +159,7 @@ impl Terminal {
     }
 
     fn evaluation(&self, record: &EvalRecord) {
-        let EvalRecord { step, val_loss, metrics, terms, samples, is_best, .. } = record;
-        let mark = if *is_best { ", the best so far" } else { "" };
-        let samples = thousands(*samples as f64);
-        let mut figures = String::new();
-        for (name, value) in metrics.iter().chain(terms) {
-            figures += &format!("  {name} {value:.4}");
-        }
-        self.note(&format!(
-            "step {step}  val_loss {val_loss:.4}{figures} on {samples} samples{mark}"
-        ));
+        self.note(&evaluation_text(record, self.best_since));
     }
 
     fn tuning(&mut self, device: &str, done: usize, total: usize, elapsed: Duration) {
@@ -196,6 +198,10 @@ impl Sink for Terminal {
         }
         Ok(())
     }
+
+    fn forget_evaluations(&mut self, step: u64) {
+        self.best_since = Some(step);
+    }
 }
 
 impl PlainText {
@@ -215,6 +221,21 @@ impl PlainText {
         *means = RunningMeans::default();
         Some(format!("step {number}/{steps}  {text}  eta {eta}  {devices}"))
     }
+}
+
+/// Formats an evaluation: `step 20  val_loss 0.4133 on 1,024 samples, the best so far`, or since
+/// the step from which evaluations are compared.
+fn evaluation_text(record: &EvalRecord, best_since: Option<u64>) -> String {
+    let EvalRecord { step, val_loss, metrics, terms, samples, is_best, .. } = record;
+    let mark = match best_since {
+        _ if !is_best => String::new(),
+        None => ", the best so far".into(),
+        Some(since) => format!(", the best since step {since}"),
+    };
+    let samples = counted_large(*samples, "sample", "samples");
+    let metric = |(name, value): &(Cow<str>, f64)| format!("  {name} {value:.4}");
+    let metrics: String = metrics.iter().chain(terms).map(metric).collect();
+    format!("step {step}  val_loss {val_loss:.4}{metrics} on {samples}{mark}")
 }
 
 /// Formats the figures of a step: `loss 2.3775  lr 9.52e-4  norm 0.53  2,036 tokens/s`.
@@ -274,6 +295,26 @@ mod tests {
         assert!(text.starts_with("loss 2.3775  kl 0.2500  errors 2.0000  lr 1.00e-3"), "{text}");
         assert!(step_text(&step(1e-3, 123_456.0)).contains("lr 1.00e-3  norm 1.23e5  "));
         assert!(step_text(&step(1e-3, f64::NAN)).contains("norm NaN  "));
+    }
+
+    #[test]
+    fn an_evaluation_is_the_best_of_those_with_which_it_is_compared() {
+        let mut record = EvalRecord {
+            step: 20,
+            val_loss: 0.41331,
+            metrics: vec![("val_accuracy".into(), 0.5)],
+            terms: Vec::new(),
+            samples: 1024,
+            targets: 1024,
+            is_best: true,
+        };
+        let text = evaluation_text(&record, None);
+        let start = "step 20  val_loss 0.4133  val_accuracy 0.5000 on 1,024 samples";
+        assert_eq!(text, format!("{start}, the best so far"));
+        let text = evaluation_text(&record, Some(10));
+        assert_eq!(text, format!("{start}, the best since step 10"));
+        (record.is_best, record.samples) = (false, 1);
+        assert!(evaluation_text(&record, Some(10)).ends_with(" on 1 sample"));
     }
 
     #[test]

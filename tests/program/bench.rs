@@ -96,7 +96,10 @@ fn bench_figures_fit_each_other() {
     assert!(peak > 0.2 * product, "the peak {peak}, a product {product}");
     let share = device["figures"].as_array().unwrap().iter();
     let square = share.clone().find(|f| f["name"] == "matmul.square_128").unwrap();
-    assert!((square["of_peak"].as_f64().unwrap() - product / peak).abs() < 1e-9);
+    // On a busy machine a product may be measured above the peak, and stands for it.
+    let products = names(device, "figures").into_iter().filter(|name| name.starts_with("matmul."));
+    let highest = products.map(|name| median(device, &name)).fold(peak, f64::max);
+    assert!((square["of_peak"].as_f64().unwrap() - product / highest).abs() < 1e-9);
     assert!(square["by"].as_str().unwrap().starts_with("matmul_"), "{square}");
     assert_eq!(square["on"], "(128, 128) (128, 128)");
     // The smoke test takes one sample of each, of which another process may have stretched the

@@ -129,7 +129,7 @@ fn bench_link_stranger_is_refused() {
         assert!(ran.line("error:").contains(part), "'{part}' is missing in: {}", ran.err);
     };
     let refused = |line: &str, part: &str| ended(line, 78, part);
-    let silence = "that the code is that of the run";
+    let silence = "that the code is that of the first node";
     ended(&format!("bench link {address} --secret-file other"), 75, silence);
     host.wait_for("was turned away: ");
     let advice = "(bench link): join with the command that";

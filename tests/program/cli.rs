@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::sync::LazyLock;
 
 use crate::process::{Desk, Ran};
+use potluck_core::format::counted;
 use potluck_train::checkpoint::Checkpoint;
 use serde_json::Value;
 
@@ -394,7 +395,7 @@ fn explain_prints_and_writes_no_file() {
     }
     let program = explain("program --set train.micro_batch_size=3");
     for part in
-        ["micro-batch 0: 3 samples", "micro-batch 1: 1 samples", "load", "verdict", "(F h.0)"]
+        ["micro-batch 0: 3 samples", "micro-batch 1: 1 sample ", "load", "verdict", "(F h.0)"]
     {
         assert!(program.contains(part), "{part} is missing in:\n{program}");
     }
@@ -543,6 +544,9 @@ fn explain_several_devices_tells_each() {
     for line in ["\n  staging ", "\n  pool ", " needed, of the memory of the host\n"] {
         assert_eq!(memory.matches(line).count(), 3, "{line} in:\n{memory}");
     }
+    let most = " with a measured share, of up to 4 rows at a time\n";
+    assert_eq!(memory.matches(most).count(), 3, "{memory}");
+    assert!(!explain("memory --set parallel.shares=2,1,1").contains(most));
     assert!(memory.contains("\nmemory of the host: fits: "), "{memory}");
     assert!(alone.contains("\nmemory of the host: fits: "), "{alone}");
     let fits = |mib: u32| explain(&format!("memory --set train.device_memory_mib={mib}"));
@@ -562,8 +566,8 @@ fn explain_several_devices_tells_each() {
     let parts: Vec<&str> = program.split("\n\n").collect();
     for (part, (rank, rows)) in parts.iter().zip([(0, 2), (1, 1), (2, 1)]) {
         let name = ["cpu", "cpu 2", "cpu 3"][rank];
-        let title =
-            format!("rank {rank}: {name}, {rows} samples\nmicro-batch 0: {rows} samples from");
+        let samples = counted(rows, "sample", "samples");
+        let title = format!("rank {rank}: {name}, {samples}\nmicro-batch 0: {samples} from");
         assert!(part.starts_with(&title), "{part}");
         for step in
             ["start reduce-scatter of bucket 0", "verdict", "wait for all-gather of bucket 0"]

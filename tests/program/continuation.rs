@@ -48,7 +48,7 @@ fn resume_outside_run_starts_new_run() {
     for number in [1, 2] {
         let ran = desk.resume("backup", "--steps 12").ok();
         let new = format!("runs/000{number}");
-        ran.line(&format!("backup is a checkpoint outside a run; a new run starts in {new}"));
+        ran.line(&format!("backup is a checkpoint outside a run; starting a new run in {new}"));
         assert_eq!(desk.manifest(&new, 12)["meta"]["step"], 12);
         assert_eq!(desk.steps(&new).len(), 8, "from step 4 to 12");
     }
@@ -129,7 +129,10 @@ fn resumes_at_once_leave_one_course() {
     assert!(!done.is_empty());
     for ran in refused.into_iter().map(|ran| ran.ended(78)) {
         let error = ran.line("error:");
-        assert!(error.contains("went on from step 8") || error.contains("is in use"), "{error}");
+        assert!(
+            error.contains("was trained from step 8") || error.contains("is in use"),
+            "{error}"
+        );
     }
     assert_eq!(desk.steps("run").len(), 12);
     assert!(desk.files().iter().all(|name| !name.contains("aside")), "{:?}", desk.files());
@@ -303,10 +306,11 @@ fn best_of_other_text_is_forgotten() {
     desk.write("other.txt", &reversed);
     assert_eq!(desk.manifest("run", 8)["meta"]["best"]["step"], 8);
     desk.resume("run", "--quiet --steps 10").ok();
-    let slow = "--quiet --steps 12 --data other.txt --set optim.lr=1e-6 --set schedule.min_lr=1e-7";
+    let slow = "--steps 12 --data other.txt --set optim.lr=1e-6 --set schedule.min_lr=1e-7";
     let ran = desk.resume("run", slow).ok();
     let warning = ran.line("warning: the data are not those");
     assert!(warning.contains("are not compared with later ones"), "{warning}");
+    assert!(ran.line("step 12  val_loss").ends_with(", the best since step 10"), "{}", ran.err);
     // The loss on the other text is higher than the best one on the first, and yet the best.
     let losses: Vec<f64> =
         desk.metrics("run").iter().filter_map(|line| line["val_loss"].as_f64()).collect();
@@ -381,7 +385,7 @@ fn resume_devices_are_of_run_or_named() {
     assert_eq!(ranks("run", 5), Some(2), "the devices are part of the run");
     // Other devices are placed anew.
     let ran = desk.run("train --resume run --steps 8 --devices cpu*3").ok();
-    ran.line("parallel.devices is set: the placement, which was cpu*2, is decided anew");
+    ran.line("parallel.devices is set: choosing a new placement in place of cpu*2");
     desk.run("train --resume run --steps 9 --quiet --devices cpu").ok();
     assert_eq!(ranks("run", 8), None);
     let toml = fs::read_to_string(desk.path("run/run.toml")).unwrap();
@@ -402,7 +406,7 @@ fn resume_missing_devices_suggests_others() {
     drop(store);
     let ran = desk.run("train --resume run --steps 9").ended(78);
     let error = ran.line("error:");
-    let missing = "there is no nosuchdevice and no nosuchone*2 here";
+    let missing = "nosuchdevice and nosuchone*2: not found here";
     for part in ["cpu,nosuchdevice,nosuchone*2", missing, "--devices auto"] {
         assert!(error.contains(part), "'{part}' is missing in: {error}");
     }

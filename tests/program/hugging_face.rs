@@ -53,8 +53,9 @@ fn init_export_any_layout_same_bits() {
     // A key of the model itself, or one that contradicts it.
     let line = "train --init model --data text.txt --devices cpu --explain memory";
     desk.run(&format!("{line} --set model.context=4")).ok();
+    desk.run(&format!("{line} --set model.kind=gpt")).ok();
     let refused = desk.run(&format!("{line} --set model.kind=llama")).ended(78);
-    assert!(refused.err.contains("is that of the model from which"), "{}", refused.err);
+    assert!(refused.err.contains("is \"gpt\" in the model from which"), "{}", refused.err);
     // A run goes on as any other.
     desk.resume("run0", "--steps 2 --quiet").ok();
     let kept = fs::read_to_string(desk.path("run0/run.toml")).unwrap();
@@ -83,7 +84,21 @@ fn models_unreadable_are_refused() {
     refused(&from("nowhere"), "download it with: hf download nowhere");
     refused(&from("org/nowhere"), "download it with: hf download org/nowhere");
     fs::create_dir(desk.path("model")).unwrap();
-    refused(&from("model"), "config.json: cannot be read");
+    refused(&from("model"), "model: has no model; give a run, a checkpoint, or a directory");
+    for name in ["x.safetensors", "model/model.safetensors", "x.pt", "x.txt"] {
+        desk.write(name, "");
+    }
+    for command in ["train --data text.txt --init", "eval", "generate", "predict --data text.txt"] {
+        for (name, why) in [
+            ("x.safetensors", "x.safetensors: has weights but no configuration; give a run"),
+            ("model", "model: has weights but no configuration; give a run"),
+            ("x.pt", "x.pt: is a program in Python's pickle format"),
+            ("x.txt", "x.txt: has no model; give a run, a checkpoint, or a directory"),
+        ] {
+            refused(&format!("{command} {name} --devices cpu"), why);
+        }
+    }
+    fs::remove_file(desk.path("model/model.safetensors")).unwrap();
     desk.write("model/config.json", r#"{"model_type": "mamba"}"#);
     refused(&from("model"), "model_type = \"mamba\" is none of gpt2, llama");
     desk.write(
@@ -219,7 +234,7 @@ fn commands_take_models_in_files() {
         assert!(ran.line("error:").contains(expected), "{line}: {}", ran.err);
     };
     refused("eval model --set model.context=999 --data text.txt", "model.context");
-    refused("eval model", "no data of its own; give some with --data");
+    refused("eval model", "no data of its own; pass --data");
     refused("eval model --best --data text.txt", "is no run, whose best checkpoint");
     refused("predict model --data text.txt", "potluck generate --help");
     refused("eval nothing/here --data text.txt", "nothing/here");
@@ -365,14 +380,14 @@ fn init_run_or_checkpoint_same_bits() {
         let told = desk.run(&format!("{start} --init {from} --steps 0 --out {out} {layout}")).ok();
         assert!(parameters(out, 0) == parameters("run", step), "{out}");
         assert!(told.err.contains("starting from run/checkpoints/step-0000000"), "{}", told.err);
-        assert!(!told.err.contains("the text that comes with the program"), "{}", told.err);
+        assert!(!told.err.contains("training on the built-in text"), "{}", told.err);
         let of_run = &desk.manifest("run", step)["meta"];
         let begun = desk.manifest(out, 0);
         assert_eq!(begun["meta"]["tokenizer"], of_run["tokenizer"]);
         assert_eq!((&begun["meta"]["step"], &begun["meta"]["samples"]), (&0.into(), &0.into()));
     }
     let without_data = desk.run("train --devices cpu --init run --steps 0 --out own");
-    assert!(without_data.err.contains("the text that comes with the program"));
+    assert!(without_data.err.contains("training on the built-in text"));
     // A tenth of the rate of a new model of this width, and 3 % of the steps.
     let new = desk.run("train --explain config --data more.txt --init run").ok();
     let lr = |text: &str| -> f64 {
@@ -475,6 +490,11 @@ fn export_forms_have_model_and_files() {
     refused("export again --out no --dtype q8_0", "q8_0 is a type of GGUF files");
     desk.train("--steps 0 --out letters --quiet").ok();
     refused("export letters --out no --format gguf", "this model has none");
+    desk.train("--out rnn --set model.kind=rnn --steps 0 --quiet").ok();
+    for form in ["huggingface", "gguf"] {
+        let why = "model.kind = \"rnn\" is neither gpt nor llama; --format safetensors writes";
+        refused(&format!("export rnn --out no --format {form}"), why);
+    }
     desk.run("export letters --out letters.safetensors --format safetensors").ok();
     assert!(!desk.path("no").exists());
     let left: Vec<String> = desk.files().into_iter().filter(|file| file.contains(".tmp")).collect();

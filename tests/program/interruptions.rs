@@ -36,7 +36,7 @@ fn steps_skipped_in_row_diagnosed_once() {
     let desk = Desk::new();
     let settings = "--out run --set train.skipped_steps_max=3";
     let ran = desk.train_with("nan@forward:3", settings).ended(78);
-    assert_eq!(ran.lines("step 3 is not finite: it runs again").len(), 1, "{}", ran.err);
+    assert_eq!(ran.lines("step 3 is not finite: rerunning it").len(), 1, "{}", ran.err);
     let warnings = ran.lines("warning: step ");
     let named: Vec<bool> = warnings.iter().map(|line| line.contains("it began at ")).collect();
     assert_eq!(named, [true, false, false], "{}", ran.err);
@@ -45,7 +45,7 @@ fn steps_skipped_in_row_diagnosed_once() {
     // A later row is diagnosed again.
     let ran = desk.train_with("nan@backward:3,nan@backward:5", "--out other").ok();
     for step in [3, 5] {
-        let line = format!("step {step} is not finite: it runs again");
+        let line = format!("step {step} is not finite: rerunning it");
         assert_eq!(ran.lines(&line).len(), 1, "{}", ran.err);
     }
 }

@@ -104,8 +104,9 @@ fn patience_ends_run_larger_goes_on() {
                 --set train.skipped_steps_max=1000 --out run --patience";
     let ran = desk.train(&format!("{line} 3")).ok();
     let taken = desk.steps("run").len() as u64;
-    let note = ran.line("training ends at step ");
-    assert!(note.contains(&format!("step {taken}: none of the last 3 evaluations")), "{note}");
+    let note = ran.line("stopping early at step ");
+    assert!(note.contains(&format!("step {taken}: no ")), "{note}");
+    assert!(note.ends_with(" in 3 evaluations (train.patience)"), "{note}");
     let best = desk.manifest("run", taken)["meta"]["best"]["step"].as_u64();
     assert_eq!((best.unwrap_or(0) / 5 + 3) * 5, taken);
     assert_eq!(desk.manifest("run", taken)["meta"]["evaluations_since_best"], 3);
@@ -113,7 +114,7 @@ fn patience_ends_run_larger_goes_on() {
     assert!(listed.contains(&format!("{taken}/400")) && listed.contains("done"), "{listed}");
     // A resume finds that it is lost, and takes no step.
     let again = desk.resume("run", "").ok();
-    again.line("training ends at step ");
+    again.line("stopping early at step ");
     assert_eq!(desk.steps("run").len() as u64, taken);
     desk.resume("run", "--patience 4 --quiet").ok();
     assert!(desk.steps("run").len() as u64 >= taken + 5);

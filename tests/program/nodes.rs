@@ -87,7 +87,7 @@ fn node_with_copy_reads_own_samples() {
     let line = "--data text.txt --set parallel.shares=2,2";
     desk.run(&format!("{LINE} {line} --devices cpu*2 --out one")).ok();
     let joined = |out: &str, copy: &str| {
-        let line = format!("{LINE} {line} --devices cpu --out {out}");
+        let line = format!("{LINE} {line} --devices cpu --log-every 2 --out {out}");
         let mut host = host_with(&desk, 2, "", &line);
         host.wait_for("1 of ");
         let other = join(&desk, &host, "", &format!("--devices cpu --data {copy}"));
@@ -98,7 +98,10 @@ fn node_with_copy_reads_own_samples() {
     let (first, other) = joined("two", "there/text.txt");
     first.ok();
     let note = "samples are read from there/text.txt, the data of the run";
-    assert_eq!(other.ok().lines(note).len(), 1);
+    let other = other.ok();
+    assert_eq!(other.lines(note).len(), 1);
+    // The interval of its lines is that of the run.
+    assert_eq!(other.lines("step 4/6  loss").len(), 1, "{}", other.err);
     assert!(state(&desk, "two", 6) == state(&desk, "one", 6));
     // One letter differs.
     desk.write("there/text.txt", "to be or not to bo, that is the question\n".repeat(40));
@@ -307,7 +310,7 @@ fn node_lost_run_goes_on_by_itself() {
             others.push(join(&desk, &host, fault, "--devices cpu"));
         }
         let first = host.finish().ok();
-        let goes_on = first.line("warning: the run goes on from step 2");
+        let goes_on = first.line("warning: continuing from step 2");
         assert!(goes_on.contains(named), "{goes_on}");
         assert_eq!(desk.losses("run").len(), 6, "{}", first.err);
         let ended: Vec<_> = others.into_iter().map(|one| finish(one, "a node").code()).collect();
@@ -330,7 +333,7 @@ fn join_refused_leaves_run_unharmed() {
     };
     let refused = |line: &str, part: &str| ended(line, 78, part);
     let line = format!("join {address} --secret-file other --devices cpu --wait 1");
-    ended(&line, 75, "the code is that of the run");
+    ended(&line, 75, "the code is that of the first node");
     host.wait_for("was turned away: it has another code than this node, or is a stranger");
     refused(&format!("train tiny.toml --nodes 2 --listen {address} --secret-file code"), "taken");
     let key = "--set optim.lr=1: the first node sets the keys of the run";

@@ -37,7 +37,7 @@ fn sigusr1_saves_and_goes_on() {
     for times in 1..=2 {
         send_signal(other.id(), "USR1");
         send_signal(host.child.id(), "USR1");
-        host.wait_for_times(", as SIGUSR1 asked, and going on\n", times);
+        host.wait_for_times(" on SIGUSR1; training continues\n", times);
         thread::sleep(Duration::from_millis(2200));
     }
     let printed = host.lines.lock().unwrap().clone();

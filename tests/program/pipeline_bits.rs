@@ -244,7 +244,7 @@ fn resume_warns_of_other_bits_only() {
     }
     let rows = said("run", "--steps 8 --micro-batch 2");
     let [rows] = &rows[..] else { panic!("{rows:?}") };
-    assert!(rows.starts_with("the run continues with other micro-batches: its bits"), "{rows}");
+    assert!(rows.starts_with("the run continues with other micro-batches: bits"), "{rows}");
     // One device adds both gradients of a tied embedding otherwise than two stages.
     let tied = "--set model.tie=true --devices cpu*2 --pipeline 2 --steps 1";
     train(&desk, "tied", tied);

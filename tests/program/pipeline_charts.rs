@@ -102,8 +102,8 @@ fn explain_stages_program_and_memory() {
     let program = explain(&desk, "program --set parallel.blocks_per_stage=1,3");
     let parts: Vec<&str> = program.split("\n\n").collect();
     let titles = [
-        "rank 0: cpu, stage 0 of pipeline 0, embed, 4 samples\nmicro-batch 0: 1 samples from",
-        "rank 1: cpu 2, stage 1 of pipeline 0, h.0 to head, 4 samples\nmicro-batch 0: 1 samples",
+        "rank 0: cpu, stage 0 of pipeline 0, embed, 4 samples\nmicro-batch 0: 1 sample from",
+        "rank 1: cpu 2, stage 1 of pipeline 0, h.0 to head, 4 samples\nmicro-batch 0: 1 sample",
     ];
     assert_eq!(parts.len(), 2, "{program}");
     for (part, title) in parts.iter().zip(titles) {

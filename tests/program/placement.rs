@@ -23,7 +23,7 @@ fn devices_equal_have_own_names() {
         assert!(text.contains("cpu 2 ("), "{text}");
     }
     let step = ran.lines("step 3/3")[0];
-    assert!(step.contains("  cpu: 8 (") && step.contains(", cpu 2: 4 ("), "{step}");
+    assert!(step.contains("  cpu: 8 samples (") && step.contains(", cpu 2: 4 samples ("), "{step}");
 }
 
 /// Several devices of the same few cores make hardly any step shorter.
@@ -35,9 +35,9 @@ fn devices_named_all_take_part() {
     let resolved = std::fs::read_to_string(desk.path("run/resolved.toml")).unwrap();
     assert_eq!(resolved.lines().filter(|line| line.starts_with("device = ")).count(), 5);
     // What they cost is said, with the selector of the others, if it was measured so.
-    if let Some(note) = ran.err.lines().find(|line| line.contains(" asked for: ")) {
-        let (told, selector) = note.split_once("; without: --devices ").unwrap();
-        assert!(told.contains(": a step takes ") && told.contains(" ms, without "), "{note}");
+    if let Some(note) = ran.err.lines().find(|line| line.contains(" used as requested")) {
+        let (told, selector) = note.split_once("; to train without: --devices ").unwrap();
+        assert!(told.contains(" training down (") && told.contains(" ms without)"), "{note}");
         let fewer = train(&desk, &format!("--out fewer --devices {}", selector.replace('\'', "")));
         fewer.ok();
     }

@@ -47,7 +47,7 @@ fn texts_prepared_are_trained_on() {
     let info: Value =
         serde_json::from_slice(&fs::read(desk.path("tokens/tokens.json")).unwrap()).unwrap();
     assert_eq!((&info["version"], info["documents"].as_array().unwrap().len()), (&2.into(), 1000));
-    assert!(desk.run(line).ok().err.contains("were there already"));
+    assert!(desk.run(line).ok().err.contains("were already prepared"));
 
     desk.run(&format!("train --data tokens {MODEL} --steps 3 --out run")).ok();
     let tokenizer = &desk.manifest("run", 3)["meta"]["tokenizer"];

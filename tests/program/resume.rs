@@ -82,8 +82,8 @@ fn killed_and_resumed(point: &str, step: u64, saved: u64) {
     assert_eq!(loadable(&desk), saved, "{what}");
     let resumed = resume(&desk).ok();
     // A quiet start that trains nothing says so.
-    let nothing = "warning: step 30 of 30 is done already: nothing is left to train; to continue, \
-                   give --steps, or --epochs, a larger number\n";
+    let nothing = "warning: step 30 of 30 is already done: nothing is left to train; to continue, \
+                   raise --steps or --epochs\n";
     assert_eq!(resumed.err, if saved == 30 { nothing } else { "" }, "{what}");
     assert_same_end(&desk, &what);
     assert_eq!(left(&desk), left(&WHOLE), "{what}");

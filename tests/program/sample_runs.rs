@@ -108,6 +108,9 @@ fn table_values_predicted_in_units() {
     let rmse = last["val_rmse"].as_f64().unwrap();
     // The noise has a deviation of 1, the targets one of about 2000.
     assert!((0.5..3.0).contains(&rmse), "{last}");
+    let known = desk.run("predict run --devices cpu --data table.csv --out known.csv").ok();
+    let told = known.line("warning: the run was trained on 450 of these 500 samples; ");
+    assert!(told.ends_with("`potluck eval run` measures on the 50 that were held out"), "{told}");
     desk.write("new.csv", "b,more,a\n0,9,4\n10,9,4\n");
     let out = desk.run("predict run --data new.csv").ok().out;
     let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split(',').collect()).collect();

@@ -351,7 +351,7 @@ fn a_resumed_run_still_goes_on_after_the_loss_of_a_device() {
         desk.run(&begin).ok();
         let resume = format!("train --resume {run} --steps 8");
         let resumed = desk.run_with("lost@forward:7/1", &resume).ended(code);
-        let goes_on = resumed.err.contains("the run goes on from step ");
+        let goes_on = resumed.err.contains("continuing from step ");
         assert_eq!(goes_on, on_loss == "continue", "{}", resumed.err);
     }
 }

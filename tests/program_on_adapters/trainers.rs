@@ -140,7 +140,7 @@ fn a_call_goes_on_by_itself_from_a_directory_or_from_memory() {
         });
         assert_eq!(report.unwrap().steps, 9);
         let devices = &trainer.options().devices;
-        let begins = format!("training goes on from step 4 on {devices}, without a device that");
+        let begins = format!("continuing from step 4 on {devices}, without the failed device");
         assert!(warnings.len() == 1 && warnings[0].starts_with(&begins), "{warnings:?}");
         assert!(warnings[0].contains("rank 1: ") && !warnings[0].contains("--"), "{warnings:?}");
         assert_eq!(bits(&trainer), by_hand(devices, place.path()));

@@ -1,7 +1,7 @@
 //! Instructions of the programs of a placement, with the names of blocks, tensors and ranks.
 
 use super::placement::ExplainedPlacement;
-use potluck_core::format::listed;
+use potluck_core::format::{counted, listed};
 use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId};
 use potluck_graph::Plan;
 use potluck_parallel::collective::Collective;
@@ -23,7 +23,8 @@ pub fn program(placement: &ExplainedPlacement) -> String {
         let Coordinates { data, tensor, .. } = placement.coordinates(rank);
         let samples = placement.planned.shares[data].count;
         let program = names_of(tensor).program(program);
-        texts.push(format!("rank {rank}: {title}, {samples} samples\n{program}"));
+        let samples = counted(samples as usize, "sample", "samples");
+        texts.push(format!("rank {rank}: {title}, {samples}\n{program}"));
     }
     texts.join("\n")
 }

@@ -2,7 +2,7 @@
 
 use super::Explanation;
 use super::placement::ExplainedPlacement;
-use potluck_core::format::{gibibytes, gibibytes_up};
+use potluck_core::format::{counted, gibibytes, gibibytes_up};
 use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use potluck_graph::{Graph, MomentFormat, Recompute};
 use potluck_kernels::device::Selection;
@@ -26,6 +26,8 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let world = placement.world();
     let ranks = laid_out.memory(request, (0..world).map(|rank| placement.selection(rank)));
     let tries_fewer = placement.tries_fewer();
+    // With as many rows as the run opens devices for, if it measures shares.
+    let mut most = ranks.clone();
     let mut titles = Vec::new();
     let mut limits = Vec::new();
     let mut stashes = Vec::new();
@@ -38,7 +40,21 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
         let selection = placement.selection(rank);
         let limit = limit(selection, spec.opening.device_memory_mib);
         let moments = laid_out.moments(request, rank);
-        let mut smallest = *memory;
+        let mut note = String::new();
+        if let Some(rows) = placement.measured_rows() {
+            let RankMemory { device, workspace, .. } =
+                RankMemory::of(selection, &request.plans.of_rows(rows), &moments, world);
+            if device > memory.device {
+                (most[rank].device, most[rank].workspace) = (device, workspace);
+                note = format!(
+                    "at most {} with a measured share, of up to {} at a time\n  ",
+                    gibibytes_up(device as u64),
+                    counted(rows as usize, "row", "rows")
+                );
+            }
+        }
+        let largest = most[rank];
+        let mut smallest = largest;
         if tries_fewer {
             let plan = request.plans.of_rows(request.plans.of_rows(1).rows_min());
             smallest = RankMemory::of(selection, &plan, &moments, world);
@@ -47,7 +63,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
             fitting += 1;
         }
         least.push(smallest);
-        limits.push(limit_line(selection, memory.device, limit, tries_fewer));
+        limits.push(note + &limit_line(selection, largest.device, limit, tries_fewer));
         stashes.push(if placement.is_divided() { Some(placement.stashes(rank)) } else { None });
         owned.push(owned_elements(&moments));
     }
@@ -57,7 +73,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
         pools_of(&ranks)
     };
     let batches = batches_bytes(&laid_out.whole().graph, spec.batch as usize);
-    let of_host = host_bytes(request, ranks.iter().copied(), pools).saturating_add(batches);
+    let of_host = host_bytes(request, most, pools).saturating_add(batches);
     let least_of_host = host_bytes(request, least, pools).saturating_add(batches);
     let available = available_memory().map(|bytes| (bytes, "which are available"));
     // The run leaves out devices that were not named.

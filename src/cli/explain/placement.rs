@@ -198,9 +198,16 @@ impl<'a> ExplainedPlacement<'a> {
         }
     }
 
+    /// Returns the most samples at a time for which the run opens each device, if it measures
+    /// their shares.
+    pub fn measured_rows(&self) -> Option<u32> {
+        let is_measured = self.is_measured && !self.is_divided();
+        is_measured.then(|| self.request.micro_batch.min(self.request.batch))
+    }
+
     /// Returns true if the run tries fewer samples at a time on devices that lack memory.
     pub fn tries_fewer(&self) -> bool {
-        self.is_measured && !self.is_divided() && self.spec.fits_micro_batch
+        self.measured_rows().is_some() && self.spec.fits_micro_batch
     }
 
     /// Returns the number of ranks.

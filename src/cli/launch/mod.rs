@@ -27,9 +27,9 @@ const WAIT: u64 = 600;
 pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
     let TrainArgs { nodes, resume, explain, .. } = &args.train;
     if nodes.is_some() || resume.is_some() || explain.is_some() {
-        let why = "launch knows the number of nodes from --world or the launcher, goes on from the \
-                   newest checkpoint in --out, and explains nothing: --nodes, --resume and \
-                   --explain are for `potluck train`";
+        let why = "--nodes, --resume and --explain are for `potluck train`: launch takes the \
+                   number of nodes from --world or the launcher, and resumes from the newest \
+                   checkpoint in --out";
         return Err(UsageError(why.into()).into());
     }
     let flags = TaskPlace {
@@ -66,7 +66,7 @@ fn first_node(
         (Some(out), _) => out.clone(),
         (None, Some(name)) => train::run_path(name)?,
         (None, None) => {
-            let why = "launch needs --out DIR or --name NAME: a restart goes on from what is there";
+            let why = "launch needs --out DIR or --name NAME: a restart resumes from there";
             return Err(UsageError(why.into()));
         }
     };

@@ -12,6 +12,9 @@ pub trait Sink {
     /// events never fails.
     fn event(&mut self, event: &Event) -> Result<(), MetricsError>;
 
+    /// Is told that evaluations from this step on are compared with none before it.
+    fn forget_evaluations(&mut self, _step: u64) {}
+
     /// Returns a note or a warning about the sink itself, if there is one since the last call.
     fn take_news(&mut self) -> Option<Event> {
         None
@@ -65,6 +68,10 @@ impl Sink for Sinks {
             self.shown.event(&Event::Warning(why.to_string()))?;
         }
         self.shown.event(event)
+    }
+
+    fn forget_evaluations(&mut self, step: u64) {
+        self.shown.forget_evaluations(step);
     }
 }
 

@@ -178,7 +178,20 @@ pub fn load_for_prediction(
     path: &Path,
     options: &ReadOptions,
 ) -> Result<Samples, DataError> {
-    Ok(read_for_evaluation(format, path, options, false)?.samples)
+    Ok(read_for_prediction(format, path, options)?.0)
+}
+
+/// Reads samples like [`load_for_prediction`], with the files that were read.
+///
+/// # Errors
+/// Like [`load`].
+pub fn read_for_prediction(
+    format: SampleFormat,
+    path: &Path,
+    options: &ReadOptions,
+) -> Result<(Samples, Vec<DataFile>), DataError> {
+    let ReadSet { samples, files, .. } = read_for_evaluation(format, path, options, false)?;
+    Ok((samples, files))
 }
 
 /// Reads samples on which a trained model is evaluated, as the training samples of a set that

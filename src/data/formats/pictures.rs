@@ -173,7 +173,7 @@ fn shape_of(
     let refuse = |at: usize, why: Wording| Err(invalid(&paths[at].display().to_string(), "", why));
     let [height, width] = match (request.options.image_size, expected) {
         (Some((height, width)), _) if ![height, width].iter().all(|n| (1..=most).contains(n)) => {
-            let why = format!("cannot be resized to {width}x{height} pixels; use 1 to {most}");
+            let why = format!("cannot be resized to {height}x{width} pixels; use 1 to {most}");
             return refuse(0, why.into());
         }
         (Some((height, width)), _) => [height, width],
@@ -188,7 +188,7 @@ fn shape_of(
         let [found_height, found_width] = head.size();
         if request.options.image_size.is_none() && head.size() != [height, width] {
             let why = Wording::new(format_args!(
-                "is {found_width}x{found_height} pixels, and {first}, {width}x{height}; set \
+                "is {found_height}x{found_width} pixels, and {first}, {height}x{width}; set \
                  {}=[H,W] to resize all",
                 Setting::ImageSize
             ));

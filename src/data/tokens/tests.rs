@@ -117,7 +117,7 @@ fn descriptions_that_do_not_fit_are_refused() {
             "t.json: vocabulary: is 0; expected the number of different tokens",
         ),
         ("vocabulary", 265.into(), "t.bin: token 9: is 265, not below the vocabulary of 265"),
-        ("count", 21.into(), "t.bin: is 40 bytes long; 21 tokens of 2 bytes were expected"),
+        ("count", 21.into(), "t.bin: is 40 bytes long; 21 token of 2 bytes were expected"),
         (
             "count",
             u64::MAX.into(),
@@ -215,7 +215,7 @@ fn tokens_without_a_description_have_16_bits_as_nanogpt_writes_them() {
     assert_eq!(file.tokenizer_hash(), None);
     assert_eq!(file.files().len(), 1);
     fs::write(directory.path().join("t.bin"), [1, 2, 3]).unwrap();
-    let odd = "t.bin: is 3 bytes long; 1 tokens of 2 bytes were expected";
+    let odd = "t.bin: is 3 bytes long; 1 token of 2 bytes were expected";
     assert_eq!(open(&directory, 0.0, 1).err().unwrap(), odd);
 }
 

@@ -244,7 +244,7 @@ impl KernelSelector {
         if let Some(file) = &mut self.pipelines_file
             && let Err(why) = file.save(&self.pipelines)
         {
-            self.cache.note(format!("the compiled kernels are not kept: {why}"));
+            self.cache.note(format!("compiled kernels cannot be cached: {why}"));
         }
     }
 
@@ -362,7 +362,7 @@ impl KernelSelector {
         }
         if !session.too_large.is_empty() {
             self.cache.note(format!(
-                "not compared with f64 at full size on {}, as it would take long: {}",
+                "skipped the comparison with f64 at full size on {}, which would take long: {}",
                 gpu.name,
                 Vec::from_iter(session.too_large).join(", ")
             ));
@@ -599,12 +599,11 @@ impl KernelSelector {
         }
         if self.work.untimed > 0 {
             session.notes.push(format!(
-                "the kernels of {} of {} calls were not all timed within {} s: they run as timed \
-                 so far, or as chosen without measuring; the next run goes on timing, and a larger \
-                 {} times more at once",
+                "autotuning ran out of time ({} s) for {} of {} calls; for now they use the best \
+                 kernels timed so far, or defaults. Rerun to continue, or raise {}.",
+                tuning.seconds,
                 self.work.untimed,
                 calls.len(),
-                tuning.seconds,
                 Setting::TuneSeconds
             ));
         }
@@ -1074,8 +1073,8 @@ impl KernelSelector {
         let result = attempt(&mut Certifier { gpu, pipelines, reference_cache, faulty_kernels })?;
         if let CertificationResult::Unusual(deviation) = &result {
             self.cache.note(format!(
-                "{kernel} deviates unusually on {}, and runs only where no other kernel fits: \
-                 {deviation}",
+                "{kernel} is unusually inaccurate on {}; it is used only where no other kernel \
+                 fits: {deviation}",
                 gpu.name
             ));
         }

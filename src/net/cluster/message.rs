@@ -253,7 +253,8 @@ impl ClusterMsg {
     /// Returns the message of some bytes. Memory is bounded by [`MESSAGE_BYTES_MAX`], whatever
     /// lengths the bytes claim.
     ///
-    /// # Errors Returns [`MessageError`] for too many bytes, bytes that are no message, trailing
+    /// # Errors
+    /// Returns [`MessageError`] for too many bytes, bytes that are no message, trailing
     /// bytes, and values beyond their bounds.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         if bytes.len() > MESSAGE_BYTES_MAX {

@@ -106,7 +106,7 @@ impl fmt::Debug for ClusterOptions {
 /// News while processes connect; each displays as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectNews {
-    /// This process accepts connections at this address, which others join at the first process.
+    /// This process accepts connections at this address. Others join at that of the first process.
     Listening(SocketAddr),
     /// The hosts of the joined processes, and the expected number of processes.
     Present { hosts: Vec<String>, expected: u32 },

@@ -68,4 +68,8 @@ impl Sink for StatusSink {
         self.board.update(|status| status.take(event, Instant::now()));
         self.shown.event(event)
     }
+
+    fn forget_evaluations(&mut self, step: u64) {
+        self.shown.forget_evaluations(step);
+    }
 }

@@ -76,7 +76,8 @@ pub struct StatusServer {
 impl StatusServer {
     /// Begins to listen.
     ///
-    /// # Errors Returns `StatusError` for an address reachable from other machines without a token,
+    /// # Errors
+    /// Returns `StatusError` for an address reachable from other machines without a token,
     /// for an unusable address, and if no thread can be started.
     pub fn start(
         address: SocketAddr,

@@ -17,9 +17,9 @@ pub enum CheckpointError {
         Setting::Out
     )]
     Write { path: PathBuf, why: io::Error },
-    #[error("{}: cannot be read ({why}); resume from another checkpoint", path.display())]
+    #[error("{}: cannot be read ({why}); use another checkpoint", path.display())]
     Read { path: PathBuf, why: io::Error },
-    #[error("{}: is damaged: {why}; resume from another checkpoint", path.display())]
+    #[error("{}: is damaged: {why}; use another checkpoint", path.display())]
     Damaged { path: PathBuf, why: String },
     #[error(
         "{}: has format {found}, and this version of potluck reads formats {oldest} to {newest}; \

@@ -3,7 +3,7 @@
 mod aside;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -89,7 +89,10 @@ impl Store {
         let error = |why| CheckpointError::Read { path: self.directory.clone(), why };
         let entries = match fs::read_dir(&self.directory) {
             Ok(entries) => entries,
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            // A file has no checkpoints either.
+            Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(Vec::new());
+            }
             Err(why) => return Err(error(why)),
         };
         let mut steps = Vec::new();

@@ -407,9 +407,10 @@ struct ConfigReader {
 impl ConfigReader {
     /// Sets keys, of which later ones win.
     fn apply(&mut self, assignments: Vec<Assignment>) -> Result<(), ConfigError> {
-        let is_of_model = |one: &Assignment| matches!(one.origin, Origin::Model(_));
-        if assignments.iter().any(is_of_model) {
-            require_kind_of_model(assignments.iter().filter(|one| !is_of_model(one)))?;
+        let is_of_model = |one: &&Assignment| matches!(one.origin, Origin::Model(_));
+        let (model, others): (Vec<_>, Vec<_>) = assignments.iter().partition(is_of_model);
+        if !model.is_empty() {
+            require_kind_of_model(&model, &others)?;
         }
         let (selecting, others): (Vec<_>, Vec<_>) =
             assignments.into_iter().partition(|one| SELECTING.contains(&one.name.as_str()));
@@ -530,13 +531,19 @@ impl ConfigReader {
 }
 
 /// Refuses another kind of model than that of the one from which the run starts.
-fn require_kind_of_model<'a>(
-    others: impl Iterator<Item = &'a Assignment<'a>>,
-) -> Result<(), ConfigError> {
-    for Assignment { origin, name, .. } in others {
-        if [KIND.full_name, PRESET.full_name].contains(&name.as_str()) {
-            let why = "is that of the model from which the run starts; leave it out".into();
-            return Err(ConfigError::Value { origin: origin.clone(), name: name.clone(), why });
+fn require_kind_of_model(model: &[&Assignment], others: &[&Assignment]) -> Result<(), ConfigError> {
+    for key in [KIND, PRESET] {
+        let value_of = |one: &Assignment| accepted_value(&key, one.value, &one.written);
+        let of_model = model.iter().find(|one| one.name == key.full_name);
+        let there = of_model.and_then(|one| value_of(one));
+        for one in others.iter().filter(|one| one.name == key.full_name) {
+            if there.is_some() && value_of(one) == there {
+                continue;
+            }
+            let is = of_model.map_or("not set", |one| &one.written);
+            let why = format!("is {is} in the model from which the run starts; leave it out");
+            let (origin, name) = (one.origin.clone(), one.name.clone());
+            return Err(ConfigError::Value { origin, name, why });
         }
     }
     Ok(())
@@ -1274,13 +1281,15 @@ mod tests {
         assert_eq!(set.value("model.context"), Some(Value::Whole(16)));
         assert_eq!((set.optim.lr, set.schedule.warmup), (0.1, 1));
         let refused = |text: &str, sets: &[&str]| from(text, sets).unwrap_err().to_string();
-        let kind = "is that of the model from which the run starts; leave it out";
+        let there = "in the model from which the run starts; leave it out";
         assert_eq!(
             refused("", &["model.kind=gpt"]),
-            format!("--set model.kind=gpt: model.kind {kind}")
+            format!("--set model.kind=gpt: model.kind is \"llama\" {there}")
         );
-        let preset = format!("run.toml:2: model.preset {kind}");
+        let preset = format!("run.toml:2: model.preset is not set {there}");
         assert_eq!(refused("[model]\npreset = 'gpt2'", &[]), preset);
+        let equal = from("[model]\nkind = 'llama'", &["model.kind=llama", "model.width=64"]);
+        assert_eq!(equal.unwrap().value("model.rope_factor"), Some(Value::Real(2.0)));
         let open = from("", &["steps=0"]).unwrap();
         assert!(!open.to_toml().contains("warmup = 0\n"), "{}", open.to_toml());
     }

@@ -393,7 +393,10 @@ pub fn exported(family: &dyn ModelFamily, vocabulary: usize) -> Result<Json, Str
     match family.family().name {
         "gpt" => keys.gpt2(vocabulary),
         "llama" => keys.llama(vocabulary),
-        other => Err(format!("model.kind = \"{other}\" is none of gpt and llama")),
+        other => Err(format!(
+            "model.kind = \"{other}\" is neither gpt nor llama; --format safetensors writes the \
+             parameters of any model"
+        )),
     }
 }
 
@@ -433,7 +436,9 @@ impl ModelKeys<'_> {
             Some("gelu") => "gelu",
             Some("relu") => "relu",
             other => {
-                return Err(format!("model.activation = {other:?} is none of its activations"));
+                return Err(format!(
+                    "model.activation = {other:?} is none of GPT-2's; write --format safetensors"
+                ));
             }
         };
         let dropout = self.get("dropout");
@@ -475,7 +480,7 @@ impl ModelKeys<'_> {
                 return Err(format!(
                     "no model there has model.attention_bias = \"{bias}\" with model.qk_norm = \
                      {qk_norm}, model.no_rope_every = {no_rope_every} and model.sliding_window = \
-                     {window}"
+                     {window}; write --format safetensors"
                 ));
             }
         };

@@ -46,6 +46,15 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
+/// Returns the file of a directory, or the path itself, that is a program by its name.
+pub fn pickled(path: &Path) -> Option<PathBuf> {
+    if path.is_dir() {
+        return PICKLED.into_iter().map(|name| path.join(name)).find(|path| path.exists());
+    }
+    let ending = path.extension()?;
+    PICKLED_ENDINGS.iter().any(|known| ending == *known).then(|| path.into())
+}
+
 /// Tensors of a model directory or of one file by name, of which nothing but the headers is read.
 pub struct StoredTensors {
     directory: PathBuf,
@@ -59,11 +68,8 @@ impl StoredTensors {
     /// Returns [`HuggingFaceError`] if there is no such file, or if one is damaged or missing.
     pub fn open(directory: &Path) -> Result<Self, HuggingFaceError> {
         if !directory.is_dir() {
-            if directory
-                .extension()
-                .is_some_and(|ending| PICKLED_ENDINGS.iter().any(|known| ending == *known))
-            {
-                return Err(HuggingFaceError::Pickled { path: directory.into() });
+            if let Some(path) = pickled(directory) {
+                return Err(HuggingFaceError::Pickled { path });
             }
             return Ok(Self { directory: directory.into(), tensors: header(directory)? });
         }
@@ -89,8 +95,8 @@ impl StoredTensors {
                 };
                 tensors.insert(name.clone(), tensor);
             }
-        } else if let Some(name) = PICKLED.into_iter().find(|name| directory.join(name).exists()) {
-            return Err(HuggingFaceError::Pickled { path: directory.join(name) });
+        } else if let Some(path) = pickled(directory) {
+            return Err(HuggingFaceError::Pickled { path });
         } else {
             return Err(HuggingFaceError::NoTensors { directory: directory.into() });
         }

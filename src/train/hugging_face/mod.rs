@@ -61,6 +61,20 @@ pub enum HuggingFaceError {
     NotInCache { name: String, cache: PathBuf },
     #[error("{name}: there is no such directory")]
     NoDirectory { name: String },
+    /// Parameters without what says which model they are of.
+    #[error(
+        "{}: has weights but no configuration; give a run, a checkpoint, or a directory with \
+         config.json and model.safetensors; Trainer::set_parameters of the library takes the \
+         weights of any model",
+        path.display()
+    )]
+    NoConfiguration { path: PathBuf },
+    #[error(
+        "{}: has no model; give a run, a checkpoint, or a directory with config.json and \
+         model.safetensors",
+        path.display()
+    )]
+    NoModel { path: PathBuf },
     /// Model that no file of theirs can hold.
     #[error("the model has no form in Hugging Face's files: {0}")]
     NoForm(String),
@@ -123,6 +137,29 @@ impl ModelDirectory {
         tokens: Option<usize>,
     ) -> Result<ModelTensors, HuggingFaceError> {
         StoredTensors::open(&self.path)?.of_model(graph, family.names(), tokens)
+    }
+}
+
+/// Checks that a path which is neither a run nor a checkpoint may be a model in Hugging Face's
+/// files: a directory with a configuration, or the name of one in the cache.
+///
+/// # Errors
+/// Returns [`HuggingFaceError`] for anything else that is there, with what it is.
+pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
+    if !path.exists() || path.join("config.json").is_file() {
+        return Ok(());
+    }
+    let is_weights = if path.is_dir() {
+        [files::SINGLE, files::INDEX].iter().any(|name| path.join(name).exists())
+    } else {
+        path.extension().is_some_and(|ending| ending == "safetensors")
+    };
+    if is_weights {
+        return Err(HuggingFaceError::NoConfiguration { path: path.into() });
+    }
+    match files::pickled(path) {
+        Some(path) => Err(HuggingFaceError::Pickled { path }),
+        None => Err(HuggingFaceError::NoModel { path: path.into() }),
     }
 }
 

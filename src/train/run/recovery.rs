@@ -35,7 +35,7 @@ impl Run {
         match self.reopen(&cause, left, step) {
             Ok(checkpoint) => Ok(checkpoint),
             Err(why) => {
-                self.warn(format!("the run does not go on by itself: {why}"))?;
+                self.warn(format!("automatic recovery failed: {why}"))?;
                 Err(cause)
             }
         }
@@ -100,9 +100,9 @@ impl Run {
         self.finish_trace()?;
         let options = self.recovery_options(step);
         let mut without = if cause.is_of_node() {
-            format!("the other nodes, which end with the one that is lost: {cause}")
+            format!("the other nodes, of which one was lost: {cause}")
         } else {
-            format!("a device that failed: {cause}")
+            format!("the failed device: {cause}")
         };
         let Self { spec, data, trainer, fit, host } = self;
         // They were told as they came.
@@ -115,7 +115,7 @@ impl Run {
                     devices += &format!(" and {count} of other nodes");
                 }
             }
-            host.warn(format!("the run goes on from step {step} on {devices}, without {without}"))
+            host.warn(format!("continuing from step {step} on {devices}, without {without}"))
                 .map_err(FailedOpening::of_none)?;
             let now = spec.on_devices(left).map_err(FailedOpening::of_none)?;
             let opening = RunOpening { spec: &now, data, options: &options, trainer };
@@ -125,7 +125,7 @@ impl Run {
                     Ok(opened)
                 }
                 Err(error) => {
-                    without = format!("a device that failed: {error}");
+                    without = format!("the failed device: {error}");
                     Err(FailedOpening::unplaced(error, |position| now.left_without(position)))
                 }
             }

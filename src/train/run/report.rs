@@ -2,7 +2,9 @@
 
 use super::Run;
 use crate::error::TrainError;
-use potluck_core::format::{counted, gibibytes, thousands};
+use potluck_core::format::{counted, counted_large, gibibytes, thousands};
+use potluck_core::metrics::Unit;
+use potluck_data::Split;
 
 impl Run {
     /// Emits notes on the model, the data, the devices and the directory of the run.
@@ -40,7 +42,26 @@ impl Run {
         }
         self.note(summary)?;
         self.note(figures)?;
+        for warning in self.data_warnings() {
+            self.warn(warning)?;
+        }
         self.emit_end_notes()
+    }
+
+    /// Returns warnings about the data: their own, and about few samples.
+    fn data_warnings(&self) -> Vec<String> {
+        let data = &self.fit.source.data;
+        let mut warnings = data.warnings();
+        // Windows of a text have many targets each, and training draws them from anywhere.
+        if self.fit.options.task.unit() == Unit::Samples {
+            let held_out = match self.spec.every.evaluation {
+                0 => None,
+                _ => Some(data.len(Split::Validation)),
+            };
+            let batch = u64::from(self.spec.batch);
+            warnings.extend(few_samples(data.len(Split::Train), held_out, batch));
+        }
+        warnings
     }
 
     /// Formats the size of an epoch, in which as many tokens or samples are trained as there are.
@@ -48,12 +69,14 @@ impl Run {
         let unit = self.fit.options.task.unit();
         let epoch = self.spec.epoch(&self.fit.source.sampler, unit);
         let per_step = u64::from(self.spec.batch) * epoch.per_sample;
-        let steps = epoch.units.div_ceil(per_step);
+        let (one, several) = match unit {
+            Unit::Tokens => ("token", "tokens"),
+            Unit::Samples => ("sample", "samples"),
+        };
         format!(
-            "an epoch is {} {}, {} steps of {}",
-            thousands(epoch.units as f64),
-            unit.name(),
-            thousands(steps as f64),
+            "an epoch is {}, {} of {}",
+            counted_large(epoch.units, one, several),
+            counted_large(epoch.units.div_ceil(per_step), "step", "steps"),
             thousands(per_step as f64)
         )
     }
@@ -74,16 +97,18 @@ impl Run {
 
     /// Emits a note that training ends before its last step, for lack of a better evaluation.
     pub(super) fn tell_lost_patience(&mut self) -> Result<(), TrainError> {
-        let best = match self.trainer.best {
-            Some(best) => format!("better than that of step {}", best.step),
-            None => "finite".into(),
-        };
-        self.note(format!(
-            "training ends at step {}: none of the last {} evaluations was {best} \
-             (train.patience)",
-            self.step(),
-            self.spec.patience
-        ))
+        let (step, patience) = (self.step(), self.spec.patience);
+        let count = counted_large(patience, "evaluation", "evaluations");
+        self.note(match self.trainer.best {
+            Some(best) => format!(
+                "stopping early at step {step}: no improvement over step {} in {count} \
+                 (train.patience)",
+                best.step
+            ),
+            None => format!(
+                "stopping early at step {step}: no finite val_loss in {count} (train.patience)"
+            ),
+        })
     }
 
     /// Emits notes for a user who resumes with another number of steps: that no step is left to
@@ -96,18 +121,60 @@ impl Run {
             let step = self.step();
             // A script, which is quiet, must not take this for training.
             self.warn(format!(
-                "step {step} of {steps} is done already: nothing is left to train; to continue, \
-                 give --steps, or --epochs, a larger number"
+                "step {step} of {steps} is already done: nothing is left to train; to continue, \
+                 raise --steps or --epochs"
             ))?;
         } else if self.step() > 0
             && steps > decay_steps
             && let Some(lr) = schedule.last_lr()
         {
             self.note(format!(
-                "the learning rate stays at {lr} from step {decay_steps} on, where its schedule \
-                 ends; to stretch it, add --set schedule.decay_steps={steps}"
+                "the learning rate schedule ends at step {decay_steps}, and the rate stays at {lr} \
+                 from there; to stretch it, add --set schedule.decay_steps={steps}"
             ))?;
         }
         Ok(())
+    }
+}
+
+/// Held-out samples below which a loss says little.
+const HELD_OUT_MIN: u64 = 30;
+
+/// Returns warnings about a training part that is smaller than a batch, and about few held-out
+/// samples, if the run evaluates.
+fn few_samples(training: u64, held_out: Option<u64>, batch: u64) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some(held_out @ 1..HELD_OUT_MIN) = held_out {
+        warnings.push(format!(
+            "val_loss is measured on {}: hold out more (data.held_out)",
+            counted_large(held_out, "sample", "samples")
+        ));
+    }
+    if batch > training && training > 0 {
+        let samples = counted_large(training, "training sample", "training samples");
+        warnings.push(match batch / training {
+            1 => format!("a batch of {batch} takes some of the {samples} twice"),
+            times => format!("a batch of {batch} takes each of the {samples} {times} times"),
+        });
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_samples_are_told() {
+        assert_eq!(
+            few_samples(9, Some(1), 128),
+            [
+                "val_loss is measured on 1 sample: hold out more (data.held_out)",
+                "a batch of 128 takes each of the 9 training samples 14 times"
+            ]
+        );
+        let twice = "a batch of 12 takes some of the 9 training samples twice";
+        assert_eq!(few_samples(9, None, 12), [twice]);
+        assert!(few_samples(9, Some(30), 9).is_empty());
     }
 }

@@ -10,7 +10,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::continuation::ResumeCommand;
 use crate::error::TrainError;
 use potluck_core::format::counted;
-use potluck_core::metrics::{Recorder, TensorBoard, aside};
+use potluck_core::metrics::{Recorder, Sink, TensorBoard, aside};
 use potluck_parallel::{Placement, PlacementChange};
 
 impl Run {
@@ -168,6 +168,8 @@ impl Run {
         self.trainer.best = None;
         self.trainer.evaluations_since_best = 0;
         self.fit.evaluated = None;
+        let step = self.step();
+        self.host.sinks.forget_evaluations(step);
         self.host.store.unmark_best()?;
         let mut forgotten = String::new();
         if let Some(best) = meta.best
@@ -208,7 +210,7 @@ impl Run {
         let has_stages =
             self.trainer.session.placement.mesh.is_divided() || before.mesh.is_divided();
         let verb = if has_stages { "may" } else { "will" };
-        self.note(format!("{what}: its bits {verb} differ from those of an uninterrupted run"))
+        self.note(format!("{what}: bits {verb} differ from an uninterrupted run"))
     }
 
     /// Returns the command that continues the run from its last checkpoint, on all of its nodes.

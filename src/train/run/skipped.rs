@@ -32,8 +32,8 @@ impl RunHost {
         );
         if count == 1 {
             self.note(format!(
-                "step {step} is not finite: it runs again, operation by operation, to find the \
-                 first tensor that is not; that may take a while"
+                "step {step} is not finite: rerunning it operation by operation to find the first \
+                 such tensor; this may take a while"
             ))?;
             self.began = Diagnosis { session: &trainer.session, source }.diagnose(inputs)?;
             text += &format!("; it began at {}", self.began);

@@ -113,7 +113,7 @@ mod tests {
         opened(Some(9)).unwrap();
         let error = opened(Some(8)).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("went on from step 8 to 9"), "{text}");
+        assert!(text.contains("was trained from step 8 to 9"), "{text}");
         assert!(text.contains("again with: potluck train --resume "), "{text}");
         assert_eq!(error.exit_code(), crate::error::EXIT_CONFIGURATION);
         assert!(matches!(opened(None), Err(TrainError::Occupied { .. })));

@@ -44,6 +44,9 @@ pub(crate) struct BatchSplit {
     pub cost: Option<CostOfDevices>,
 }
 
+/// Ratio of the times of a step from which it is told that devices make it longer.
+const TOLD_COST: f64 = 1.02;
+
 /// Cost of devices that take part because the user asked for them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CostOfDevices {
@@ -57,14 +60,20 @@ pub(crate) struct CostOfDevices {
 impl CostOfDevices {
     /// Returns the cost of devices with these names as a sentence for the user.
     pub fn sentence(&self, names: &[&str]) -> String {
-        let (take, they, them) =
-            if names.len() == 1 { ("takes", "it is", "it") } else { ("take", "they are", "them") };
+        let (slow, them, are) =
+            if names.len() == 1 { ("slows", "it", "is") } else { ("slow", "them", "are") };
         format!(
-            "{} {take} part because {they} asked for: a step takes {} ms, without {them} {} ms",
+            "{} {slow} training down ({} ms per step with {them}, {} ms without), but {are} used \
+             as requested",
             names.join(", "),
             milliseconds(self.with_s),
             milliseconds(self.without_s)
         )
+    }
+
+    /// Returns true if a step is longer by more than two measurements of the same differ.
+    fn is_worth_telling(&self) -> bool {
+        self.with_s >= TOLD_COST * self.without_s
     }
 }
 
@@ -237,7 +246,7 @@ pub(crate) fn split_by_speed(
     }
     if let Some(mut cost) = cost {
         cost.devices.retain(|device| split.members.contains(device));
-        if !cost.devices.is_empty() && cost.with_s > cost.without_s {
+        if !cost.devices.is_empty() && cost.is_worth_telling() {
             split.cost = Some(cost);
         }
     }
@@ -376,8 +385,9 @@ fn split_of(
         split.micro_batches.push(micro_batches[device]);
     }
     if rows_min > 1 && split.members.len() < names.len() {
-        let why = "for the statistics of batch normalization";
-        split.notes.push(format!("a device takes at least {rows_min} samples of a step, {why}"));
+        split.notes.push(format!(
+            "each device gets at least {rows_min} samples of a step, for batch normalization"
+        ));
     }
     split
 }
@@ -556,10 +566,12 @@ mod tests {
     #[test]
     fn the_cost_of_devices_is_a_sentence() {
         let cost = CostOfDevices { devices: vec![1], with_s: 0.412, without_s: 0.38 };
-        let expected = "cpu takes part because it is asked for: a step takes 412 ms, without it \
-                        380 ms";
+        let expected = "cpu slows training down (412 ms per step with it, 380 ms without), but is \
+                        used as requested";
         assert_eq!(cost.sentence(&["cpu"]), expected);
         let both = cost.sentence(&["cpu", "Intel UHD 620"]);
-        assert!(both.starts_with("cpu, Intel UHD 620 take part because they are"), "{both}");
+        assert!(both.starts_with("cpu, Intel UHD 620 slow training down (412 ms"), "{both}");
+        assert!(cost.is_worth_telling());
+        assert!(!CostOfDevices { with_s: 0.2464, without_s: 0.2460, ..cost }.is_worth_telling());
     }
 }

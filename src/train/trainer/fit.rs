@@ -222,14 +222,13 @@ impl Trainer {
                     let loader = self.loader(&source, fit.last)?;
                     fit.go_on(source, loader);
                     let text = format!(
-                        "training goes on from step {step} on {}, without a device that failed: \
-                         {error}",
+                        "continuing from step {step} on {}, without the failed device: {error}",
                         self.options.devices
                     );
                     fit.warn(hooks, text)?;
                 }
                 Err(why) => {
-                    fit.warn(hooks, format!("training does not go on by itself: {why}"))?;
+                    fit.warn(hooks, format!("automatic recovery failed: {why}"))?;
                     return Err(error);
                 }
             }

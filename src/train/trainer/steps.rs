@@ -392,7 +392,7 @@ impl Trainer {
             fit.asked = Some(Instant::now());
             let step = self.steps();
             if self.saved.as_ref().is_some_and(|(saved, _)| *saved == step) {
-                let text = format!("saved at step {step}, as SIGUSR1 asked, and going on");
+                let text = format!("saved at step {step} on SIGUSR1; training continues");
                 fit.emit(hooks, Event::Note(text))?;
             }
         }
@@ -441,7 +441,7 @@ impl Trainer {
         hooks.saved();
         if let Err(error) = pruned {
             // This state is saved; the next save tries again.
-            fit.warn(hooks, format!("old checkpoints were not removed: {error}"))?;
+            fit.warn(hooks, format!("cannot remove old checkpoints: {error}"))?;
         }
         if let Some(path) = kept {
             let path = path.display();

@@ -80,7 +80,8 @@ impl TickAxis {
         for index in 0..=most {
             let tick = (first + index as f64) * distance;
             // Rounding may put the tick at the end slightly beyond it.
-            if tick > range.end + 1e-9 * distance {
+            let is_inside = tick <= range.end + 1e-9 * distance;
+            if !is_inside {
                 break;
             }
             ticks.push(tick);

@@ -134,12 +134,12 @@ fn pictures_are_resized_if_a_size_is_given() {
     assert_eq!((&loaded.train.shape[..], bytes_of(&loaded.train)), (&[1, 1, 1][..], vec![150, 40]));
     assert_eq!(
         refusal(SampleFormat::Pictures, &files, ""),
-        "a/2.jpeg: is 8x8 pixels, and the first one, a/1.png, 2x1; set \
+        "a/2.jpeg: is 8x8 pixels, and the first one, a/1.png, 1x2; set \
          data.image_size=[H,W] to resize all"
     );
     assert_eq!(
         refusal_with(SampleFormat::Pictures, &files, "", &sized(0, 3)),
-        "a/1.png: cannot be resized to 3x0 pixels; use 1 to 32768"
+        "a/1.png: cannot be resized to 0x3 pixels; use 1 to 32768"
     );
 }
 
@@ -191,7 +191,7 @@ fn pictures_that_a_model_cannot_take_are_refused() {
     );
     assert_eq!(
         refused(&[3, 2, 2], &["a", "b"]),
-        "a/x.png: is 2x1 pixels, and those of the model, 2x2; set \
+        "a/x.png: is 1x2 pixels, and those of the model, 2x2; set \
          data.image_size=[H,W] to resize all"
     );
     assert_eq!(

@@ -19,7 +19,7 @@ use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::remote::FIRST_NODE;
 use crate::runtime::timing::{self, BatchSplit, BatchToSplit, CostOfDevices, Network, Probe};
 use potluck_core::faults::{Fault, InjectedFault, Point};
-use potluck_core::format::milliseconds;
+use potluck_core::format::{counted, milliseconds};
 use potluck_core::{DType, Rank, Setting};
 use potluck_kernels::autotune;
 use potluck_kernels::device::host::available_memory;
@@ -192,7 +192,7 @@ fn cost_note(
     if request.nodes.devices.is_empty()
         && let Some(rest) = selector_of(request.selector, &others, &adapters_for(request.selector))
     {
-        note.push_str(&format!("; without: {}", Setting::Devices.given(rest)));
+        note.push_str(&format!("; to train without: {}", Setting::Devices.given(rest)));
     }
     note
 }
@@ -339,9 +339,9 @@ fn measure(
     hold: &dyn Fn(&[usize]) -> bool,
 ) -> Result<Option<BatchSplit>, Failure> {
     (request.notify)(&format!(
-        "measuring {} devices, alone and together, on micro-batches of up to {} samples",
+        "measuring {} devices, alone and together, on micro-batches of up to {}",
         opened.len(),
-        request.micro_batch.min(request.batch)
+        counted(request.micro_batch.min(request.batch) as usize, "sample", "samples")
     ));
     let failure = |index: usize, error: DeviceError| Failure {
         index,

@@ -7,7 +7,7 @@ use super::pipeline::names_of_runs;
 use super::tensor_shares::tensor_parts;
 use super::types::{PlacedWorkers, PlacementRequest};
 use potluck_core::Setting;
-use potluck_core::format::percent;
+use potluck_core::format::{counted, percent};
 use potluck_graph::Plan;
 use potluck_kernels::device::{Adapter, selector_of};
 use potluck_parallel::{Mesh, Placement, RankPlacement, contiguous_shares};
@@ -46,8 +46,8 @@ fn stages_text(placement: &Placement, plan: &Plan) -> String {
             let names: Vec<&str> = group.iter().map(|rank| &*rank.name).collect();
             stages.push(stage_text(plan, &names, &group[0].blocks));
         }
-        let samples = of_pipeline[0][0].share;
-        pipelines.push(format!("{} ({samples} samples per step)", stages.join(", ")));
+        let samples = counted(of_pipeline[0][0].share as usize, "sample", "samples");
+        pipelines.push(format!("{} ({samples} per step)", stages.join(", ")));
     }
     format!("{}: {}", name_of_parts(placement.mesh), pipelines.join("; "))
 }

@@ -1,6 +1,7 @@
 //! Check of the micro-batches from which batch normalization takes its statistics.
 
 use crate::runtime::RuntimeError;
+use potluck_core::format::counted;
 use potluck_core::{Setting, Wording};
 use potluck_graph::Plan;
 use potluck_parallel::Program;
@@ -38,8 +39,9 @@ pub(crate) fn require_statistics<'p>(
         return Ok(None);
     }
     Ok(Some(format!(
-        "batch normalization takes its statistics from micro-batches of as few as {rows} samples, \
-         and those of fewer than {least} are noisy; {advice}"
+        "batch normalization takes its statistics from micro-batches of as few as {}, and those \
+         of fewer than {least} are noisy; {advice}",
+        counted(rows as usize, "sample", "samples")
     )))
 }
 

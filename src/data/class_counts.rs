@@ -1,0 +1,113 @@
+//! Warnings about classes of which a data set has no sample, or a single one.
+
+use potluck_core::Setting;
+use potluck_core::format::{counted_large, grouped};
+
+/// The most runs of classes that a warning names.
+const RUNS_MAX: usize = 4;
+
+/// Classes with a single sample from which a data set looks like one of numbers.
+const SINGLE_MIN: usize = 10;
+
+/// Returns warnings about the classes `names`, given the class of each sample and the name of the
+/// column that has it.
+pub(crate) fn warnings<'a>(
+    names: &[String],
+    samples: impl Iterator<Item = &'a u32>,
+    column: Option<&String>,
+) -> Vec<String> {
+    let mut counts = vec![0u64; names.len()];
+    for class in samples {
+        if let Some(count) = counts.get_mut(*class as usize) {
+            *count += 1;
+        }
+    }
+    let with = |count: u64| -> Vec<usize> {
+        (0..names.len()).filter(|class| counts[*class] == count).collect()
+    };
+    let all = counted_large(names.len() as u64, "class", "classes");
+    let mut warnings = Vec::new();
+    let empty = with(0);
+    if !empty.is_empty() {
+        warnings.push(format!(
+            "{} of {all} {} no sample ({}): check the labels",
+            grouped(&empty.len().to_string()),
+            if empty.len() == 1 { "has" } else { "have" },
+            runs(names, &empty)
+        ));
+    }
+    let single = with(1).len();
+    if single >= SINGLE_MIN && 2 * single > names.len() {
+        let are_numbers = names.iter().all(|name| name.parse::<f64>().is_ok());
+        let column = column.map_or("the target", String::as_str);
+        let advice = if are_numbers {
+            format!("if {column} is a number to predict, set {}", Setting::Regression)
+        } else {
+            format!("check that {column} is a class")
+        };
+        let single = grouped(&single.to_string());
+        warnings.push(format!("{single} of {all} have a single sample; {advice}"));
+    }
+    warnings
+}
+
+/// Returns the names of classes, of consecutive ones those of the first and the last.
+fn runs(names: &[String], classes: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for class in classes {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *class => *last = *class,
+            _ => runs.push((*class, *class)),
+        }
+    }
+    let mut texts = Vec::new();
+    for (first, last) in runs.iter().take(RUNS_MAX) {
+        texts.push(match last - first {
+            0 => names[*first].clone(),
+            1 => format!("{}, {}", names[*first], names[*last]),
+            _ => format!("{} to {}", names[*first], names[*last]),
+        });
+    }
+    if runs.len() > RUNS_MAX {
+        texts.push("..".into());
+    }
+    texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbered(count: usize) -> Vec<String> {
+        (0..count).map(|class| class.to_string()).collect()
+    }
+
+    #[test]
+    fn classes_without_samples_are_named() {
+        let labels: Vec<u32> = (0..100).map(|sample| sample % 10).chain([77]).collect();
+        let of = |classes: usize| warnings(&numbered(classes), labels.iter(), None);
+        assert_eq!(of(78), ["67 of 78 classes have no sample (10 to 76): check the labels"]);
+        let few = |samples: &[u32]| warnings(&numbered(9), samples.iter(), None).concat();
+        assert!(few(&[0, 1, 2, 3, 4, 5, 6, 7]).starts_with("1 of 9 classes has no sample (8):"));
+        assert!(few(&[1, 4, 7]).contains("(0, 2, 3, 5, 6, 8)"), "{}", few(&[1, 4, 7]));
+        assert_eq!(few(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), "");
+        let every_other: Vec<u32> = (0..10).map(|class| 2 * class + 1).collect();
+        let named = warnings(&numbered(20), every_other.iter(), None).concat();
+        assert!(named.starts_with("10 of 20 classes have no sample (0, 2, 4, 6, ..)"), "{named}");
+    }
+
+    #[test]
+    fn numbers_that_are_taken_for_classes_are_told() {
+        let labels: Vec<u32> = (0..2000).chain(0..200).collect();
+        let column = "y".to_string();
+        assert_eq!(
+            warnings(&numbered(2000), labels.iter(), Some(&column)),
+            ["1,800 of 2,000 classes have a single sample; if y is a number to predict, set \
+              data.task=regression"]
+        );
+        let words: Vec<String> = (0..2000).map(|class| format!("class {class}")).collect();
+        let told = warnings(&words, labels.iter(), None).concat();
+        assert!(told.ends_with("have a single sample; check that the target is a class"), "{told}");
+        assert!(warnings(&numbered(3), [0, 1, 2].iter(), None).is_empty());
+    }
+}
