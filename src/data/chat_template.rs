@@ -106,8 +106,8 @@ impl ChatTemplate {
     /// Returns the text that a model continues with the answer to a conversation.
     ///
     /// # Errors
-    /// Returns `DataError::Invalid` if the template is invalid, refuses the conversation, or takes too
-    /// long for it.
+    /// Returns `DataError::Invalid` if the template is invalid, refuses the conversation, or takes
+    /// too long for it.
     pub fn render(&self, messages: &[ChatMessage]) -> Result<String, DataError> {
         let refuse = |why: String| DataError::of_file(&self.name, why);
         if self.source.len() > BYTES_MAX {

@@ -15,8 +15,8 @@ pub struct DatasetInput {
     pub elements: usize,
 }
 
-/// Values of some samples for each input that a data set provides, by name: rows in the order of the
-/// samples.
+/// Values of some samples for each input that a data set provides, by name: rows in the order of
+/// the samples.
 pub type NamedInputs = Vec<(&'static str, HostTensor)>;
 
 /// Samples by index. A data set does not change while it is used, so a sample has the same values
@@ -123,9 +123,9 @@ impl Dataset for TextWindows {
     }
 }
 
-/// Windows of tokens at a distance of `stride`, which is shorter than a window: each counts only the
-/// targets that previous windows have not counted, so that these have more context than in adjacent
-/// windows. The last window ends with the data.
+/// Windows of tokens at a distance of `stride`, which is shorter than a window: each counts only
+/// the targets that previous windows have not counted, so that these have more context than in
+/// adjacent windows. The last window ends with the data.
 #[derive(Clone)]
 pub struct StridedWindows {
     windows: Arc<dyn Dataset>,

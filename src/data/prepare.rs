@@ -3,8 +3,8 @@
 //! it was, with the same bytes as result.
 //!
 //! The output directory has `tokens.bin` with `tokens.json` beside it ([`super::tokens`]) and the
-//! `tokenizer.json`. Until they are complete, the ids are in `tokens.bin.part`, the positions of the
-//! first ids of the documents in `documents.part`, and the progress in `prepare.json`.
+//! `tokenizer.json`. Until they are complete, the ids are in `tokens.bin.part`, the positions of
+//! the first ids of the documents in `documents.part`, and the progress in `prepare.json`.
 
 mod documents;
 mod inputs;
@@ -144,8 +144,8 @@ struct PrepareState {
 /// Prepares token files; calls `report` with the progress.
 ///
 /// # Errors
-/// Returns `PrepareError` if an input cannot be read or does not have the format of its name, if the
-/// directory has other tokens or is in use, or if it cannot be written.
+/// Returns `PrepareError` if an input cannot be read or does not have the format of its name, if
+/// the directory has other tokens or is in use, or if it cannot be written.
 pub fn prepare(
     options: &PrepareOptions,
     report: &mut dyn FnMut(PrepareProgress),
@@ -243,7 +243,8 @@ pub(super) fn is_begun(tokens: &Path) -> bool {
     tokens.with_file_name(STATE).exists()
 }
 
-/// Returns an earlier preparation of the same inputs; `None` without one, or if its tokens are gone.
+/// Returns an earlier preparation of the same inputs; `None` without one, or if its tokens are
+/// gone.
 fn finished(out: &Path, hash: &str) -> Result<Option<Prepared>, PrepareError> {
     let path = out.join(TOKENS);
     let info_path = path.with_extension("json");

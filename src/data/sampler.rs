@@ -93,8 +93,8 @@ impl Sampler {
         self.streams.is_some_and(|streams| self.turn(step).is_multiple_of(streams.length))
     }
 
-    /// Returns the number of batches consumed before a step, in batches of the current size, rounded
-    /// down.
+    /// Returns the number of batches consumed before a step, in batches of the current size,
+    /// rounded down.
     fn turn(&self, step: u64) -> u64 {
         self.consumed(step - 1) / u64::from(self.batch)
     }

@@ -88,7 +88,8 @@ pub struct Samples {
     pub shape: Vec<usize>,
     /// Names of the columns of a table; empty for other samples.
     pub columns: Vec<String>,
-    /// Names of the columns of a table that are targets; empty for other samples and without targets.
+    /// Names of the columns of a table that are targets; empty for other samples and without
+    /// targets.
     pub target_columns: Vec<String>,
     pub features: Features,
     pub targets: Targets,

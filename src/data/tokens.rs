@@ -187,8 +187,8 @@ pub fn is_token_file(path: &Path) -> bool {
     is_bare(path) || is_described(path)
 }
 
-/// Returns true if a path is a token file with a description: the output directory of a preparation,
-/// or a `.bin` with its `.json` beside it.
+/// Returns true if a path is a token file with a description: the output directory of a
+/// preparation, or a `.bin` with its `.json` beside it.
 pub fn is_described(path: &Path) -> bool {
     let tokens = tokens_of(path);
     let is_named = tokens.extension().is_some_and(|ending| ending == "bin");
@@ -396,8 +396,8 @@ fn map(path: &Path) -> io::Result<Mmap> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // SAFETY: the file must not be changed while it is open, as `TokenFile::open` documents; potluck
-    // does not change it.
+    // SAFETY: the file must not be changed while it is open, as `TokenFile::open` documents;
+    // potluck does not change it.
     unsafe { Mmap::map(&file) }
 }
 

@@ -602,7 +602,7 @@ impl Builder {
         options: AttentionOptions,
     ) -> BuildResult {
         let mut inputs: Vec<TensorId> = Vec::new();
-        let places = places.map(|place| attention_place(&mut inputs, place));
+        let places = places.map(|(tensor, first)| attention_place(&mut inputs, tensor, first));
         let site = self.next_site();
         let op = Op::Attention(AttentionOptions { places, site, ..options });
         if op.is_random() {
@@ -631,7 +631,8 @@ impl Builder {
         let [(queries, first), keys, values] = columns;
         let AttentionOptions { heads, kv_heads, head_width, .. } = options;
         let mut inputs: Vec<TensorId> = Vec::new();
-        let places = [keys, values].map(|place| attention_place(&mut inputs, place));
+        let places =
+            [keys, values].map(|(tensor, first)| attention_place(&mut inputs, tensor, first));
         let update = CacheUpdateOptions {
             places,
             kv_heads,
@@ -862,7 +863,8 @@ impl Builder {
     /// Returns [`ShapeError`] if the shapes of the inputs do not fit, if a tensor would have no
     /// elements, and for ops that only other functions make: [`Builder::reshape`] an
     /// [`Op::Reshape`], [`super::fuse()`] an [`Op::Fused`], [`super::shard()`] an [`Op::Spread`],
-    /// an [`Op::AllReduce`], and an [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not 0.
+    /// an [`Op::AllReduce`], and an [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not
+    /// 0.
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
         Ok(self.apply_all(op, inputs)?[0])
     }
@@ -906,7 +908,8 @@ impl Builder {
 /// unless it is one already.
 fn attention_place(
     inputs: &mut Vec<TensorId>,
-    (tensor, first): (TensorId, usize),
+    tensor: TensorId,
+    first: usize,
 ) -> AttentionPlace {
     if let Some(input) = inputs.iter().position(|input| *input == tensor) {
         return AttentionPlace { input, first };

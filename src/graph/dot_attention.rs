@@ -61,8 +61,8 @@ struct DotAttentionSizes {
 impl Builder {
     /// Computes `softmax(q k^T scale + mask) v` by head, of queries `(b, queries, heads d)`, keys
     /// `(b, keys, kv_heads d)` and values `(b, keys, kv_heads e)`: `(b, queries, heads e)`. It is
-    /// PyTorch's `scaled_dot_product_attention`, with heads side by side in the columns. The numbers
-    /// of queries and keys may differ: cross attention.
+    /// PyTorch's `scaled_dot_product_attention`, with heads side by side in the columns. The
+    /// numbers of queries and keys may differ: cross attention.
     ///
     /// It is one kernel that stores no scores if there are as many queries as keys, `d = e`, and
     /// neither a mask nor lengths; otherwise it is products and a softmax, with scores in memory.
@@ -167,7 +167,8 @@ impl Builder {
         Ok(sizes)
     }
 
-    /// Returns `x (b, t, heads d)` as `(b heads repeats, t, d)`: each head `repeats` times in a row.
+    /// Returns `x (b, t, heads d)` as `(b heads repeats, t, d)`: each head `repeats` times in a
+    /// row.
     fn rows_of_heads(&mut self, x: TensorId, heads: usize, repeats: usize) -> BuildResult {
         let [_, t, columns] = *self.shape(x).dims() else { return Ok(x) };
         let width = columns / heads;

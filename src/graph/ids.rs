@@ -1,5 +1,5 @@
-//! Integer inputs that select rows of a table or classes of a loss, and the check of their values on
-//! the host. Kernels do not check them: an id beyond a table selects zeros, and a target that is
+//! Integer inputs that select rows of a table or classes of a loss, and the check of their values
+//! on the host. Kernels do not check them: an id beyond a table selects zeros, and a target that is
 //! not a class is ignored.
 
 use super::{Graph, IGNORE_INDEX, Numbered, Role};

@@ -42,9 +42,9 @@ impl Builder {
     /// Computes the cross-entropy of each row of `logits (.., v)` and its integer target
     /// `(..)`: PyTorch's `cross_entropy(weight=, label_smoothing=, ignore_index=,
     /// reduction="none")`, in the shape of the targets, and 0 where the target is ignored. A mean
-    /// of it, as by [`LossTerm::mean`](super::LossTerm::mean), is over all rows, whereas the mean of
-    /// [`Builder::cross_entropy_loss_with`] is weighted and leaves ignored rows out. Classes are the
-    /// last axis.
+    /// of it, as by [`LossTerm::mean`](super::LossTerm::mean), is over all rows, whereas the mean
+    /// of [`Builder::cross_entropy_loss_with`] is weighted and leaves ignored rows out. Classes are
+    /// the last axis.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there is not one target per row, or not one weight per class.
@@ -329,7 +329,8 @@ impl Graph {
     /// classes.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if the graph has a different loss, or if there is not one weight per class.
+    /// Returns [`ShapeError`] if the graph has a different loss, or if there is not one weight per
+    /// class.
     pub fn with_class_weights(self, options: &CrossEntropyOptions) -> Result<Self, ShapeError> {
         let (mut b, parts) = self.without_loss(|op| matches!(op, Op::CrossEntropy(_)))?;
         b.cross_entropy_loss_with(parts.inputs[0], parts.inputs[1], options)?;

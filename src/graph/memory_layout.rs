@@ -29,9 +29,9 @@ pub enum SlotKind {
     /// From one segment to another, for some of its tensors, so that other micro-batches may run
     /// between; one copy per micro-batch in flight.
     Stash,
-    /// As [`SlotKind::Scratch`], in the memory by which kernels pass logits from one dispatch to the
-    /// next: its tensors are dead when such a kernel runs, and no larger than the logits. At most
-    /// one slot is of this kind; it has no bytes if it holds no tensor.
+    /// As [`SlotKind::Scratch`], in the memory by which kernels pass logits from one dispatch to
+    /// the next: its tensors are dead when such a kernel runs, and no larger than the logits. At
+    /// most one slot is of this kind; it has no bytes if it holds no tensor.
     Logits,
 }
 

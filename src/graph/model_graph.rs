@@ -1,4 +1,5 @@
-//! Graph of a model as devices run it: the whole graph, and the shard of each rank of a tensor group.
+//! Graph of a model as devices run it: the whole graph, and the shard of each rank of a tensor
+//! group.
 
 use std::ops::Range;
 

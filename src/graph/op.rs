@@ -234,8 +234,8 @@ pub enum Op {
     /// `x (b, .., c), weight (c), bias (c), mean (c), variance (c) -> y, stats (2, c), mean_sum
     /// (c), variance_sum (c)`: each channel over all rows of a micro-batch, with its mean and rstd
     /// in `stats` (Ioffe and Szegedy 2015). `mean` and `variance` are running averages
-    /// ([`super::ParameterKind::State`]), which replace the statistics of the micro-batch outside of
-    /// training; the sums are `b` times the mean and the unbiased variance, for their update.
+    /// ([`super::ParameterKind::State`]), which replace the statistics of the micro-batch outside
+    /// of training; the sums are `b` times the mean and the unbiased variance, for their update.
     BatchNorm { eps: f32 },
     /// `x, stats, dy -> dweight (c), dbias (c)`
     BatchNormAffineGrad,
@@ -259,8 +259,8 @@ pub enum Op {
     AttentionGrad(AttentionOptions),
     /// `tensors (b, n, ..), places (b, n) of u32 -> cache (sequences, 2 kv_heads, t, d)`: writes
     /// the keys and values of each row to their places in the cache, `sequence * t + position`, and
-    /// leaves all other places unchanged. A row whose place is out of range is not written; two rows
-    /// with the same place are a defect.
+    /// leaves all other places unchanged. A row whose place is out of range is not written; two
+    /// rows with the same place are a defect.
     CacheUpdate(CacheUpdateOptions),
     /// `q (b, n, ..), cache (sequences, 2 kv_heads, t, d), places (b, n) of u32 -> y (b, n, heads
     /// d)`: attention of the query of each row over the keys of its sequence up to its own
@@ -336,7 +336,8 @@ pub enum Op {
     /// `x, target -> dx`, the gradient of the summed loss.
     SquaredErrorGrad,
     /// `x -> x`: an alias, where a tensor that is replicated on a tensor group enters a computation
-    /// that the ranks divide. Its gradient is the sum of the ranks' gradients, an [`Op::AllReduce`].
+    /// that the ranks divide. Its gradient is the sum of the ranks' gradients, an
+    /// [`Op::AllReduce`].
     Spread,
     /// Reduction of tensors over the ranks of a tensor group, after which all ranks have the same:
     /// aliases whose elements the host replaces after the segment that ends with this node.

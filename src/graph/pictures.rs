@@ -168,8 +168,8 @@ impl Pool2dOptions {
         Ok(count)
     }
 
-    /// Returns the number of rows or columns that a divisor counts in each of `count` windows over a
-    /// picture of this size.
+    /// Returns the number of rows or columns that a divisor counts in each of `count` windows over
+    /// a picture of this size.
     pub(super) fn places(
         &self,
         axis: usize,

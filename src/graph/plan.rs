@@ -92,8 +92,8 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Returns true if a rank of a tensor group, or a device that runs the whole graph (`None`), has
-    /// the bucket.
+    /// Returns true if a rank of a tensor group, or a device that runs the whole graph (`None`),
+    /// has the bucket.
     pub(super) fn is_of(&self, tensor_rank: Option<u32>) -> bool {
         self.rank.is_none() || self.rank == tensor_rank
     }
@@ -173,8 +173,8 @@ impl Plan {
         Self { graph, options, segments, slots, places, buckets, held, held_blocks, part: None }
     }
 
-    /// Returns the smallest advisable number of samples in a micro-batch: 8 if a layer normalizes by
-    /// statistics of micro-batches, which differ too much from those of the batch with fewer, or
+    /// Returns the smallest advisable number of samples in a micro-batch: 8 if a layer normalizes
+    /// by statistics of micro-batches, which differ too much from those of the batch with fewer, or
     /// else 1.
     pub fn rows_min(&self) -> u32 {
         if self.buckets.iter().any(|bucket| bucket.kind.is_state()) {

@@ -47,10 +47,10 @@ impl NodeOrder {
     /// Returns the live range of each tensor that a node of the order writes or reads, of the
     /// inputs for which `loads` is true, and of tensors from other devices.
     ///
-    /// Inputs are live before the first node, and a tensor from another device from the start of the
-    /// first segment that reads it. A tensor for another device is live to the end of the segment
-    /// that computes it, an output to the end of the last segment of the forward pass, and a state
-    /// for the next step to the end.
+    /// Inputs are live before the first node, and a tensor from another device from the start of
+    /// the first segment that reads it. A tensor for another device is live to the end of the
+    /// segment that computes it, an output to the end of the last segment of the forward pass, and
+    /// a state for the next step to the end.
     pub(super) fn lifetimes(
         &self,
         graph: &Graph,
@@ -262,8 +262,8 @@ impl SharedSlot {
         self.lives.iter().all(|other| life.last < other.first || other.last < life.first)
     }
 
-    /// Returns true if the slot can take a tensor that alone needs `copies`, and the span of all its
-    /// tensors then still needs as many copies as the slot has.
+    /// Returns true if the slot can take a tensor that alone needs `copies`, and the span of all
+    /// its tensors then still needs as many copies as the slot has.
     fn has_copies(
         &self,
         life: &Life,

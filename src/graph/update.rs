@@ -1,5 +1,5 @@
-//! Optimizer update as data: `optim` determines it for a step, and `kernels` compute it over a range
-//! of a bucket.
+//! Optimizer update as data: `optim` determines it for a step, and `kernels` compute it over a
+//! range of a bucket.
 
 use std::fmt;
 use std::ops::Range;

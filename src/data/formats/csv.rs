@@ -173,8 +173,8 @@ impl<'a> CsvTable<'a> {
         }
     }
 
-    /// Returns the line on which an unterminated quoted cell begins, which the reader extends to the
-    /// end of the table.
+    /// Returns the line on which an unterminated quoted cell begins, which the reader extends to
+    /// the end of the table.
     fn open_quote(&self) -> Option<usize> {
         let mut line = 1;
         let mut opened = None;

@@ -116,9 +116,9 @@ struct ReadSet {
 }
 
 /// Reads training samples from `path`, and held-out samples from `val_path`, or else from the files
-/// beside the training samples that the format names for it. If only held-out samples are at `path`,
-/// they become the training samples. If `val_path` is a directory with two sets, its held-out set is
-/// read.
+/// beside the training samples that the format names for it. If only held-out samples are at
+/// `path`, they become the training samples. If `val_path` is a directory with two sets, its
+/// held-out set is read.
 ///
 /// | format | held out beside the training samples |
 /// |---|---|
@@ -181,7 +181,8 @@ pub fn load_for_prediction(
 }
 
 /// Reads samples on which a trained model is evaluated, as the training samples of a set without
-/// held-out samples; they must have targets. From two sets in a directory, the held-out one is read.
+/// held-out samples; they must have targets. From two sets in a directory, the held-out one is
+/// read.
 ///
 /// # Errors
 /// Like [`load`].

@@ -43,8 +43,8 @@ pub(super) struct InputFiles {
 }
 
 impl InputFiles {
-    /// Finds the given files, and the files below given directories, in the order of their names and
-    /// without hidden ones. With `plain`, all paths are texts, and none is a directory.
+    /// Finds the given files, and the files below given directories, in the order of their names
+    /// and without hidden ones. With `plain`, all paths are texts, and none is a directory.
     ///
     /// # Errors
     /// Returns a `DataError` that names the path if one cannot be read, or is of a format that is
@@ -90,7 +90,8 @@ impl InputFiles {
                 }
                 self.walk(&path, depth + 1)?;
             } else if is_taken(&path) || is_table(&path) {
-                // A table is refused, and not left out: it is probably the main part of the data set.
+                // A table is refused, and not left out: it is probably the main part of the data
+                // set.
                 self.add(&path)?;
             } else {
                 self.left_out += 1;

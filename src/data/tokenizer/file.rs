@@ -17,7 +17,8 @@ use potluck_core::format::size_text;
 /// Largest `tokenizer.json`, in bytes: the largest in use have 40 MB.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// Bytes of a part of a text that is encoded as a whole, which takes about 250 times as much memory.
+/// Bytes of a part of a text that is encoded as a whole, which takes about 250 times as much
+/// memory.
 const PART_BYTES: usize = 128 << 10;
 /// Parts that are encoded in parallel.
 const PARTS_AT_A_TIME: usize = 8;
@@ -247,8 +248,8 @@ impl TokenizerFile {
     /// Finds the end of the first part of a text, of at least `bytes` bytes: after a line end, or
     /// before a space between words, where a division does not change the ids of the surrounding
     /// text. After a number of failures, the search continues after twice as many bytes. With a
-    /// tokenizer that adds a prefix to every text, hardly any place is suitable. `is_end` is true if
-    /// no text follows.
+    /// tokenizer that adds a prefix to every text, hardly any place is suitable. `is_end` is true
+    /// if no text follows.
     ///
     /// # Errors
     /// Those of [`Self::encode`].
@@ -334,8 +335,8 @@ impl TokenizerFile {
     }
 }
 
-/// Returns the places at which a text may be divided, after at least `bytes` bytes: after line ends,
-/// and before single spaces.
+/// Returns the places at which a text may be divided, after at least `bytes` bytes: after line
+/// ends, and before single spaces.
 fn places(text: &str, bytes: usize) -> impl Iterator<Item = usize> {
     let start = boundary(text, text.len().min(bytes));
     let mut before = ' ';

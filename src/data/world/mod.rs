@@ -56,8 +56,8 @@ pub fn corpus() -> String {
     text
 }
 
-/// Returns the beginnings, up to "is", of the sums that are held out of the corpus: about one in ten
-/// of all pairs of summands. A pair in the other order may be in the corpus.
+/// Returns the beginnings, up to "is", of the sums that are held out of the corpus: about one in
+/// ten of all pairs of summands. A pair in the other order may be in the corpus.
 pub fn held_out_sums() -> Vec<String> {
     let mut beginnings = Vec::new();
     for a in 0..ADDENDS {

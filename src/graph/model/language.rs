@@ -8,8 +8,8 @@ use potluck_core::TensorId;
 const LOSS_ROWS: usize = 1024;
 
 /// Ends the graph of a model of the residual stream `x (b, t, c)` with the loss of the targets
-/// `(b, t)` under the logits `x head^T`, and outside of training with the output `logits (b, 1, v)`:
-/// the logits of the position that a sample selects.
+/// `(b, t)` under the logits `x head^T`, and outside of training with the output `logits (b, 1,
+/// v)`: the logits of the position that a sample selects.
 pub(super) fn end_with_loss(
     b: &mut Builder,
     x: TensorId,

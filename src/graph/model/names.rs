@@ -33,7 +33,8 @@ pub fn our_name(table: &[FileName], theirs: &str) -> Option<(String, bool)> {
     renamed(table, theirs, |entry| [entry.theirs, entry.ours])
 }
 
-/// Returns the translation of `name` by the first entry that matches, in the direction of `from_to`.
+/// Returns the translation of `name` by the first entry that matches, in the direction of
+/// `from_to`.
 fn renamed(
     table: &[FileName],
     name: &str,

@@ -108,8 +108,8 @@ impl fmt::Display for ParameterGroup {
     }
 }
 
-/// Applies to each trained parameter of a forward graph the rule of the first group that matches it.
-/// Running averages belong to no group.
+/// Applies to each trained parameter of a forward graph the rule of the first group that matches
+/// it. Running averages belong to no group.
 ///
 /// # Errors
 /// Returns [`ParameterGroupError`] if a pattern matches no trained parameter, or if all parameters

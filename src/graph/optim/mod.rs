@@ -1,5 +1,5 @@
-//! Optimizers: the update rule, learning rate and gradient clipping of a step, and parameter groups,
-//! as pure functions.
+//! Optimizers: the update rule, learning rate and gradient clipping of a step, and parameter
+//! groups, as pure functions.
 
 mod groups;
 pub mod schedule;

@@ -24,8 +24,8 @@ pub enum Decay {
         gamma: f64,
     },
     /// One cycle (Smith and Topin 2018), as PyTorch's `OneCycleLR` of two phases with cosines and
-    /// `decay_steps` as its `total_steps`, without a cycle of momentum. `warmup` and `min_lr` do not
-    /// apply.
+    /// `decay_steps` as its `total_steps`, without a cycle of momentum. `warmup` and `min_lr` do
+    /// not apply.
     OneCycle(OneCycle),
 }
 
@@ -64,9 +64,10 @@ fn remaining_of_cosine(progress: f64) -> f64 {
     0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))
 }
 
-/// Linear warm-up to `lr`, then a decay. [`Decay::Cosine`], [`Decay::Linear`] and [`Decay::Wsd`] end
-/// at `decay_steps` and stay at `min_lr`; [`Decay::Step`] and [`Decay::Exponential`] have no end and
-/// no `min_lr`; [`Decay::OneCycle`] ends at `decay_steps` at its last rate, and has no warm-up.
+/// Linear warm-up to `lr`, then a decay. [`Decay::Cosine`], [`Decay::Linear`] and [`Decay::Wsd`]
+/// end at `decay_steps` and stay at `min_lr`; [`Decay::Step`] and [`Decay::Exponential`] have no
+/// end and no `min_lr`; [`Decay::OneCycle`] ends at `decay_steps` at its last rate, and has no
+/// warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     pub decay: Decay,

@@ -1,10 +1,10 @@
 //! Parameters that are larger than a device can bind, as a graph transformation: each is cut by its
-//! rows into several parameters, which are slices of one tensor. The slices have separate memory and
-//! updates, and are one tensor in files.
+//! rows into several parameters, which are slices of one tensor. The slices have separate memory
+//! and updates, and are one tensor in files.
 //!
-//! Readers of such a table compute with the rows of each slice separately: embeddings of the slices,
-//! which are zero for the ids of other slices, are added up; a product concatenates the columns of
-//! all slices; and linear cross-entropies over the classes of each slice are joined.
+//! Readers of such a table compute with the rows of each slice separately: embeddings of the
+//! slices, which are zero for the ids of other slices, are added up; a product concatenates the
+//! columns of all slices; and linear cross-entropies over the classes of each slice are joined.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,10 +24,10 @@ const SLICES_MAX: usize = 256;
 const ROWS_UNIT: usize = 64;
 
 /// Returns a forward graph, or a shard of one, with every parameter of more than `bytes_max` bytes
-/// cut by rows into slices of at most that size. If one rank of a tensor group must cut its slice of
-/// a tensor, all ranks cut theirs into the same number, so that all have the same nodes and tensors.
-/// A parameter stays whole if a single row is larger, or if a node does not read it as a table of
-/// rows.
+/// cut by rows into slices of at most that size. If one rank of a tensor group must cut its slice
+/// of a tensor, all ranks cut theirs into the same number, so that all have the same nodes and
+/// tensors. A parameter stays whole if a single row is larger, or if a node does not read it as a
+/// table of rows.
 pub fn cut_large_parameters(graph: Graph, bytes_max: usize) -> Graph {
     let mut cutter = Cutter { graph, nodes: Vec::new(), slices: HashMap::new() };
     cutter.cut_parameters(bytes_max);

@@ -1,5 +1,5 @@
-//! Gradients of two parameters that read the same tensors, in one node: the kernel reads the tensors
-//! once for both.
+//! Gradients of two parameters that read the same tensors, in one node: the kernel reads the
+//! tensors once for both.
 
 use super::fuse::Fusion;
 use crate::op::{NormBackward, Op};

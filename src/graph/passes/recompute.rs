@@ -2,11 +2,12 @@
 //! Korthikanti et al. 2022): activations that the backward pass of a block reads from the block's
 //! forward pass are recomputed, and not kept in between.
 //!
-//! Copies of the forward nodes are in pass B, before the block's other nodes, and write new tensors,
-//! which the block's B and W nodes read. The originals are then read in their segment only. The pass
-//! runs after fusion, so that a copy is the same call as its original, runs in the same kernel and
-//! has the same bits: with different fusions, the two would round in different places. Dropout
-//! repeats exactly, because its random numbers are a function of step, sample and site.
+//! Copies of the forward nodes are in pass B, before the block's other nodes, and write new
+//! tensors, which the block's B and W nodes read. The originals are then read in their segment
+//! only. The pass runs after fusion, so that a copy is the same call as its original, runs in the
+//! same kernel and has the same bits: with different fusions, the two would round in different
+//! places. Dropout repeats exactly, because its random numbers are a function of step, sample and
+//! site.
 //!
 //! Nothing is counted twice: a node that accumulates, writes anything but activations, normalizes
 //! over the batch, or computes a state for the next step runs once, and its results are kept. Every
@@ -24,8 +25,8 @@ pub enum Recompute {
     /// None: all activations that the backward pass reads are kept.
     #[default]
     None,
-    /// All activations of a block that its backward pass reads. The results of other blocks, such as
-    /// the input of a layer, are kept.
+    /// All activations of a block that its backward pass reads. The results of other blocks, such
+    /// as the input of a layer, are kept.
     Blocks,
     /// The same, except that the results of products, convolutions, embeddings and recurrent layers
     /// are kept.
@@ -183,8 +184,8 @@ impl Recomputation {
 
     fn may_repeat(&self, graph: &Graph, node: &Node, once: &BTreeSet<TensorId>) -> bool {
         // Between the forward and the backward pass of the last block, which has the loss, no other
-        // block runs on the micro-batch: its results are alive at the peak in any case. Only `gpipe`
-        // runs other micro-batches in between.
+        // block runs on the micro-batch: its results are alive at the peak in any case. Only
+        // `gpipe` runs other micro-batches in between.
         let is_late = self.loss_block == Some(node.block);
         let normalizes = node.op.root_op().normalizes_over_batch();
         if is_late || node.accumulate.any() || normalizes {

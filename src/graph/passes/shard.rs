@@ -379,7 +379,8 @@ impl<'a> Sharder<'a> {
         self.push_reduced(node, Reduction::CrossEntropy { classes: classes.all })
     }
 
-    /// Adds attention of `tensors (b, t, ..)`, divided by heads of keys and values with their queries.
+    /// Adds attention of `tensors (b, t, ..)`, divided by heads of keys and values with their
+    /// queries.
     fn attention(&mut self, mut node: Node, options: AttentionOptions) -> Result<(), ShardError> {
         let group = options.group();
         let mut places = options.places;
@@ -437,7 +438,8 @@ impl<'a> Sharder<'a> {
         Ok(())
     }
 
-    /// Adds attention of `q (b, n, ..), cache, places`: the queries of the rank's heads in the cache.
+    /// Adds attention of `q (b, n, ..), cache, places`: the queries of the rank's heads in the
+    /// cache.
     fn cached_attention(
         &mut self,
         mut node: Node,
@@ -459,8 +461,8 @@ impl<'a> Sharder<'a> {
         self.push(node, Some(vec![columns]))
     }
 
-    /// Returns the rank's heads of `d` columns among some columns of a tensor, if they are whole and
-    /// one range, preceded by their first column in the tensor of the rank.
+    /// Returns the rank's heads of `d` columns among some columns of a tensor, if they are whole
+    /// and one range, preceded by their first column in the tensor of the rank.
     fn own_heads(
         &self,
         tensor: TensorId,
@@ -475,8 +477,8 @@ impl<'a> Sharder<'a> {
         Some((first, start / d..(start + own.len()) / d))
     }
 
-    /// Returns the rank's columns among some columns of a tensor, if they are one range, preceded by
-    /// their first column in the tensor of the rank.
+    /// Returns the rank's columns among some columns of a tensor, if they are one range, preceded
+    /// by their first column in the tensor of the rank.
     fn own_columns(&self, tensor: TensorId, whole: &Range<usize>) -> Option<(usize, Range<usize>)> {
         let mut found = None;
         let mut first = 0;
@@ -526,8 +528,8 @@ impl<'a> Sharder<'a> {
         self.push(node, Some(ranges))
     }
 
-    /// Adds a norm of `x (rows, d), weight (d)`, divided by rows, which are heads: the rank computes
-    /// a part of the gradient of the weight.
+    /// Adds a norm of `x (rows, d), weight (d)`, divided by rows, which are heads: the rank
+    /// computes a part of the gradient of the weight.
     fn norm_of_heads(&mut self, node: Node) -> Result<(), ShardError> {
         let Some(rows) = self.heads.get(&node.inputs[0]).cloned() else {
             return Err(self.refused(&node, "a rank has some columns of its input"));

@@ -6,8 +6,8 @@ use crate::op::{EpilogueOp, Op};
 use potluck_core::Shape;
 
 /// Returns the output shape of `root` once for the final value, and once per stored value. An
-/// operand of any shape is read in the order of its elements: it has as many as the value, or fewer,
-/// which repeat. The gradient of layer norm is fused with one sum of whole tensors only.
+/// operand of any shape is read in the order of its elements: it has as many as the value, or
+/// fewer, which repeat. The gradient of layer norm is fused with one sum of whole tensors only.
 pub fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Shape>, String> {
     let operands = epilogue.iter().filter(|step| step.has_operand()).count();
     let (own, operands) = x.split_at(x.len().saturating_sub(operands));
