@@ -1,5 +1,5 @@
 //! Device of another node as an [`Executor`]: each call is sent to the node. Calls without a result
-//! are not waited for; their error is that of the next call with one.
+//! do not wait; their error is returned by the next call with a result.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,11 +15,11 @@ use potluck_kernels::exec::{
     ProfileTarget, Readback, Shards, StepSums,
 };
 
-/// Calls that are sent before one is waited for, which bounds what is queued on the node.
+/// Maximum number of calls without a reply, which bounds the queue of the node.
 const UNANSWERED_MAX: usize = 64;
 
-/// Most values of a bank in one message: 512 KiB, of which there are three copies on the way to
-/// each node.
+/// Maximum number of values of a bank in one message: 512 KiB, with three copies in transit to each
+/// node.
 const PIECE_ELEMENTS: usize = 1 << 17;
 
 /// Device of another node.
@@ -30,13 +30,13 @@ pub(crate) struct RemoteExecutor {
     shards: Shards,
     heartbeat: Heartbeat,
     readback_elements_max: usize,
-    /// Readbacks that were started.
+    /// Started readbacks.
     reads: VecDeque<Place>,
     unanswered: usize,
 }
 
 impl RemoteExecutor {
-    /// Creates the executor of a device that its node has opened with this plan.
+    /// Creates the executor of a device opened by its node with this plan.
     pub fn new(
         slot: RemoteSlot,
         name: &str,
