@@ -150,7 +150,7 @@ impl Executor for RemoteExecutor {
         self.post(DeviceCall::SetInput { tensor, micro_batch, values })
     }
 
-    /// In pieces, so that a bucket is not copied whole for the way.
+    /// Writes in pieces, so that messages are no copy of a whole bucket.
     fn write_bank(
         &mut self,
         bank: BucketTensor,
@@ -185,8 +185,8 @@ impl Executor for RemoteExecutor {
         self.shards.owned(bucket)
     }
 
-    /// Only remembers the place: the values are read when they are asked for, by a caller that
-    /// queues nothing in between which changes them.
+    /// Stores only the place: the values are read by `next_readback`. Callers do not change them in
+    /// between.
     fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
         self.reads.push_back(place);
         Ok(())
