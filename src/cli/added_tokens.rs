@@ -1,4 +1,4 @@
-//! Tokens that the data of a run have, and the model that it starts from has not.
+//! Tokens of a run's data that are missing in the model from which the run starts.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use potluck_train::spec::{DataSource, DataSpec, RunSpec};
 /// Key with the number of tokens of a model.
 pub const VOCABULARY: &str = "model.vocabulary";
 
-/// Tokens that are added to the model that a run starts from.
+/// Tokens that are added to the model from which a run starts.
 pub struct AddedTokens {
     /// Number of tokens of the model.
     pub known: usize,
@@ -32,14 +32,15 @@ struct DataTokens {
 }
 
 impl AddedTokens {
-    /// Finds out how many tokens are missing in a model that a run starts from; `None` if that is
-    /// none. They are added only if `is_allowed`. `vocabulary` is what the run has for
-    /// [`VOCABULARY`], the model's or a larger number that was typed; `has_tokenizer` says that it
-    /// has another tokenizer than the model's by default.
+    /// Returns the tokens that are missing in the model from which a run starts; `None` if there
+    /// are none. They are added only if `is_allowed`. `vocabulary` is the run's value of
+    /// [`VOCABULARY`], that of the model or a larger typed number; `has_tokenizer` is true if the
+    /// run has another tokenizer than the model.
     ///
     /// # Errors
     /// Returns `TrainError` if tokens are missing and may not be added, or cannot be: if the model
-    /// has none or other ids, or the data are no text of a `tokenizer.json`, nor token ids.
+    /// has no tokens or other ids, or the data are neither token ids nor a text with a
+    /// `tokenizer.json`.
     pub fn find(
         is_allowed: bool,
         init: &StartingModel,
@@ -52,10 +53,9 @@ impl AddedTokens {
             // Text is tokenized as the model's, and token ids are checked when they are opened.
             return Ok(None);
         }
-        let data = DataTokens::of(&spec.data, has_tokenizer)?;
         let named = init.path().display();
-        let known = init.tokens(&*spec.model);
-        let (data, known) = match (data, known) {
+        let found = DataTokens::of(&spec.data, has_tokenizer)?;
+        let (data, known) = match (found, init.tokens(&*spec.model)) {
             (Some(data), Some(known)) => (data, known),
             _ if !is_allowed => return Ok(None),
             (None, _) => {
@@ -71,7 +71,7 @@ impl AddedTokens {
         let wanted = data.count.max(vocabulary.unwrap_or(0));
         if !is_allowed {
             if data.count <= known {
-                // Allowed: a model may be trained anew on other tokens.
+                // Allowed: a model may be trained on other tokens.
                 if let Err(why) = data.require_tokens_of(init) {
                     print_warning(&why.to_string());
                 }
@@ -93,7 +93,7 @@ impl AddedTokens {
         Ok(Some(Self { known, wanted, tokenizer: data.beside }))
     }
 
-    /// Returns the line that says what is added.
+    /// Returns the note on the added tokens.
     pub fn note(&self, init: &StartingModel) -> String {
         let Self { known, wanted, .. } = self;
         format!(
@@ -105,25 +105,34 @@ impl AddedTokens {
 }
 
 impl DataTokens {
-    /// Returns the tokens of a run's data; `None` if no file says which they are.
+    /// Returns the tokens of a run's data; `None` if no file describes them.
     fn of(data: &DataSpec, has_tokenizer: bool) -> Result<Option<Self>, TrainError> {
-        if let (DataSource::Tokens(path), false) = (&data.source, has_tokenizer) {
+        if let DataSource::Tokens(path) = &data.source
+            && !has_tokenizer
+        {
             let file = TokenFile::open(path, 0.0, 1)?;
-            let tokenizer = file.tokenizer()?;
-            return Ok(Some(Self {
-                name: path.display().to_string(),
-                count: tokenizer.as_ref().map_or(file.vocabulary(), TokenizerFile::vocabulary),
-                beside: tokenizer.is_some().then(|| file.tokenizer_path().to_path_buf()),
-                tokenizer,
+            let name = path.display().to_string();
+            return Ok(Some(match file.tokenizer()? {
+                Some(tokenizer) => Self {
+                    name,
+                    count: tokenizer.vocabulary(),
+                    tokenizer: Some(tokenizer),
+                    beside: Some(file.tokenizer_path().to_path_buf()),
+                },
+                None => Self { name, count: file.vocabulary(), tokenizer: None, beside: None },
             }));
         }
         let Some(path) = data.tokenizer_file() else { return Ok(None) };
         let tokenizer = TokenizerFile::load(path)?;
-        let (name, count) = (path.display().to_string(), tokenizer.vocabulary());
-        Ok(Some(Self { name, count, tokenizer: Some(tokenizer), beside: None }))
+        Ok(Some(Self {
+            name: path.display().to_string(),
+            count: tokenizer.vocabulary(),
+            tokenizer: Some(tokenizer),
+            beside: None,
+        }))
     }
 
-    /// Checks that the tokens of a model have the same ids here, as far as its files tell.
+    /// Checks that the tokens of a model have the same ids here, if its files contain them.
     fn require_tokens_of(&self, init: &StartingModel) -> Result<(), TrainError> {
         let named = init.path().display();
         if let Some(Tokenizer::Char { .. } | Tokenizer::Byte) = init.saved().tokenizer {

@@ -1,8 +1,8 @@
-//! Address of this machine that stands for all of them.
+//! The unspecified address, which stands for all addresses of this machine.
 
 use std::net::{SocketAddr, UdpSocket};
 
-/// Returns the address that stands for all of this machine, of both versions if there are two.
+/// Returns the unspecified address: of IPv6, which includes IPv4, or of IPv4 without IPv6.
 pub fn all_addresses(port: u16) -> SocketAddr {
     let both = SocketAddr::from(([0; 16], port));
     let has_both = UdpSocket::bind(SocketAddr::new(both.ip(), 0)).is_ok();

@@ -694,11 +694,13 @@ pub enum ExportFormat {
 
 /// Reads the name of a type of values.
 fn file_type(text: &str) -> Result<FileType, String> {
-    let found = FileType::NAMES.into_iter().find(|(name, _)| *name == text);
-    found.map(|(_, kind)| kind).ok_or_else(|| "expects f32, f16, bf16 or q8_0".into())
+    match FileType::NAMES.into_iter().find(|(name, _)| *name == text) {
+        Some((_, kind)) => Ok(kind),
+        None => Err("expects f32, f16, bf16 or q8_0".into()),
+    }
 }
 
-/// Reads a number of bytes, with a decimal unit or without one.
+/// Reads a number of bytes, with an optional decimal unit.
 fn file_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
@@ -708,9 +710,14 @@ fn file_bytes(text: &str) -> Result<u64, String> {
         "GB" => Some(1000 * 1000 * 1000),
         _ => None,
     };
-    let bytes = unit.and_then(|unit: u64| digits.parse::<u64>().ok()?.checked_mul(unit));
-    let bytes = bytes.filter(|bytes| *bytes > 0);
-    bytes.ok_or_else(|| "expects a number of bytes, such as 5GB or 500MB".into())
+    if let Some(unit) = unit
+        && let Ok(count) = digits.parse::<u64>()
+        && let Some(bytes) = count.checked_mul(unit)
+        && bytes > 0
+    {
+        return Ok(bytes);
+    }
+    Err("expects a number of bytes, such as 5GB or 500MB".into())
 }
 
 /// Arguments of `runs`.
@@ -1019,8 +1026,8 @@ fn advertised(typed: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Reads an address and a port for whoever asks for the state of a run; without an address, one of
-/// this machine alone.
+/// Reads an address and a port for requests of the state of a run; without an address, the loopback
+/// address.
 fn status_address(typed: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = typed.parse() {
         return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
@@ -1032,8 +1039,8 @@ fn status_address(typed: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// Reads the stages of a pipeline, or the ranks of a tensor group. What is a number, but out of
-/// range, is refused with the key of the configuration.
+/// Reads the stages of a pipeline, or the ranks of a tensor group. A number out of range is refused
+/// later, with the key of the configuration.
 fn stages(typed: &str) -> Result<u64, String> {
     typed.parse().map_err(|_| "expects a whole number from 1 to 64".into())
 }
@@ -1046,7 +1053,7 @@ fn within<const LEAST: u32, const MOST: u32>(typed: &str) -> Result<u32, String>
     }
 }
 
-/// Most parameters of a model in `bench link`.
+/// Largest number of parameters of a model in `bench link`.
 const PARAMETERS_MAX: u64 = 1_000_000_000_000;
 
 /// Reads a number of parameters, such as `10M`.

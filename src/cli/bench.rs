@@ -17,8 +17,8 @@ use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
 
-/// Runs the benchmark suite or that of collectives, of a link or of pipelines, takes part in one of
-/// another machine, or compares two reports; returns the process's exit code.
+/// Runs the benchmark suite or the benchmark of collectives, of a link or of pipelines, joins that
+/// of another machine, or compares two reports; returns the process's exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
         Some(BenchCommand::Compare { a, b }) => {
@@ -64,8 +64,8 @@ fn link(args: &LinkArgs) -> anyhow::Result<i32> {
     deliver(&report, args.json.as_deref())
 }
 
-/// Runs the benchmark of pipelines. If nothing that was asked for can run, that is an error of the
-/// command line, although there is a report of the reasons.
+/// Runs the benchmark of pipelines. If none of the requested pipelines can run, that is an error of
+/// the command line, although there is a report of the reasons.
 fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
     writable(args.json.as_deref(), "--json")?;
     writable(args.svg.as_deref(), "--svg")?;
@@ -107,7 +107,7 @@ fn sizes(given: &[u32]) -> Vec<usize> {
     without_repeats(given).iter().map(|size| *size as usize).collect()
 }
 
-/// Returns the first of each equal values, in their order: a case is measured once.
+/// Returns the values in their order without repetitions, so that each case is measured once.
 fn without_repeats<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
     let mut kept = Vec::new();
     for value in values {

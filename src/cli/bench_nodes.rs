@@ -21,19 +21,20 @@ use potluck_train::signals::Signals;
 
 /// Longest silence of a node.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
-/// What a node is there for, as nodes of other commands are told.
+/// Purpose of a node of `bench collectives`, for the message to nodes of other commands.
 const COLLECTIVES: &str = "bench collectives";
+/// Purpose of a node of `bench link`.
 const LINK: &str = "bench link";
 
-/// Shows the nodes of a benchmark, and makes a group of their ranks.
+/// Prints the nodes of a benchmark, and makes a group of their ranks.
 fn group(met: MetNode) -> Result<Vec<ProcessGroup>, TrainError> {
     print_line(&met.started.roster.to_string());
     group_over(met.meeting, met.started, NODE_TIMEOUT)
         .map_err(|why| TrainError::NodesLost { why: why.to_string() })
 }
 
-/// Returns what a node of a benchmark needs to join the others, which it tries once. Signals are
-/// caught until it has: they end the benchmark itself at once.
+/// Returns the parameters with which a node of a benchmark joins the others, in a single attempt.
+/// Signals are caught until it has joined; they end the benchmark itself at once.
 fn joining(
     address: &str,
     listen: Option<SocketAddr>,

@@ -12,7 +12,7 @@ use potluck_train::TrainError;
 
 const HELP: &str = "type a message; /reset begins anew, /exit or the end of input ends";
 
-/// Tokens by which models end their turn, in the templates in use.
+/// Tokens that end a turn of a model, in common templates.
 const TURN_ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"];
 
 /// Answers the lines of stdin in one conversation, until its end.
@@ -23,14 +23,16 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
         Some(name) if name == Path::new("chatml") => ChatTemplate::chatml(),
         Some(path) => ChatTemplate::load(path).map_err(TrainError::from)?,
         None => {
-            let own = loaded.files.as_ref().map(|files| ChatTemplate::of_directory(files));
-            let own = own.transpose().map_err(TrainError::from)?.flatten();
+            let own = match &loaded.files {
+                Some(files) => ChatTemplate::of_directory(files).map_err(TrainError::from)?,
+                None => None,
+            };
             stands_in = own.is_none();
             own.unwrap_or_else(ChatTemplate::chatml)
         }
     };
     let tokenizer = tokenizer_of(&loaded, "conversation")?;
-    // Here, special tokens are those of the template.
+    // In a conversation, the template writes special tokens.
     let tokenizer = match tokenizer {
         Tokenizer::File(file) => {
             loaded.ends.extend(TURN_ENDS.iter().filter_map(|token| file.id_of(token)));
@@ -39,14 +41,14 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
         other => other,
     };
     let mut conversation = Conversation::new(args.system.as_deref());
-    // Before the model is on its devices: the template may be of no use.
+    // Checked before the model is loaded on its devices: the template may not be usable.
     let empty = template.render(&conversation.with("")).map_err(TrainError::from)?;
     if stands_in && tokenizer.encode(empty).is_err() {
         let why = "the model has no chat template, and no tokens for chatml, which stands in for \
                    one; give a --template, or continue a text with potluck generate";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
-    let sequences = (!args.sampling.no_cache).then_some(1);
+    let sequences = if args.sampling.no_cache { None } else { Some(1) };
     let mut writer =
         TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer.clone(), sequences)?;
     let is_terminal = io::stdin().is_terminal();
@@ -108,14 +110,14 @@ impl Conversation {
         self.messages.push(ChatMessage { role, content: content.into() });
     }
 
-    /// Returns the messages with one more of the user.
+    /// Returns the messages with a further one of the user.
     fn with(&self, content: &str) -> Vec<ChatMessage> {
         let more = ChatMessage { role: "user", content: content.into() };
         self.system.iter().chain(&self.messages).cloned().chain([more]).collect()
     }
 
-    /// Returns the tokens that the answer follows: of the last messages, as many as fit `room`, the
-    /// last one at least, from one of the user on; and the number of those that fit no longer.
+    /// Returns the tokens of the latest messages that fit `room`, beginning with one of the user
+    /// and including at least the last, and the number of messages that no longer fit.
     fn tokens(
         &mut self,
         template: &ChatTemplate,

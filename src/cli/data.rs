@@ -14,7 +14,7 @@ use potluck_data::{PrepareOptions, PrepareProgress, Prepared, TokenizerFile, pre
 use potluck_train::TrainError;
 use potluck_train::hugging_face::ModelDirectory;
 
-/// Time between lines of progress on a terminal, where they replace each other, and elsewhere.
+/// Time between progress lines on a terminal, where they replace each other, and elsewhere.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
 
 /// Runs `potluck data`.
@@ -71,8 +71,8 @@ fn run_prepare(args: &PrepareArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the path of the tokenizer that is named: a file, the directory of a model, or a model in
-/// the cache of `hf download`.
+/// Returns the path of the tokenizer of a name: a file, the directory of a model, or a model in the
+/// cache of `hf download`.
 fn tokenizer_path(named: &Path) -> anyhow::Result<PathBuf> {
     if named.is_file() {
         return Ok(named.into());
@@ -99,6 +99,7 @@ fn report(prepared: &Prepared, end: &str, out: &Path) {
     } else if *before > 0 {
         print_line(&format!("resumed after {}", counted_large(*before, "token", "tokens")));
     }
+
     if *left_out > 0 {
         let files = counted(*left_out, "file of another format", "files of other formats");
         print_line(&format!("note: skipped {files}; name texts with other endings one by one"));
@@ -141,17 +142,16 @@ impl Meter {
         let seconds = self.started.elapsed().as_secs_f64();
         let rate = (progress.bytes - first) as f64 / seconds;
         let left = (progress.total - progress.bytes) as f64 / rate.max(1.0);
-        let megabytes = |bytes: u64| grouped(&format!("{:.0}", bytes as f64 / 1e6));
+        let [read, total] = [progress.bytes, progress.total]
+            .map(|bytes| grouped(&format!("{:.0}", bytes as f64 / 1e6)));
         let text = format!(
-            "{} of {} MB, {:.1} MB/s, {} tokens, eta {}",
-            megabytes(progress.bytes),
-            megabytes(progress.total),
+            "{read} of {total} MB, {:.1} MB/s, {} tokens, eta {}",
             rate / 1e6,
             grouped(&progress.tokens.to_string()),
             clock(left)
         );
         if self.is_terminal {
-            // A terminal that is gone is no reason to stop.
+            // A closed terminal does not end the preparation.
             let _ = write!(io::stderr(), "\r{text}\x1b[K");
         } else {
             print_line(&text);

@@ -102,7 +102,7 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     certified
 }
 
-/// Returns what earlier runs found out about an adapter.
+/// Returns the results of earlier runs on an adapter.
 fn known_of(adapter: &Adapter) -> KernelCache {
     let mut known = KernelCache::of(adapter);
     for note in known.take_notes() {
@@ -113,19 +113,22 @@ fn known_of(adapter: &Adapter) -> KernelCache {
 
 /// Formats the rates of reading mapped memory.
 fn mapped_reads_text(rates: MappedReadRates) -> String {
-    let gigabytes = |rate: f64| format!("{:.1} GB/s", rate * 1e-9);
-    let (mapped, own) = (gigabytes(rates.mapped), gigabytes(rates.own));
+    let [mapped, own] = [rates.mapped, rates.own].map(gigabytes_text);
     let method = match (rates.method(), rates.streaming) {
         (ReadMethod::Streaming, Some(rate)) => {
-            format!("; uncached, read by streaming loads at {}", gigabytes(rate))
+            format!("; uncached, read by streaming loads at {}", gigabytes_text(rate))
         }
         _ => String::new(),
     };
     format!("{mapped} of mapped memory, {own} of the host's own{method}")
 }
 
-/// Formats certification results: one line of counts, and one line for each kernel that is not
-/// simply right.
+fn gigabytes_text(bytes_per_second: f64) -> String {
+    format!("{:.1} GB/s", bytes_per_second * 1e-9)
+}
+
+/// Formats certification results: one line of counts, and one line for each unusual or switched-off
+/// kernel.
 fn kernels_lines(kernels: &Summary) -> Vec<(&'static str, String)> {
     let Summary { certified, unusual, off, full_size } = kernels;
     if certified.is_empty() && unusual.is_empty() && off.is_empty() {
@@ -140,10 +143,10 @@ fn kernels_lines(kernels: &Summary) -> Vec<(&'static str, String)> {
         count => format!(", {count} switched off"),
     };
     let mut lines = vec![("certified", counts)];
-    let worst = certified.iter().map(|(_, deviation)| *deviation).reduce(Deviation::worst);
-    lines.extend(worst.map(|worst| ("deviation", format!("at most {worst}"))));
-    if let Some(worst) = full_size.iter().map(|(_, deviation)| *deviation).reduce(Deviation::worst)
-    {
+    if let Some(worst) = worst_of(certified) {
+        lines.push(("deviation", format!("at most {worst}")));
+    }
+    if let Some(worst) = worst_of(full_size) {
         let calls = counted(full_size.len(), "call", "calls");
         lines.push(("full size", format!("{calls} checked: at most {worst}")));
     }
@@ -206,8 +209,9 @@ impl DeviceEntry<'_> {
         match adapter.usable() {
             Ok(()) => {
                 let known = known_of(adapter);
-                let rates = known.mapped_reads();
-                lines.extend(rates.map(|rates| ("readbacks", mapped_reads_text(rates))));
+                if let Some(rates) = known.mapped_reads() {
+                    lines.push(("readbacks", mapped_reads_text(rates)));
+                }
                 lines.extend(kernels_lines(&cache::summary(&known)));
             }
             Err(why) => lines.push(("not usable", why)),
@@ -225,13 +229,6 @@ impl DeviceEntry<'_> {
         }
         let known = known_of(adapter);
         let Summary { certified, unusual, off, full_size } = cache::summary(&known);
-        let figures = |kernels: &[(String, Deviation)]| {
-            let mut listed = Vec::new();
-            for (kernel, Deviation { nmse, element }) in kernels {
-                listed.push(json!({ "kernel": kernel, "nmse": nmse, "element": element }));
-            }
-            listed
-        };
         let mut refused = Vec::new();
         for (kernel, why) in &off {
             refused.push(json!({ "kernel": kernel, "why": why }));
@@ -260,13 +257,25 @@ impl DeviceEntry<'_> {
             })),
             "kernels": {
                 "certified": certified.len(),
-                "deviations": figures(&certified),
-                "unusual": figures(&unusual),
+                "deviations": deviations_json(&certified),
+                "unusual": deviations_json(&unusual),
                 "switched_off": refused,
-                "full_size": figures(&full_size),
+                "full_size": deviations_json(&full_size),
             },
         })
     }
+}
+
+fn worst_of(kernels: &[(String, Deviation)]) -> Option<Deviation> {
+    kernels.iter().map(|(_, deviation)| *deviation).reduce(Deviation::worst)
+}
+
+fn deviations_json(kernels: &[(String, Deviation)]) -> Vec<Value> {
+    let mut listed = Vec::new();
+    for (kernel, Deviation { nmse, element }) in kernels {
+        listed.push(json!({ "kernel": kernel, "nmse": nmse, "element": element }));
+    }
+    listed
 }
 
 fn cpu_block(host: &HostInfo, threads: usize) -> String {
@@ -301,7 +310,7 @@ fn memory_text(memory: AdapterMemory) -> String {
     }
 }
 
-/// Tells with what a device multiplies matrices in mixed precision.
+/// Describes the matrix products of a device in mixed precision.
 fn mixed_text(square: Option<CooperativeSquare>) -> String {
     match square {
         Some(CooperativeSquare { size, .. }) => format!("matrix units, {size}x{size}x{size}"),
@@ -358,8 +367,8 @@ fn features_text(features: &Features) -> String {
     if all.is_empty() { "none beyond the portable core".into() } else { all.join(", ") }
 }
 
-/// Returns the names of configurations of cooperative matrices, each once: drivers repeat those
-/// that differ in what kernels do not use.
+/// Returns the names of configurations of cooperative matrices without repetitions: drivers list
+/// configurations that differ only in properties that kernels do not use.
 fn matrices(configurations: &[CooperativeMatrix]) -> Vec<String> {
     let mut names: Vec<String> = configurations.iter().map(ToString::to_string).collect();
     names.sort();
@@ -377,7 +386,7 @@ fn features_json(features: &Features) -> Value {
     })
 }
 
-/// Formats a byte count in the largest binary unit of which it has at least one.
+/// Formats a byte count in the largest binary unit that is not larger.
 fn binary(bytes: u64) -> String {
     let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let unit = (1..units.len()).rev().find(|unit| bytes >> (10 * unit) > 0).unwrap_or(0);

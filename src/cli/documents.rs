@@ -16,11 +16,11 @@ const PROGRAM: &str = "potluck";
 pub fn completions(shell: Shell) {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), PROGRAM, &mut script);
-    // What clap generates are the texts of this program, in UTF-8.
+    // clap generates the script from the texts of this program, in UTF-8.
     print(&String::from_utf8_lossy(&script));
 }
 
-/// Writes the pages of the manual to a directory, which is made if it is missing: `potluck.1`, and
+/// Writes the pages of the manual to a directory, which is created if necessary: `potluck.1`, and
 /// one per subcommand.
 ///
 /// # Errors

@@ -23,19 +23,19 @@ use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::spec::RunSpec;
 
-/// Parts of a checkpoint that decide about the run that resumes from it.
+/// Parts of a checkpoint that determine the run that resumes from it.
 #[derive(Default)]
 pub struct ResumedParts {
     pub data: SavedData,
     pub placement: Option<Placement>,
-    /// Steps and samples that are done.
+    /// Completed steps and samples.
     pub done: (u64, u64),
 }
 
 /// Answer of `--explain`.
 pub struct Explanation {
     pub text: String,
-    /// False if what was asked for was the memory of the run, and there is not as much.
+    /// False for an explanation of the memory of a run that does not fit.
     pub fits: bool,
 }
 
@@ -45,8 +45,8 @@ impl From<String> for Explanation {
     }
 }
 
-/// Returns what `--explain` prints; `resumed` is of the checkpoint from which the run
-/// starts, and `svg` the file of the drawing of a schedule.
+/// Returns the output of `--explain`; `resumed` is of the checkpoint from which the run starts, and
+/// `svg` the file of the drawing of a schedule.
 ///
 /// # Errors
 /// Returns the errors of loading the text, building the graph, choosing devices and timing kernels,
@@ -92,7 +92,7 @@ fn planned(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Plans> {
     Ok(Plans::new(spec.training_graph(&data_shape(spec, saved_data)?)?))
 }
 
-/// Returns a table that describes the placement of a run, below a note on what is not known of it.
+/// Returns a table that describes the placement of a run, below a note on its unknown parts.
 fn table(
     spec: &RunSpec,
     resumed: &ResumedParts,
@@ -108,7 +108,7 @@ fn table(
     })
 }
 
-/// Returns a table per device, each of whole batches on that device alone.
+/// Returns a table for each device, with whole batches on that device alone.
 fn kernels(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<String> {
     let mut tables = Vec::new();
     for selection in selections(&spec.devices)? {
@@ -117,8 +117,8 @@ fn kernels(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<String> {
     Ok(tables.join("\n"))
 }
 
-/// Returns the sizes of the data of the run's model: as a checkpoint knows them if there is one, or
-/// else those of the run's data.
+/// Returns the sizes of the data of the run's model: from a checkpoint if there is one, or else
+/// from the run's data.
 fn data_shape(spec: &RunSpec, saved: &SavedData) -> anyhow::Result<DataShape> {
     Ok(match saved.shape() {
         Some(shape) => shape,

@@ -1,4 +1,4 @@
-//! `potluck export`: writes the model of a checkpoint as files of others.
+//! `potluck export`: writes the model of a checkpoint in the formats of other programs.
 
 use super::args::{ExportArgs, ExportFormat};
 use super::model::{LoadedModel, load_with};
@@ -13,7 +13,10 @@ use potluck_train::spec::RunSpec;
 pub fn export(args: &ExportArgs) -> anyhow::Result<()> {
     let (loaded, spec) = load_with(&args.checkpoint, args.best, None)?;
     write(args, &loaded, &spec)?;
-    let whose = loaded.step.map(|step| format!(" of step {step}")).unwrap_or_default();
+    let whose = match loaded.step {
+        Some(step) => format!(" of step {step}"),
+        None => String::new(),
+    };
     print_line(&format!("the model{whose} is in {}", args.out.display()));
     Ok(())
 }
@@ -55,7 +58,7 @@ fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), 
                 Some(directory) => ChatTemplate::of_directory(directory)?,
                 None => None,
             };
-            // Of several ends, the one that the tokenizer is configured with.
+            // Among several end tokens, that of the tokenizer's configuration.
             let end = match &loaded.files {
                 Some(directory) => tokenizer.end_token(directory)?,
                 None => None,

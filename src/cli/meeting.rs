@@ -1,5 +1,5 @@
-//! Meetings of the nodes of runs and of benchmarks: the wait of the first one for the others, and
-//! the attempts of another one to join it.
+//! Meetings of the nodes of runs and of benchmarks: the first node waits for the others, and the
+//! others try to join it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IsTerminal};
@@ -25,16 +25,17 @@ use potluck_parallel::comm::{RecvError, nanos};
 use potluck_train::error::TrainError;
 use potluck_train::signals::SignalFlags;
 
-/// UDP port of the first node, unless another one is given.
+/// Default UDP port of the first node.
 pub const PORT: u16 = 7717;
-/// Longest silence that the link of a joining node allows: the first node says what counts.
+/// Longest silence on the link of a joining node; the first node then sets the limit.
 const JOIN_TIMEOUT: Duration = Duration::from_nanos(NODE_TIMEOUT_MAX);
-/// Longest wait of a first node for the others where nobody sees that they do not come.
+/// Longest wait of a first node for the others without a terminal.
 const WAIT_WITHOUT_TERMINAL: Duration = Duration::from_secs(600);
-/// Time between two looks for a signal while others are awaited.
+/// Time between two checks for a signal during a wait.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
-/// Pauses between attempts to join: the first one, and the longest one.
+/// First pause between attempts to join.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
+/// Longest pause between attempts to join.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Node that has met the others.
@@ -44,7 +45,7 @@ pub struct MetNode {
     pub started: StartedCluster,
 }
 
-/// Nodes that have not met.
+/// Error of nodes that have not met.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct NotMetError {
@@ -71,18 +72,20 @@ impl NotMetError {
 pub struct Gathering<'a> {
     /// Subject of the prompt: `a run`.
     pub what: &'static str,
-    /// Command of the others, and what follows its address.
+    /// Command of the others.
     pub command: &'static str,
+    /// Flags of the command, after the address.
     pub flags: String,
-    /// Name of the run, and the nodes that it had before.
+    /// Name of the run.
     pub run: String,
+    /// Nodes of the run before it was resumed.
     pub before: Vec<FormerNode>,
     pub nodes: u32,
     pub listen: Option<SocketAddr>,
     /// Addresses of this node for the others, instead of those of its interfaces.
     pub advertise: Vec<SocketAddr>,
     pub secret: &'a SecretArgs,
-    /// Seconds after which the others are no longer awaited; without them, none on a terminal.
+    /// Seconds to wait for the others; by default unlimited on a terminal.
     pub wait: Option<u64>,
     pub node_timeout: Duration,
     /// Signals that end the wait.
@@ -90,12 +93,12 @@ pub struct Gathering<'a> {
 }
 
 impl Gathering<'_> {
-    /// Prints what to type on the other machines and waits until all nodes are here. `hello` gets
-    /// the port of this node.
+    /// Prints the command for the other machines and waits until all nodes are present. `hello`
+    /// gets the port of this node.
     ///
     /// # Errors
-    /// Returns an error for a secret that cannot be read, an address that is taken, and if the
-    /// nodes cannot connect.
+    /// Returns an error for a secret that cannot be read, an address in use, and if the nodes
+    /// cannot connect.
     pub fn host(&self, hello: impl FnOnce(u16) -> Hello) -> anyhow::Result<MetNode> {
         let (secret, code) = self.secret.to_host()?;
         let frames = FrameReceiver::default();
@@ -117,14 +120,14 @@ impl Gathering<'_> {
         })?;
         print_line(&self.invitation(meeting.address, code.is_some()));
         if let Some(code) = code {
-            // A file of the log has no secrets.
+            // The log file must not contain secrets.
             log::write_to_stderr(Level::Info, None, &format!("and there the code  {code}"));
         }
         let started = wait_for_all(&mut meeting, &self.signals, self.limit(), &mut print_line)?;
         Ok(MetNode { meeting, frames, started })
     }
 
-    /// Returns the longest wait: somebody at a terminal sees who is missing.
+    /// Returns the longest wait: unlimited on a terminal, where the user sees the missing nodes.
     fn limit(&self) -> Option<Duration> {
         match self.wait {
             Some(seconds) => Some(Duration::from_secs(seconds)),
@@ -133,7 +136,7 @@ impl Gathering<'_> {
         }
     }
 
-    /// Returns the addresses at which the others are to join.
+    /// Returns the addresses at which the others can join.
     fn invited_to(&self, listening: SocketAddr) -> Vec<SocketAddr> {
         let mut addresses = advertised(listening, &self.advertise);
         if addresses.is_empty() {
@@ -142,7 +145,7 @@ impl Gathering<'_> {
         addresses
     }
 
-    /// Returns what to type on the other machines.
+    /// Returns the command for the other machines.
     fn invitation(&self, listening: SocketAddr, has_code: bool) -> String {
         let Self { what, command, flags, nodes, .. } = self;
         let others = match nodes {
@@ -161,8 +164,8 @@ impl Gathering<'_> {
     }
 }
 
-/// Shows who comes and goes until all are here, for the first node at most until a time. A signal
-/// leaves the others in order, so that they know at once, and the caller cleans up.
+/// Prints joining and leaving nodes until all are present, at most for `limit`. On a signal, the
+/// others are notified at once, and the caller cleans up.
 ///
 /// # Errors
 /// Returns [`InterruptedError`], [`NotMetError`], and a defect.
@@ -212,7 +215,7 @@ pub fn wait_for_all(
     }
 }
 
-/// Returns the nodes that are here, each with its devices.
+/// Lists the present nodes with their devices.
 fn named(presence: &Presence) -> String {
     let mut here = Vec::new();
     for node in &presence.here {
@@ -227,7 +230,8 @@ fn present(presence: &Presence) -> String {
         0 => "all are here, connecting".into(),
         missing => format!("waiting for {missing}"),
     };
-    let (here, expected) = (presence.here.len(), presence.expected);
+    let here = presence.here.len();
+    let expected = presence.expected;
     format!("{here} of {expected} nodes here: {}; {missing}", named(presence))
 }
 
@@ -235,7 +239,8 @@ fn too_few(presence: Option<&Presence>, limit: Duration) -> String {
     let seconds = limit.as_secs();
     match presence {
         Some(presence) => {
-            let (here, expected) = (presence.here.len(), presence.expected);
+            let here = presence.here.len();
+            let expected = presence.expected;
             let who = named(presence);
             format!("only {here} of {expected} nodes were here after {seconds} seconds: {who}")
         }
@@ -247,13 +252,13 @@ fn too_few(presence: Option<&Presence>, limit: Duration) -> String {
 
 /// Options of a node that joins others.
 pub struct Joining {
-    /// Host and port of the first node, as somebody typed them.
+    /// Host and port of the first node, as typed.
     pub address: String,
     pub listen: Option<SocketAddr>,
     /// Addresses of this node for the others, instead of those of its interfaces.
     pub advertise: Vec<SocketAddr>,
     pub secret: Secret,
-    /// Longest time after which another attempt begins, if one fails for a reason that time heals.
+    /// Time during which attempts that fail temporarily are repeated.
     pub wait: Duration,
     /// Signals that end the attempts.
     pub signals: SignalFlags,
@@ -262,13 +267,13 @@ pub struct Joining {
 }
 
 impl Joining {
-    /// Joins the first node and waits until all nodes are here. `hello` gets the port of this node.
-    /// What time heals is tried again: a name or a node that is not there yet, a run that is full
-    /// or about to end, a first node that goes before the start.
+    /// Joins the first node and waits until all nodes are present. `hello` gets the port of this
+    /// node. Temporary failures are retried: a name or a node that does not exist yet, a run that
+    /// is full or about to end, a first node that leaves before the start.
     ///
     /// # Errors
-    /// Returns [`UsageError`] for an address that is none, [`NotMetError`], [`InterruptedError`],
-    /// and an error if the own address is taken.
+    /// Returns [`UsageError`] for an invalid address, [`NotMetError`], [`InterruptedError`], and an
+    /// error if the own address is in use.
     pub fn join(
         &self,
         show: &mut dyn FnMut(&str),
@@ -324,10 +329,10 @@ impl Joining {
     }
 }
 
-/// Waits, unless a signal comes.
+/// Waits until a pause is over or a signal arrives.
 ///
 /// # Errors
-/// Returns [`InterruptedError`] if one does.
+/// Returns [`InterruptedError`] on a signal.
 pub fn rest(pause: Duration, signals: &SignalFlags) -> Result<(), InterruptedError> {
     let until = Instant::now() + pause;
     loop {
@@ -342,8 +347,8 @@ pub fn rest(pause: Duration, signals: &SignalFlags) -> Result<(), InterruptedErr
     }
 }
 
-/// Returns a pause of half to all of this length, so that nodes that failed at the same time do not
-/// come back at the same time.
+/// Returns a random pause of half to all of this length, so that nodes that failed at the same time
+/// do not try again at the same time.
 fn jittered(pause: Duration) -> Duration {
     let random = RandomState::new().build_hasher().finish();
     pause.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
@@ -375,15 +380,15 @@ fn resolve(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
         }
         Err(error) => error.to_string(),
     };
-    // Names of services and of machines appear once these are up.
+    // The name of a service or machine may not exist until it runs.
     let why = format!("the first node is not found at {text}: {why}");
     Err(NotMetError { why, remedy: Remedy::Time }.into())
 }
 
-/// Returns an error for an address of a first node that can never be one.
+/// Checks that a text can be the address of a first node.
 ///
 /// # Errors
-/// Returns [`UsageError`].
+/// Returns [`UsageError`] if it cannot.
 pub fn check_address(text: &str) -> anyhow::Result<()> {
     match resolve(text) {
         Err(error) if error.is::<UsageError>() => Err(error),

@@ -1,11 +1,11 @@
-//! Driver files that are missing where a graphics card is not found: the Vulkan loader, the
-//! driver's libraries and manifests, and what keeps them out of a container.
+//! Missing driver files if no graphics card is found: the Vulkan loader, the driver's libraries and
+//! manifests, and settings that hide them from a container.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Directories of libraries, of which each system has some.
+/// Directories of libraries; each system has some of them.
 const LIBRARIES: [&str; 9] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -24,10 +24,10 @@ const MANIFESTS: [&str; 4] = [
     "usr/local/share/vulkan/icd.d",
     "usr/local/etc/vulkan/icd.d",
 ];
-/// Variables that name the manifests that the loader reads, instead of all of those directories.
+/// Variables that name the only manifests that the loader reads.
 const NAMED: [&str; 2] = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
 
-/// Returns sentences on what this machine lacks.
+/// Returns sentences on the missing files of this machine.
 pub fn sentences() -> Vec<String> {
     if !cfg!(target_os = "linux") {
         return vec!["update the driver of the graphics card".into()];
@@ -35,10 +35,14 @@ pub fn sentences() -> Vec<String> {
     Surroundings { root: Path::new("/"), environment: environment() }.sentences()
 }
 
-/// Returns the variables of this process; what is no text is shown as far as it is.
+/// Returns the variables of this process; invalid UTF-8 is replaced.
 fn environment() -> BTreeMap<String, String> {
-    let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
-    std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
+    let mut environment = BTreeMap::new();
+    for (name, value) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        environment.insert(name, value.to_string_lossy().into_owned());
+    }
+    environment
 }
 
 /// Returns true if the machine has an NVIDIA card whose driver is loaded.
@@ -96,10 +100,9 @@ impl Surroundings<'_> {
         missing
     }
 
-    /// Adds what an NVIDIA card lacks: CUDA needs less of its driver than Vulkan.
+    /// Adds missing files of an NVIDIA card's driver. CUDA needs fewer of them than Vulkan.
     fn of_nvidia(&self, missing: &mut Vec<String>) {
-        let library = self.has_library("libGLX_nvidia.so.0");
-        if !library {
+        if !self.has_library("libGLX_nvidia.so.0") {
             missing.push(
                 "there is an NVIDIA card, but its Vulkan driver, libGLX_nvidia.so.0, is missing: \
                  the full driver package has it (libnvidia-gl-VERSION on Ubuntu; neither the \
@@ -154,15 +157,21 @@ impl Surroundings<'_> {
     }
 
     fn has_library(&self, name: &str) -> bool {
-        let paths = self.environment.get("LD_LIBRARY_PATH").map_or("", String::as_str);
-        let given = paths.split(':').filter(|path| !path.is_empty());
-        let given = given.map(|path| path.trim_start_matches('/'));
-        LIBRARIES.into_iter().chain(given).any(|place| self.root.join(place).join(name).exists())
+        let mut places = LIBRARIES.to_vec();
+        if let Some(paths) = self.environment.get("LD_LIBRARY_PATH") {
+            for path in paths.split(':').filter(|path| !path.is_empty()) {
+                places.push(path.trim_start_matches('/'));
+            }
+        }
+        places.iter().any(|place| self.root.join(place).join(name).exists())
     }
 
     /// Returns the names of the manifests of all Vulkan drivers.
     fn manifests(&self) -> Vec<String> {
-        let mut names: Vec<String> = MANIFESTS.iter().flat_map(|place| self.names(place)).collect();
+        let mut names = Vec::new();
+        for place in MANIFESTS {
+            names.extend(self.names(place));
+        }
         names.retain(|name| name.ends_with(".json"));
         names
     }

@@ -1,4 +1,4 @@
-//! Command line: parses the arguments and runs the command that they name.
+//! Command line: parses the arguments and runs the named command.
 
 mod added_tokens;
 pub mod addresses;
@@ -57,8 +57,7 @@ pub fn main() -> i32 {
     let cli = match Cli::checked(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
-            // Printing fails if the reader of the pipe is gone; there is no other place to report
-            // to.
+            // Fails if the pipe is closed, and then the failure cannot be reported.
             let _ = error.print();
             return if error.use_stderr() { EXIT_USAGE } else { 0 };
         }
@@ -125,7 +124,7 @@ fn open_log(command: &Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a command and returns the exit code of one that did not fail.
+/// Runs a command and returns its exit code if it did not fail.
 fn run(command: &Command) -> anyhow::Result<i32> {
     match command {
         Command::Devices { json, certify } => {
@@ -150,11 +149,11 @@ fn run(command: &Command) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// First failure to write to stdout, other than that its reader is gone.
+/// First failure to write to stdout, except a closed pipe.
 static STDOUT_FAILURE: OnceLock<String> = OnceLock::new();
 
-/// Writes to stdout; returns false if that fails. A reader that closes the pipe early (head, less)
-/// is no error, unlike with `println`; a full disk is one at the end.
+/// Writes to stdout; returns false if that fails. Unlike with `println`, a reader that closes the
+/// pipe early (head, less) is no error; any other failure is one at the end of the program.
 fn print(text: &str) -> bool {
     let mut out = std::io::stdout();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -166,12 +165,12 @@ fn print(text: &str) -> bool {
     written.is_ok()
 }
 
-/// A signal that came before there was anything to save.
+/// A signal before the run had a state to save.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} before the run began; nothing was saved")]
 pub struct InterruptedError(pub Interruption);
 
-/// A signal in the middle of a report on hardware.
+/// A signal during a report on hardware.
 #[derive(Debug, thiserror::Error)]
 #[error("{signal}; what is done is kept, and the report goes on with: {command}")]
 pub struct InterruptedReportError {
@@ -202,8 +201,7 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
 }
 
-/// Checks that the file that a flag names can be written, before minutes are spent on its
-/// content.
+/// Checks that the file of a flag can be written, before minutes are spent on its content.
 ///
 /// # Errors
 /// Returns `UsageError` if the path is a directory, lies in no existing directory or cannot be
@@ -225,7 +223,7 @@ fn writable(path: &Path, flag: &str) -> Result<(), UsageError> {
     Err(UsageError(format!("{} {why}; name a file for {flag}", path.display())))
 }
 
-/// Writes a file that a flag names, and says so.
+/// Writes the file of a flag, and prints its path.
 ///
 /// # Errors
 /// Returns `TrainError::Io` if it cannot be written.

@@ -1,5 +1,4 @@
-//! `potluck eval` and `potluck generate`: evaluation of a checkpoint, and text generation with
-//! it.
+//! `potluck eval` and `potluck generate`: evaluation of a checkpoint, and text generation with it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,13 +43,13 @@ use potluck_train::spec::RunSpec;
 use potluck_train::task::{Ending, FinalMeasure, Task};
 use potluck_train::{generate, state};
 
-/// Warning that the loss is not one of the data that the run was trained on.
+/// Warning if the evaluated data are not those of the run.
 const OTHER_DATA: &str = "warning: the data are not those that the checkpoint was trained on; the \
                           loss cannot be compared with the run's";
 
 /// Prints the mean loss and the metrics of a checkpoint on a split of its data or on other data:
 /// the perplexity of a text, the accuracy and the confusions of classes, the error of values, and
-/// what the task measures at the end of a run.
+/// the task's final measure.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let (loaded, mut spec) = load(&args.checkpoint)?;
     let split = match args.split {
@@ -74,7 +73,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
                    --stride overlap; leave it out";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
-    // Nothing is drawn from the sampler, so that the text may be shorter than one to train on.
+    // No batch is drawn, so that the text may be too short for training.
     let sampler = Sampler::new(spec.seed, 1, spec.batch);
     let source = BatchSource::new(graph, data.dataset.clone(), sampler)?;
     let task = data.task(graph)?;
@@ -110,14 +109,16 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         None => task.measure(&ending)?,
         Some(_) => None,
     };
-    // The exponential of a loss with label smoothing is none.
-    let has_perplexity = task.unit() == Unit::Tokens && spec.label_smoothing == 0.0;
-    let perplexity = has_perplexity.then(|| evaluation.loss.exp());
+    // The exponential of a loss with label smoothing is not a perplexity.
+    let mut perplexity = None;
+    if task.unit() == Unit::Tokens && spec.label_smoothing == 0.0 {
+        perplexity = Some(evaluation.loss.exp());
+    }
     super::print(&report(args.json, step, &*task, &evaluation, perplexity, measure));
     Ok(())
 }
 
-/// Loads the data to evaluate. Warns if they are not those that the run was trained on.
+/// Loads the data to evaluate. Warns if the run was trained on others.
 fn data_of(
     args: &EvalArgs,
     loaded: &LoadedModel,
@@ -213,20 +214,19 @@ fn report(
     text
 }
 
-/// Returns the name of a metric without that of the split after which a run names it: the data may
-/// be another one.
+/// Returns the name of a metric without its prefix for the validation split.
 fn without_split(name: &str) -> &str {
     name.strip_prefix("val_").unwrap_or(name)
 }
 
-/// The most texts that are continued at the same time: each takes memory for its context.
+/// Maximum number of texts continued at once: each needs memory for its context.
 const SEQUENCES_MAX: usize = 16;
 
 /// Line between texts.
 const BETWEEN_TEXTS: &str = "-----\n";
 
-/// Prints the prompts and the model's continuations of them: the first one token by token as it is
-/// generated, and each of the others with it once those before are complete.
+/// Prints the prompts and their continuations: the first continuation token by token, and the
+/// others when all are complete.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (loaded, spec) = load(&args.checkpoint)?;
     let tokenizer = tokenizer_of(&loaded, "text to continue")?;
@@ -235,14 +235,15 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
         prompts.push(generate::default_prompt(&tokenizer));
     }
     prompts.extend_from_slice(&args.prompt);
-    // A prompt that cannot be continued is refused before any of it is printed.
+    // An invalid prompt must be refused before any output.
     let mut tokens = Vec::with_capacity(prompts.len());
     for prompt in &prompts {
         let ids = tokenizer.encode(prompt).map_err(TrainError::from)?;
         generate::require_tokens(&ids)?;
         tokens.push(ids);
     }
-    let sequences = (!args.sampling.no_cache).then_some(prompts.len().min(SEQUENCES_MAX));
+    let sequences =
+        if args.sampling.no_cache { None } else { Some(prompts.len().min(SEQUENCES_MAX)) };
     let mut writer = TextWriter::open(&args.checkpoint, loaded, &spec, tokenizer, sequences)?;
     // The default prompt is not shown.
     super::print(args.prompt.first().map(String::as_str).unwrap_or_default());
@@ -259,7 +260,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
 /// Returns the tokenizer of a model.
 ///
 /// # Errors
-/// Returns an error if it has none, and so no `what`.
+/// Returns an error if it has none; `what` is the purpose of the tokenizer.
 pub(super) fn tokenizer_of(loaded: &LoadedModel, what: &str) -> Result<Tokenizer, TrainError> {
     match (&loaded.saved.tokenizer, &loaded.saved.description) {
         (Some(tokenizer), _) => Ok(tokenizer.clone()),
@@ -283,8 +284,8 @@ pub(super) struct TextWriter {
 }
 
 impl TextWriter {
-    /// Brings a model onto the devices that the arguments name, with a cache of keys and values for
-    /// so many sequences, if that is given and the model has any.
+    /// Writes a model to the devices of the arguments. If `sequences` is given and the model can
+    /// have a cache of keys and values, it gets one for that number of sequences.
     pub fn open(
         args: &CheckpointArgs,
         loaded: LoadedModel,
@@ -302,12 +303,12 @@ impl TextWriter {
         Ok(Self { devices, model, tokenizer, ends, memory: TextMemory::default() })
     }
 
-    /// Returns the most tokens that the model sees at a time.
+    /// Returns the model's context in tokens.
     pub fn context(&self) -> usize {
         self.model.context
     }
 
-    /// Continues prompts by so many tokens at most, and returns the texts; see
+    /// Continues prompts by at most `count` tokens, and returns the texts; see
     /// [`generate::generate`].
     pub fn write(
         &mut self,
@@ -339,7 +340,7 @@ impl TextWriter {
     }
 }
 
-/// Returns the error of a command that needs `what` of a model that has token ids only.
+/// Returns the error of a command that needs `what` of a model without a tokenizer.
 pub(super) fn of_tokens(what: &str) -> TrainError {
     TrainError::InvalidRequest(format!(
         "the checkpoint is of a model of token ids without a tokenizer, which has no {what}; its \
@@ -347,21 +348,21 @@ pub(super) fn of_tokens(what: &str) -> TrainError {
     ))
 }
 
-/// Model that a command uses: that of a checkpoint, or one in Hugging Face's files.
+/// Model of a checkpoint or of Hugging Face's files.
 pub(super) struct LoadedModel {
-    /// Step of the checkpoint; `None` of files.
+    /// Step of the checkpoint; `None` for files.
     pub step: Option<u64>,
     pub saved: SavedData,
     /// Tokens that end a text.
     pub ends: Vec<u32>,
-    /// Directory with files that say how the model is used: that of the model, or of a run which
-    /// started from one.
+    /// Directory with files on the use of the model, such as its end tokens: that of the model, or
+    /// of a run that started from one.
     pub files: Option<PathBuf>,
-    /// Fingerprint of the data that the run was trained on; `None` of files.
+    /// Fingerprint of the run's data; `None` for files.
     data: Option<String>,
     /// Files of these data.
     pub data_files: Vec<DataFile>,
-    /// Placement of the run; `None` of files.
+    /// Placement of the run; `None` for files.
     placement: Option<Placement>,
     pub parameters: Vec<NamedTensor>,
 }
@@ -383,8 +384,8 @@ impl From<Checkpoint> for LoadedModel {
     }
 }
 
-/// Loads the model that the arguments name, and the specification of its run, or of one that uses
-/// it, with the keys that they set.
+/// Loads the model of the arguments, and the specification of its run or of one that uses it, with
+/// the keys that the arguments set.
 pub(super) fn load(args: &CheckpointArgs) -> anyhow::Result<(LoadedModel, RunSpec)> {
     let (loaded, mut spec) = load_with(&args.checkpoint, args.best, Some(args))?;
     spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
@@ -420,8 +421,8 @@ pub(super) fn load_with(
     }
 }
 
-/// Returns the model in Hugging Face's files that is named by its directory, or as `org/name` of
-/// the cache of `hf download`; `None` if it is none, but a run or a checkpoint.
+/// Returns the model in Hugging Face's files at a directory, or named `org/name` in the cache of
+/// `hf download`; `None` for a run or a checkpoint.
 pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
     let name = path.to_string_lossy();
     if path.exists() {
@@ -433,14 +434,14 @@ pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
     }
     match ModelDirectory::open(&name) {
         Ok(directory) => Ok(Some(directory)),
-        // More likely a mistyped path of a run.
+        // Probably a mistyped path of a run.
         Err(HuggingFaceError::NotInCache { .. } | HuggingFaceError::NoDirectory { .. }) => Ok(None),
         Err(error) => Err(TrainError::from(error).into()),
     }
 }
 
-/// Returns the tokens that end a text of a model, by the files of a directory or else by the
-/// tokenizer.
+/// Returns the tokens that end a text of a model: those of the files in a directory, or else that
+/// of the tokenizer.
 fn ends_of(directory: &Path, tokenizer: Option<&TokenizerFile>) -> Result<Vec<u32>, TrainError> {
     let ends = end_tokens(directory)?;
     match tokenizer {
@@ -449,7 +450,7 @@ fn ends_of(directory: &Path, tokenizer: Option<&TokenizerFile>) -> Result<Vec<u3
     }
 }
 
-/// Loads a model in Hugging Face's files, with its tokenizer if that is there.
+/// Loads a model in Hugging Face's files, with its tokenizer if it has one.
 fn load_files(
     directory: &ModelDirectory,
     args: Option<&CheckpointArgs>,
@@ -494,7 +495,7 @@ fn load_files(
     Ok((loaded, spec))
 }
 
-/// Loads the newest checkpoint of a path or, of a run, the best one, without its moments.
+/// Loads the newest checkpoint of a path, or the best one of a run, without its moments.
 pub(super) fn load_parameters(path: &Path, best: bool) -> anyhow::Result<Checkpoint> {
     let (checkpoint, warnings) = if best {
         Store::open_to_read(path).load_best().map_err(|error| without_best(path, error))?
@@ -507,7 +508,7 @@ pub(super) fn load_parameters(path: &Path, best: bool) -> anyhow::Result<Checkpo
     Ok(checkpoint)
 }
 
-/// Returns the error of `--best`: with the reason, if no checkpoint is marked as the best.
+/// Returns the error of `--best`, which explains why no checkpoint is marked as the best.
 fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
     if !matches!(error, CheckpointError::None { .. }) {
         return TrainError::from(error).into();
@@ -541,8 +542,8 @@ pub(super) struct EvalDevices {
     pub weights: Vec<u32>,
 }
 
-/// Opens the devices that a selector names, or the first one if it is `auto` and the device holds
-/// the whole model.
+/// Opens the devices of a selector. With `auto`, it opens only the first device if the model is not
+/// divided.
 pub(super) fn open_for_eval(
     devices: &str,
     spec: &RunSpec,
@@ -556,8 +557,8 @@ pub(super) fn open_for_eval(
     open_on(chosen, spec, loaded, plans, spec.micro_batch)
 }
 
-/// Opens devices, with the checkpoint's parameters on them; of several that hold the whole model
-/// each, the user reads which.
+/// Opens devices, with the checkpoint's parameters on them. Prints their names if several have the
+/// whole model.
 fn open_on(
     devices: Vec<Selection>,
     spec: &RunSpec,
@@ -589,8 +590,8 @@ fn open_on(
     Ok(EvalDevices { group, pipelines, weights })
 }
 
-/// Returns the first `wanted` devices, all if there are fewer; of more that a list names, the user
-/// reads which.
+/// Returns the first `wanted` devices, or all if there are fewer. Prints their names if a list has
+/// more.
 fn first_devices(devices: &str, wanted: usize) -> anyhow::Result<Vec<Selection>> {
     let mut chosen = selections(devices)?;
     let names = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
@@ -604,13 +605,12 @@ fn first_devices(devices: &str, wanted: usize) -> anyhow::Result<Vec<Selection>>
     Ok(chosen)
 }
 
-/// The most seconds in which a command that makes only a few passes times kernels on a GPU.
+/// Maximum time to measure kernels on a GPU, in seconds, for a command with only a few passes.
 const TUNE_S_MAX: f64 = 1.0;
 
-/// Options of devices that make only a few passes, by device. They run what earlier runs measured;
-/// GPUs, where the shapes of a few rows are measured quickly, also measure what is missing, unless
-/// one of the stages of a pipeline is none. On the host's processor that would take longer than it
-/// saves.
+/// Returns the options of devices for only a few passes. Devices use earlier measurements of
+/// kernels. GPUs, which measure the shapes of a few rows quickly, add missing ones, unless a stage
+/// of a pipeline is no GPU. On the processor a measurement would take longer than it saves.
 fn options(spec: &RunSpec, devices: &[Selection]) -> Vec<OpenOptions> {
     let is_mixed = !devices.iter().all(is_gpu);
     let mut options = Vec::with_capacity(devices.len());

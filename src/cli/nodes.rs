@@ -37,7 +37,7 @@ const NODE_KEYS: &[&str] =
 /// Key of the held-out data in a copy of the data.
 const VAL_PATH: &str = "data.val_path";
 
-/// Returns the devices of this machine as the others see them.
+/// Returns the devices of this machine as the other nodes print them.
 fn shown_devices(selections: &[Selection]) -> Vec<NodeDevice> {
     let mut devices = Vec::new();
     for (selection, name) in selections.iter().zip(display_names(selections)) {
@@ -56,14 +56,14 @@ fn greeting_with(port: u16, selections: &[Selection]) -> Hello {
     Hello { identities, ..greeting(port, None, shown_devices(selections)) }
 }
 
-/// Returns what shows notes, or, with `--quiet`, does not.
+/// Returns a function that prints notes, or ignores them with `--quiet`.
 fn notes(quiet: bool) -> fn(&str) {
     if quiet { |_| {} } else { print_line }
 }
 
 // ---- The first node ----
 
-/// Nodes that a resumed run had, and its name; nothing in a new run.
+/// Nodes and name of a resumed run; empty in a new run.
 #[derive(Default)]
 pub struct RunBefore {
     /// Name of the run.
@@ -72,8 +72,8 @@ pub struct RunBefore {
 }
 
 impl RunBefore {
-    /// Returns what the record of a placement says. A run that goes on in another directory is
-    /// another one: it has the same nodes and no name yet.
+    /// Returns the nodes and the name in the record of a placement. A run that is continued in
+    /// another directory has the same nodes, but not the name.
     pub fn of(placement: &Placement, is_continued: bool) -> Self {
         let Some(cluster) = &placement.cluster else { return Self::default() };
         let mut nodes = Vec::new();
@@ -83,15 +83,16 @@ impl RunBefore {
             let identities = own.map(|identity| identity_hash(identity)).collect();
             nodes.push(FormerNode { host: host.clone(), identities });
         }
-        Self { run: is_continued.then(|| cluster.run.clone()), nodes }
+        let run = if is_continued { Some(cluster.run.clone()) } else { None };
+        Self { run, nodes }
     }
 }
 
 /// Waits for the other nodes of a run; returns `None` if it is a run of one node.
 ///
 /// # Errors
-/// Returns an error for flags without a meaning, a secret that cannot be read, an address that is
-/// taken, and if the nodes cannot connect.
+/// Returns an error for flags without effect, a secret that cannot be read, an address in use, and
+/// if the nodes cannot connect.
 pub fn meet(
     args: &TrainArgs,
     spec: &RunSpec,
@@ -111,7 +112,7 @@ pub fn meet(
         }
         return Ok(None);
     };
-    // Nobody comes for nothing.
+    // Missing data must be found before other nodes join.
     spec.data.source.require_there().map_err(TrainError::from)?;
     let selections = selections(&spec.devices)?;
     let (run, flags) = match &before.run {
@@ -146,10 +147,10 @@ pub fn meet(
 
 // ---- The other nodes ----
 
-/// Pause before a node that stays joins the next run.
+/// Pause before a node with `--stay` joins the next run.
 const STAY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Returns true if a setting `KEY=VALUE` is one that a node without its own data may make.
+/// Returns true if a node without its own data may set the key of `KEY=VALUE`.
 pub fn is_own_key(typed: &str) -> bool {
     let key = typed.split('=').next().unwrap_or_default().trim();
     key != VAL_PATH && NODE_KEYS.contains(&key)
@@ -161,7 +162,7 @@ pub fn is_own_key(typed: &str) -> bool {
 /// Returns an error if the address, the code or the keys cannot be used, if the first node refuses
 /// this one, or if a node is lost.
 pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
-    // What SIGUSR1 means says the first node.
+    // The first node determines the meaning of SIGUSR1.
     let signals = Signals::caught()?.until_exit().saving_on_usr1();
     let mut secret = None;
     loop {
@@ -170,7 +171,7 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
             // The time of the job is up.
             Ok(Ok(RunOutcome::Interrupted(Interruption::TimeLimit))) => true,
             Ok(outcome) => exit_code_of(outcome) != EXIT_RESTART,
-            // Whoever met nobody has waited as long as --wait says.
+            // After a `NotMetError` the time of --wait has passed.
             Err(error) => error.is::<NotMetError>() || exit_code(error) != EXIT_RESTART,
         };
         if !args.stay || is_over || signals.pending().is_some() {
@@ -184,8 +185,8 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     }
 }
 
-/// Joins one run. The secret is read for the first one: a descriptor gives it once, and nobody
-/// types it again.
+/// Joins one run. The secret is read only for the first one: a descriptor can be read once, and the
+/// user must not type it again.
 fn join_once(
     args: &JoinArgs,
     secret: &mut Option<Secret>,

@@ -19,7 +19,7 @@ use potluck_train::runtime::pipelines::ForwardUnits;
 use potluck_train::spec::{DataSource, RunSpec};
 use potluck_train::task::chosen;
 
-/// Samples whose features are read at a time.
+/// Number of samples whose features are in memory at once.
 const AT_A_TIME: usize = 4096;
 
 /// Predicts samples with a checkpoint and writes a row per sample: its name or number, the chosen
@@ -138,8 +138,8 @@ fn name_of(samples: &Samples, index: usize) -> String {
     }
 }
 
-/// Loads the samples to predict, which are like those that the model was trained on, with their
-/// files. Their targets may be absent.
+/// Loads the samples to predict, which have the same features as the training samples and may have
+/// no targets, with their files.
 fn samples_of(
     spec: &RunSpec,
     path: &Path,
@@ -185,7 +185,7 @@ fn csv_writer(description: &SampleDescription) -> anyhow::Result<csv::Writer<Vec
     Ok(writer)
 }
 
-/// Returns the row of a sample, and true if the class that it has was chosen.
+/// Returns the row of a sample, and true if its class was predicted.
 fn record(
     samples: &Samples,
     index: usize,
@@ -229,7 +229,7 @@ fn softmax(logits: &[f32]) -> Vec<f64> {
     exponentials.into_iter().map(|value| value / sum).collect()
 }
 
-/// Writes the table to a file, whole or not at all, or to stdout.
+/// Writes the table to a file atomically, or to stdout.
 fn write(out: Option<&Path>, text: &[u8]) -> anyhow::Result<()> {
     match out {
         Some(path) => files::replace_or_write(path, text)
@@ -243,7 +243,7 @@ fn write(out: Option<&Path>, text: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Tells the user how many samples were predicted, and how well if they have classes.
+/// Prints the number of samples, and the accuracy if they have classes.
 fn summary(samples: &Samples, right: u64, description: &SampleDescription, out: Option<&Path>) {
     let Some(out) = out else { return };
     let count = samples.len();

@@ -1,4 +1,4 @@
-//! Question for the code of a run on the terminal, which does not show what is typed.
+//! Question for the code of a run on the terminal, without echo.
 
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
@@ -11,12 +11,12 @@ use potluck_net::Secret;
 use potluck_train::error::TrainError;
 use potluck_train::signals::{Interruption, Signals, leave};
 
-/// Asks for the code on the terminal until it has no typing error. A signal ends the process, with
-/// the terminal as it was.
+/// Asks for the code on the terminal until it has no typing error. A signal restores the terminal
+/// and ends the process.
 ///
 /// # Errors
 /// Returns an error without a terminal, if it cannot be read, and if signals cannot be caught;
-/// `elsewhere` says where the code can be given instead.
+/// `elsewhere` is the advice without a terminal.
 pub fn typed_code(elsewhere: &str) -> anyhow::Result<Secret> {
     if !std::io::stdin().is_terminal() {
         let why = format!("there is no terminal to ask for the code; {elsewhere}");
@@ -36,16 +36,17 @@ pub fn typed_code(elsewhere: &str) -> anyhow::Result<Secret> {
     }
 }
 
-/// Returns the error of a code that cannot be read. Where the terminal gives Ctrl-C as a character,
-/// the question ends before the signal is seen.
+/// Error of a code that cannot be read. Where the terminal gives Ctrl-C as a character, the question
+/// ends before the signal is seen.
 fn unread(why: io::Error) -> anyhow::Error {
-    match why.kind() {
-        io::ErrorKind::Interrupted => InterruptedError(Interruption::Interrupt).into(),
-        _ => UsageError(format!("the code cannot be read: {why}")).into(),
+    if why.kind() == io::ErrorKind::Interrupted {
+        InterruptedError(Interruption::Interrupt).into()
+    } else {
+        UsageError(format!("the code cannot be read: {why}")).into()
     }
 }
 
-/// Terminal whose settings a signal restores, until it is dropped.
+/// Terminal whose settings are restored on a signal until this is dropped.
 struct RestoredTerminal {
     is_over: Arc<AtomicBool>,
     _signals: Signals,
@@ -82,19 +83,19 @@ impl Drop for RestoredTerminal {
     }
 }
 
-/// Returns a function that gives the terminal the settings that it has now.
+/// Returns a function that restores the current settings of the terminal.
 #[cfg(unix)]
 fn restoring() -> io::Result<impl Fn() + Send + 'static> {
     use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
     let terminal = std::fs::File::open("/dev/tty")?;
     let before = tcgetattr(&terminal)?;
-    // A terminal that is gone needs no settings.
+    // Fails only if the terminal is gone.
     Ok(move || {
         let _ = tcsetattr(&terminal, OptionalActions::Now, &before);
     })
 }
 
-/// The console of Windows restores itself.
+/// Windows restores its console.
 #[cfg(not(unix))]
 fn restoring() -> io::Result<impl Fn() + Send + 'static> {
     Ok(|| ())

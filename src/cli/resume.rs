@@ -1,5 +1,4 @@
-//! `train --resume`: finds the checkpoint that it names, and the directory in which the run goes
-//! on.
+//! `train --resume`: finds its checkpoint, and the directory in which the run continues.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -19,17 +18,17 @@ use potluck_train::spec::RunSpec;
 /// Checkpoint from which a run starts.
 pub struct ResumePoint {
     pub checkpoint: Checkpoint,
-    /// Directory as it was named.
+    /// Path of the run or checkpoint, as given.
     pub from: PathBuf,
-    /// Run that the checkpoint is one of; `None` for a checkpoint outside a run.
+    /// Run of the checkpoint; `None` for a checkpoint outside a run.
     pub run: Option<PathBuf>,
     /// Newest step of that run before the checkpoint was loaded.
     newest: u64,
 }
 
 impl ResumePoint {
-    /// Finds and loads the checkpoint that `--resume` names: `latest`, a run or a checkpoint.
-    /// Prints warnings about what is damaged.
+    /// Loads the checkpoint of `--resume`, which is `latest`, a run or a checkpoint. Prints
+    /// warnings about damaged ones.
     ///
     /// # Errors
     /// Returns `UsageError` if `latest` finds no run, and `CheckpointError` if there is no good
@@ -48,7 +47,7 @@ impl ResumePoint {
 
     fn load(from: &Path) -> Result<(Self, Vec<String>), TrainError> {
         let run = source_run(from);
-        // Before the checkpoint: what another process saves meanwhile is newer.
+        // Listed before the checkpoint is loaded: another process may save newer steps meanwhile.
         let steps = match &run {
             Some(run) => Store::open_to_read(run).steps()?,
             None => Vec::new(),
@@ -58,7 +57,7 @@ impl ResumePoint {
         Ok((Self { checkpoint, from: from.into(), run, newest }, warnings))
     }
 
-    /// Returns the directory of the checkpoint that was loaded.
+    /// Returns the directory of the loaded checkpoint.
     pub fn loaded(&self) -> PathBuf {
         match &self.run {
             Some(run) if !checkpoint::is_checkpoint(&self.from) => {
@@ -68,8 +67,8 @@ impl ResumePoint {
         }
     }
 
-    /// Checks that the steps that were set now do not end before the checkpoint: the record of the
-    /// run would say that it ended before it was where it is.
+    /// Checks that the requested steps do not end before the checkpoint: the record of the run
+    /// would contradict itself.
     ///
     /// # Errors
     /// Returns `UsageError` if they do.
@@ -86,19 +85,19 @@ impl ResumePoint {
         )))
     }
 
-    /// Returns the newest step of the run that a run in `out` continues; `None` if it is a new
-    /// one.
+    /// Returns the newest step of the run if a run in `out` continues it; `None` if that is a new
+    /// run.
     pub fn continued(&self, out: &Path) -> Option<u64> {
         let run = self.run.as_ref()?.canonicalize().ok()?;
         let out = out.canonicalize().ok()?;
         if run == out { Some(self.newest) } else { None }
     }
 
-    /// Checks that the saved devices of a run are here.
+    /// Checks that this machine has the saved devices of a run.
     ///
     /// # Errors
-    /// Returns `TrainError::MissingDevices` if one that the list names is not, and `RuntimeError`
-    /// if it is no list.
+    /// Returns `TrainError::MissingDevices` if one of the list is missing, and `RuntimeError` for
+    /// an invalid list.
     pub fn require_devices(
         &self,
         spec: &RunSpec,
@@ -125,8 +124,8 @@ fn source_run(from: &Path) -> Option<PathBuf> {
     if checkpoint::is_checkpoint(from) { checkpoint::run_of(from) } else { Some(from.into()) }
 }
 
-/// Returns the data of a resumed run: at their saved path, or else by its name in the directory of
-/// the run, or beside the files of a checkpoint outside a run.
+/// Returns the path of the data of a resumed run: the saved path, or else the same name in the
+/// directory of the run, or among the files of a checkpoint outside a run.
 ///
 /// # Errors
 /// Returns `TrainError::MissingData` if they are at neither place.
@@ -142,18 +141,17 @@ pub fn find_data(saved: &Path, from: &Path) -> Result<PathBuf, TrainError> {
     Err(TrainError::MissingData { path: saved.into(), beside })
 }
 
-/// Directory of a run that starts.
+/// Directory of a run.
 #[derive(Debug)]
 pub struct RunDirectory {
     pub path: PathBuf,
-    /// Directories that this start created, the inner one first.
+    /// Directories created for the run, the inner one first.
     pub created: Vec<PathBuf>,
 }
 
 impl RunDirectory {
-    /// Returns the directory that a run writes to: the one named, or that of the run of the
-    /// checkpoint, or else the next free number in `runs`, which is created so that no other start
-    /// takes it.
+    /// Returns the directory of a run: the given one, or that of the run of the checkpoint, or else
+    /// the next free number in `runs`, which is created so that no other process takes it.
     ///
     /// # Errors
     /// Returns `UsageError` if the path leads through a file, and `CheckpointError::Write` if the
@@ -190,7 +188,7 @@ impl RunDirectory {
                     fs::create_dir_all(runs).map_err(|why| CheckpointError::Write { path, why })?;
                     created = vec![runs.into()];
                 }
-                // Another start has just taken this number.
+                // Another process has just taken this number.
                 Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(why) => return Err(CheckpointError::Write { path, why }),
             }
@@ -198,11 +196,11 @@ impl RunDirectory {
     }
 }
 
-/// Removes what was created if it is still empty: the start was refused.
+/// Removes created directories that are still empty: the run did not start.
 impl Drop for RunDirectory {
     fn drop(&mut self) {
         for directory in &self.created {
-            // Fails if there is something in it, and does no harm if it stays.
+            // Fails if it is not empty; a remaining directory does no harm.
             let _ = fs::remove_dir(directory);
         }
     }
@@ -213,7 +211,7 @@ fn next_free(runs: &Path) -> PathBuf {
     let mut highest = 0;
     for entry in fs::read_dir(runs).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
-        // A number with a sign is another name.
+        // `parse` would accept a sign.
         if name.bytes().all(|byte| byte.is_ascii_digit())
             && let Ok(number) = name.parse::<u32>()
         {
@@ -223,8 +221,8 @@ fn next_free(runs: &Path) -> PathBuf {
     runs.join(format!("{:04}", highest + 1))
 }
 
-/// Loads the checkpoint of the run that changed last of those with a good one, with a warning for
-/// each run that changed later.
+/// Loads the newest checkpoint of the last changed run that has one, with a warning for each run
+/// that changed later.
 fn newest(runs: &Path) -> anyhow::Result<(ResumePoint, Vec<String>)> {
     let mut skipped = Vec::new();
     let mut first = None;

@@ -1,5 +1,5 @@
-//! Signals to `potluck train` while the run itself does not look at them: before its first step,
-//! and when it does not end soon enough after SIGTERM.
+//! Signals to `potluck train` that the run itself does not handle: before its first step, and if it
+//! does not end in time after SIGTERM.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -24,15 +24,15 @@ pub struct SignalWatch(Arc<Lock<WatchedRun>>);
 
 struct WatchedRun {
     signals: RunSignals,
-    /// True while others are awaited, who are told of a signal in order.
+    /// True during the wait for other nodes, which handles signals.
     is_meeting: bool,
     nodes: Option<Arc<RunNodes>>,
-    /// Directories that were made for the run.
+    /// Directories created for the run.
     created: Vec<PathBuf>,
 }
 
 impl SignalWatch {
-    /// Starts to watch. Within `term_timeout` after SIGTERM the run has to end.
+    /// Starts to watch. The run must end within `term_timeout` after SIGTERM.
     ///
     /// # Errors
     /// Returns `TrainError::System` if there are no more threads.
@@ -58,8 +58,8 @@ impl SignalWatch {
         Ok(watch)
     }
 
-    /// Takes note of the directories that were made for the run, and that others are awaited: who
-    /// awaits them looks at the signals, which are returned.
+    /// Records the directories created for the run, and the start of the wait for other nodes,
+    /// which must handle the returned signals.
     pub fn meet(&self, created: &[PathBuf]) -> SignalFlags {
         let mut run = self.0.lock();
         run.created = created.to_vec();
@@ -67,7 +67,8 @@ impl SignalWatch {
         run.signals.flags.clone()
     }
 
-    /// Takes note of the other nodes, if there are any; returns the signals of all.
+    /// Records the end of the wait with the other nodes, if there are any; returns the signals of
+    /// all nodes.
     pub fn met(&self, nodes: Option<&Arc<RunNodes>>) -> RunSignals {
         let mut run = self.0.lock();
         run.is_meeting = false;
@@ -79,8 +80,8 @@ impl SignalWatch {
         run.signals.clone()
     }
 
-    /// Waits for the end of the process if a signal is about to end it: what failed meanwhile fails
-    /// because the other nodes are ended.
+    /// Waits for the end of the process if a signal is about to end it: an error of the run is then
+    /// a result of the end of the other nodes.
     pub fn settle(&self) {
         while self.0.lock().ends_before_start().is_some() {
             thread::park();
@@ -89,7 +90,7 @@ impl SignalWatch {
 }
 
 impl WatchedRun {
-    /// Returns the signal that ends a run to which nobody else looks yet.
+    /// Returns the pending signal if neither the wait for nodes nor the run handles it.
     fn ends_before_start(&self) -> Option<Interruption> {
         if self.is_meeting || self.signals.has_begun.load(Ordering::SeqCst) {
             return None;
@@ -97,13 +98,13 @@ impl WatchedRun {
         self.signals.flags.pending()
     }
 
-    /// Ends the nodes and this process while files are read, or devices opened and measured.
+    /// Ends the nodes and this process, which may be reading files or opening devices.
     fn leave_before_start(&self, signal: Interruption) -> ! {
         let why = InterruptedError(signal).to_string();
         print_line(&why);
         self.end_nodes(why, signal.exit_code());
         for directory in &self.created {
-            // Fails if there is something in it.
+            // Fails if it is not empty.
             let _ = fs::remove_dir(directory);
         }
         leave(signal.exit_code());

@@ -1,6 +1,5 @@
-//! `potluck runs`: the runs of a directory with their steps, losses, devices and states. Reads the
-//! end of each record and the newest manifest, never tensors, so that thousands of runs are listed
-//! at once.
+//! `potluck runs`: the runs of a directory with their steps, losses, devices and states. Reads only
+//! the end of each record and the newest manifest, so that a list of thousands of runs is fast.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,9 +18,9 @@ use potluck_core::Table;
 use potluck_train::checkpoint::{Meta, Store};
 use potluck_train::config::RunConfig;
 
-/// Bytes that are read from the end of a record: more than its longest lines have.
+/// Bytes read from the end of a record: more than in its longest lines.
 const TAIL_BYTES: u64 = 64 << 10;
-/// Largest `run.toml` that is read.
+/// Maximum size of a `run.toml`.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// State of a run on disk.
@@ -31,12 +30,12 @@ enum RunState {
     Running,
     /// Its last checkpoint is that of its last step.
     Done,
-    /// It ended before its last step and can go on from its last checkpoint.
+    /// It ended before its last step and can be resumed.
     Interrupted,
     NoCheckpoint,
-    /// A trainer of the library saved it, which describes no run.
+    /// A trainer of the library saved it, without the configuration of a run.
     OfLibrary,
-    /// Its checkpoints are those of another version of potluck, which reads them.
+    /// Its checkpoints need another version of potluck.
     OtherVersion(String),
     /// Its configuration or all its checkpoints cannot be read, with the reason.
     Damaged(String),
@@ -74,7 +73,7 @@ struct ListedRun {
     path: PathBuf,
     /// Steps done.
     step: Option<u64>,
-    /// Step of the newest checkpoint, at which a resume goes on.
+    /// Step of the newest checkpoint.
     saved: Option<u64>,
     /// Step after which the run ends.
     steps: Option<u64>,
@@ -88,10 +87,10 @@ struct ListedRun {
     changed: SystemTime,
 }
 
-/// Prints the runs of a directory, the one that changed last at the end.
+/// Prints the runs of a directory, the last changed one at the end.
 ///
 /// # Errors
-/// Returns `UsageError` if the directory cannot be read; a run that cannot be read is in the list.
+/// Returns `UsageError` if the directory cannot be read; an unreadable run is in the list.
 pub fn run(args: &RunsArgs) -> anyhow::Result<()> {
     let directory = &args.directory;
     let mut runs = match runs_in(directory) {
@@ -134,7 +133,7 @@ fn runs_in(directory: &Path) -> io::Result<Vec<ListedRun>> {
 }
 
 impl ListedRun {
-    /// Reads what is known of a run. What cannot be read stays unknown.
+    /// Reads a run; unreadable values remain unknown.
     fn read(path: &Path) -> Self {
         let name = path.file_name().unwrap_or(path.as_os_str());
         let config = path.join("run.toml");
@@ -240,8 +239,8 @@ struct RunLength {
 }
 
 impl RunLength {
-    /// Reads the length of a run from its `run.toml`, and from its newest checkpoint what that does
-    /// not have.
+    /// Reads the length of a run from its `run.toml`, or its newest checkpoint without one. With
+    /// epochs, only a checkpoint has the number of steps.
     fn read(path: &Path, meta: Option<&Meta>) -> Result<Self, String> {
         let is_missing =
             path.symlink_metadata().is_err_and(|why| why.kind() == io::ErrorKind::NotFound);
@@ -287,13 +286,15 @@ fn last_step(path: &Path) -> Option<(u64, f64)> {
     file.seek(SeekFrom::Start(start)).ok()?;
     let mut bytes = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
-    // The first line may be cut off and the last one torn: neither is JSON then.
-    bytes.rsplit(|byte| *byte == b'\n').find_map(|line| {
-        let line: Value = serde_json::from_slice(line).ok()?;
-        // A loss that was not finite is null.
-        let loss = line.get("loss")?.as_f64().unwrap_or(f64::NAN);
-        Some((line.get("step")?.as_u64()?, loss))
-    })
+    // The first and the last line may be incomplete, and then not JSON.
+    bytes.rsplit(|byte| *byte == b'\n').find_map(step_and_loss)
+}
+
+fn step_and_loss(line: &[u8]) -> Option<(u64, f64)> {
+    let line: Value = serde_json::from_slice(line).ok()?;
+    // A loss that was not finite is null.
+    let loss = line.get("loss")?.as_f64().unwrap_or(f64::NAN);
+    Some((line.get("step")?.as_u64()?, loss))
 }
 
 fn table(runs: &[ListedRun]) -> String {

@@ -1,4 +1,4 @@
-//! `potluck train --explain schedule`: Gantt chart of a step of pipelines, before it runs.
+//! `potluck train --explain schedule`: Gantt chart of a step of pipelines, before the run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use potluck_train::runtime::RuntimeError;
 use potluck_train::runtime::timing::Probe;
 use potluck_train::spec::RunSpec;
 
-/// Width of the chart in a terminal whose width is not known, in characters.
+/// Width of the chart in a terminal of unknown width, in characters.
 const COLUMNS: usize = 100;
 
 /// Note on the times of the chart.
 const NOTE: &str = "by the times of each block, measured alone; transfers, reductions and updates \
                     take none\n";
 
-/// Returns the chart as text, and draws it to the file `svg` if there is one; `saved_data` is that
-/// of a checkpoint, and `saved` its placement. The blocks of the model are measured on the devices.
+/// Returns the chart as text, and draws it to the file `svg` if that is given; `saved_data` is that
+/// of a checkpoint, and `saved` its placement. Measures the blocks of the model on the devices.
 ///
 /// # Errors
-/// Returns the errors of [`with_placement`], those of a device that is measured, and
-/// `TrainError::Io` if the file cannot be written.
+/// Returns the errors of [`with_placement`] and of the measured devices, and `TrainError::Io` if
+/// the file cannot be written.
 pub fn explain(
     spec: &RunSpec,
     svg: Option<&Path>,
@@ -74,7 +74,7 @@ fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> Runtime
     ))
 }
 
-/// Returns the inputs with which blocks are measured: those of the run's first step.
+/// Returns the inputs for the measurement of blocks: those of the run's first step.
 fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
     let data = spec.load_data(saved_data)?;
     let training = spec.training_graph(&data.shape)?;
@@ -93,7 +93,7 @@ fn run(span: &PricedSpan) -> SegmentRun {
     SegmentRun { segment, micro_batch: span.micro_batch, from: span.from_s, to: span.to_s }
 }
 
-/// Returns the chart of what the ranks of pipelines run in a step.
+/// Returns the chart of the runs of segments by rank in a step of pipelines.
 fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
     let planned = &placement.planned;
     let mut rows = Vec::new();
@@ -117,7 +117,7 @@ fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
     chart_of_runs(title, &rows)
 }
 
-/// Returns the width of the terminal as the shell tells it, or else a usual one.
+/// Returns the width of the terminal by the shell's variable, or else a common one.
 fn columns() -> usize {
     if let Ok(told) = std::env::var("COLUMNS")
         && let Ok(columns) = told.parse()

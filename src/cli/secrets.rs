@@ -1,5 +1,5 @@
-//! Secrets of runs and benchmarks over several machines: `potluck secret`, and where the commands
-//! take theirs from.
+//! Secrets of runs and benchmarks over several machines: `potluck secret`, and the sources of the
+//! secret of a command.
 
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
@@ -13,9 +13,9 @@ use crate::ui::terminal::print_line;
 use potluck_net::Secret;
 use potluck_train::error::TrainError;
 
-/// File of the secret, if no flag names one.
+/// Variable with the file of the secret, used without a flag.
 const FILE_VARIABLE: &str = "POTLUCK_SECRET_FILE";
-/// Directory in which a service manager gives a service its secrets, and the name of this one.
+/// Variable with a service's directory of secrets, and the name of this one.
 const CREDENTIALS_VARIABLE: &str = "CREDENTIALS_DIRECTORY";
 const CREDENTIAL: &str = "potluck";
 
@@ -47,7 +47,7 @@ impl SecretArgs {
         self.secret_file.is_some() || self.secret_group_readable
     }
 
-    /// Returns the secret that a flag or the environment names, if one does.
+    /// Returns the secret of a flag or the environment; `None` without one.
     ///
     /// # Errors
     /// Returns `UsageError` if it cannot be read.
@@ -58,8 +58,8 @@ impl SecretArgs {
             return Ok(Some(secret.map_err(|error| UsageError(error.to_string()))?));
         }
         let named = self.secret_file.clone().or_else(|| variable(FILE_VARIABLE));
-        // systemd lets the user of a service read a file of root by an access list, whose mask
-        // stands where the rights of the group do.
+        // systemd lets the user of a service read a file of root by an access list, whose mask is
+        // in the place of the group's permissions.
         let group_may_read = self.secret_group_readable || named.is_none();
         let Some(file) = named.or_else(credential) else { return Ok(None) };
         let secret = if group_may_read {
@@ -70,11 +70,11 @@ impl SecretArgs {
         Ok(Some(secret.map_err(|error| UsageError(error.to_string()))?))
     }
 
-    /// Returns the secret of a first node, with the code to show if it is a new one.
+    /// Returns the secret of a first node, and its code if it is new and must be shown.
     ///
     /// # Errors
-    /// Returns `UsageError` if it cannot be read, and without a terminal: what would be printed
-    /// there may be kept, for others to read.
+    /// Returns `UsageError` if it cannot be read, and without a terminal: the output may be stored,
+    /// and readable by others.
     pub fn to_host(&self) -> anyhow::Result<(Secret, Option<String>)> {
         if let Some(secret) = self.find()? {
             return Ok((secret, None));
@@ -92,7 +92,7 @@ impl SecretArgs {
         Ok((secret, Some(code)))
     }
 
-    /// Returns the secret of a node that joins, which is asked for if nothing names it.
+    /// Returns the secret of a joining node; asks for it on the terminal if it has no other source.
     ///
     /// # Errors
     /// Returns `UsageError` if it cannot be read, and without a terminal.
@@ -111,7 +111,7 @@ fn variable(name: &str) -> Option<PathBuf> {
 /// Returns the file of a service manager, if there is one.
 fn credential() -> Option<PathBuf> {
     let file = variable(CREDENTIALS_VARIABLE)?.join(CREDENTIAL);
-    file.is_file().then_some(file)
+    if file.is_file() { Some(file) } else { None }
 }
 
 fn code_of(secret: &Secret) -> String {
@@ -122,8 +122,8 @@ fn code_of(secret: &Secret) -> String {
 /// Makes a new code, and prints it or writes it to a new file that only its owner can read.
 ///
 /// # Errors
-/// Returns an error if the system has no random numbers, and if there is such a file or it cannot
-/// be written.
+/// Returns an error if the system has no random numbers, and if the file exists or cannot be
+/// written.
 pub fn make(out: Option<&Path>) -> anyhow::Result<()> {
     let code = code_of(&Secret::generate()?);
     let Some(out) = out else {
@@ -131,7 +131,7 @@ pub fn make(out: Option<&Path>) -> anyhow::Result<()> {
         return Ok(());
     };
     let mut options = OpenOptions::new();
-    // Never a file that is there: it may be open elsewhere, or the code of a run.
+    // An existing file may be open elsewhere, or have the code of a run.
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);

@@ -1,4 +1,4 @@
-//! State of a run for those who watch it: `--status`.
+//! State of a run over HTTP: `--status`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use potluck_net::status::{
 };
 use potluck_train::spec::RunSpec;
 
-/// Longest silences that a node assumes until it knows those of the run that it joins.
+/// Longest silences of a joining node until it has the configuration of the run.
 const PATIENCE_AT_FIRST: Patience =
     Patience { node: Duration::from_secs(30), device: Duration::from_secs(300) };
 
-/// State of the run that this process shows to others.
+/// State of the run, with the server that publishes it.
 pub struct ShownStatus {
     board: Arc<StatusBoard>,
     /// Ends with the run.
@@ -28,12 +28,12 @@ pub struct ShownStatus {
 }
 
 impl ShownStatus {
-    /// Begins to show the state of a run if flags ask for it. Of a run that is joined there is no
+    /// Starts to publish the state of a run if `--status` is given. A joining node has no
     /// specification yet.
     ///
     /// # Errors
-    /// Returns `UsageError` for an address that cannot be used, one that needs a token, and a file
-    /// of a token that cannot be used.
+    /// Returns `UsageError` for an unusable address, one that needs a token, and an unusable file
+    /// of a token.
     pub fn start(
         args: &WatchedArgs,
         about: RunAbout,
@@ -41,27 +41,30 @@ impl ShownStatus {
         quiet: bool,
     ) -> Result<Option<Self>, UsageError> {
         let Some(address) = args.status else { return Ok(None) };
-        let file = args.status_token_file.as_deref();
-        let token = file.map(StatusToken::read_file).transpose();
-        let token = token.map_err(|error| UsageError(format!("--status-token-file {error}")))?;
+        let mut token = None;
+        if let Some(file) = &args.status_token_file {
+            let read = StatusToken::read_file(file)
+                .map_err(|error| UsageError(format!("--status-token-file {error}")))?;
+            token = Some(read);
+        }
         let patience = spec.map_or(PATIENCE_AT_FIRST, patience);
         let board = Arc::new(StatusBoard::new(RunStatus::new(about, patience, spec.is_some())));
         let server = StatusServer::start(address, token, board.clone())
             .map_err(|error| UsageError(format!("--status: {error}")))?;
-        // Nobody else knows a port that the system has chosen.
+        // A port chosen by the system must be shown even with --quiet.
         if !quiet || address.port() == 0 {
             print_line(&format!("the state of the run is at http://{}/status", server.address()));
         }
         Ok(Some(Self { board, _server: server }))
     }
 
-    /// Takes note that the devices of this machine are opened, which are those of the run.
+    /// Records that a run of one node opens its devices.
     pub fn opens(&self, devices: Vec<String>) {
         let node = StatusNode { node: NodeRank(0), host: host_name(), devices };
         self.open(NodeRank(0), Generation::default(), vec![node]);
     }
 
-    /// Takes note that all nodes are connected, of which this one is `you`.
+    /// Records that all nodes are connected and open their devices; this one is `you`.
     pub fn meets(&self, you: NodeRank, roster: &Roster, links: LinkBoard) {
         let mut nodes = Vec::new();
         for node in &roster.nodes {
@@ -80,13 +83,13 @@ impl ShownStatus {
         });
     }
 
-    /// Returns a function that takes the longest silences from the specification of the run.
+    /// Returns a function that sets the longest silences by the specification of the run.
     pub fn specify(&self) -> impl Fn(&RunSpec) + use<> {
         let board = self.board.clone();
         move |spec| board.update(|status| status.patience = patience(spec))
     }
 
-    /// Returns a sink that shows events here, and then by another one.
+    /// Returns a sink that records events in this state and passes them to another sink.
     pub fn sink(&self, shown: Box<dyn Sink>) -> Box<dyn Sink> {
         Box::new(StatusSink { board: self.board.clone(), shown })
     }

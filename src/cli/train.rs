@@ -95,7 +95,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         }
         return Ok(0);
     }
-    // Lives until the end of the run: dropped, it removes the directory if that is empty.
+    // Kept until the end of the run, because its drop removes an empty directory.
     let directory = RunDirectory::choose(typed_out, point.as_ref(), Path::new(RUNS))?;
     let out = directory.path.clone();
     refuse_in_data(&out, &resolved.config)?;
@@ -169,7 +169,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         configuration: args.config.as_deref().map(absolute),
         version: env!("CARGO_PKG_VERSION"),
     };
-    // Lives until the end of the run, as the directory does.
+    // Kept until the end of the run, because its drop ends the server.
     let status = ShownStatus::start(&args.watched, about, Some(&spec), args.quiet)?;
     let signals = watch.meet(&directory.created);
     let nodes = nodes::meet(args, &spec, &before, &signals, status.as_ref())?;
@@ -212,7 +212,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     Ok(code)
 }
 
-/// Refuses a directory of a run among directories of pictures: it would be taken for a class.
+/// Refuses a directory of a run among directories of pictures: it would become a class.
 fn refuse_in_data(out: &Path, config: &RunConfig) -> Result<(), UsageError> {
     if config.data.kind == DataKind::Images
         && let Some(data) = &config.data.path
@@ -227,7 +227,7 @@ fn refuse_in_data(out: &Path, config: &RunConfig) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Finds the saved text and the saved devices of a resumed run, unless others were set.
+/// Finds the saved data and checks the saved devices of a resumed run, unless others are set.
 fn locate(
     resolved: &mut Resolved,
     point: &ResumePoint,
@@ -249,8 +249,8 @@ fn locate(
     Ok(())
 }
 
-/// Returns a note if a key of the placement is set to another value, so that the saved placement
-/// does not count.
+/// Returns a note if a key of the placement is set to another value, so that the saved placement is
+/// not used.
 fn placement_note(saved: &Resolved, resolved: &Resolved) -> Option<String> {
     let key = resolved.other_placement?;
     let was = saved.config.parallel.devices_text();
@@ -297,9 +297,8 @@ fn execute(
     Ok((ending, code))
 }
 
-/// Resolves the configuration: the checkpoint's, or the keys of the model that the run starts from,
-/// the file's, the flags', later ones on top. Returns it with the number of tokens that the model
-/// has, if others are added to it.
+/// Resolves the configuration: that of the checkpoint or the keys of the initial model, overridden
+/// by the file, and then by flags. Also returns the model's number of tokens if more are added.
 fn configuration(
     args: &TrainArgs,
     saved: Option<&Resolved>,
@@ -383,8 +382,7 @@ fn configuration(
     Ok((resolved, known_tokens))
 }
 
-/// Returns the model from which `--init` starts: that of a run or a checkpoint, or one in Hugging
-/// Face's files.
+/// Returns the model of `--init`: that of a run or a checkpoint, or one in Hugging Face's files.
 fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     let path = Path::new(named);
     let is_run = checkpoint::is_checkpoint(path) || holds_run(path)?;
@@ -402,15 +400,11 @@ fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     Ok(StartingModel::Checkpoint { path, checkpoint: Arc::new(checkpoint) })
 }
 
-/// Returns the keys that a run takes from the model that it starts from.
+/// Returns the keys that a run takes from its initial model.
 fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
     let name = format!("--init {}", init.path().display());
-    let file = || {
-        let path = absolute(&init.path().join(TOKENIZER));
-        path.is_file().then(|| path.to_string_lossy().into_owned())
-    };
     let (settings, tokenizer) = match init {
-        StartingModel::Files(directory) => (directory.settings().clone(), file()),
+        StartingModel::Files(directory) => (directory.settings().clone(), tokenizer_file(init)),
         StartingModel::Checkpoint { checkpoint, .. } => {
             let config = saved_run(&checkpoint.meta)?.config;
             let mut settings = Vec::new();
@@ -422,7 +416,7 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
                 }
             }
             let tokenizer = match &checkpoint.meta.tokenizer {
-                Some(Tokenizer::File(_)) => file(),
+                Some(Tokenizer::File(_)) => tokenizer_file(init),
                 Some(Tokenizer::Char { .. }) => Some(TokenizerKind::Char.to_string()),
                 Some(Tokenizer::Byte) => Some(TokenizerKind::Byte.to_string()),
                 None => None,
@@ -433,7 +427,13 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
     Ok(InitialModel { name, settings, tokenizer })
 }
 
-/// Returns the overrides by the flags that have a value.
+/// Returns the path of the initial model's `tokenizer.json`, if it has one.
+fn tokenizer_file(init: &StartingModel) -> Option<String> {
+    let path = absolute(&init.path().join(TOKENIZER));
+    if path.is_file() { Some(path.to_string_lossy().into_owned()) } else { None }
+}
+
+/// Returns the overrides of the flags that have a value.
 fn named(flags: impl IntoIterator<Item = KeyFlag>) -> Vec<Override> {
     let mut overrides = Vec::new();
     for KeyFlag { flag, key, value } in flags {
@@ -444,8 +444,8 @@ fn named(flags: impl IntoIterator<Item = KeyFlag>) -> Vec<Override> {
     overrides
 }
 
-/// Returns the path from the root, so that a run started elsewhere finds the file; as it is if
-/// that is not Unicode, which a configuration cannot hold.
+/// Returns the absolute path, by which a run started in another directory finds the file, or the
+/// path itself if that is not Unicode, which a configuration cannot contain.
 fn absolute(path: &Path) -> PathBuf {
     match std::path::absolute(path) {
         Ok(absolute) if absolute.to_str().is_some() => absolute,
@@ -453,13 +453,12 @@ fn absolute(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns the specification of the run that wrote a checkpoint, with the keys that `args` set. Its
-/// pipeline is that of `args`, as the devices are, and not that of the run.
+/// Returns the specification of the run that wrote a checkpoint, with the keys, devices and
+/// pipeline of `args`.
 ///
 /// # Errors
 /// Returns an error if the configuration cannot be read, if a key is set that does not exist, has
-/// no effect without training or cannot have the value, or if the checkpoint's tensors belong to
-/// another model.
+/// no effect without training or cannot have the value, or if a key would change the model.
 pub fn saved_spec(
     checkpoint: &Checkpoint,
     args: Option<&CheckpointArgs>,
@@ -471,7 +470,7 @@ pub fn saved_spec(
     };
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
-    // Other pictures may have to be resized to those that the model takes.
+    // Pictures of another size may be resized to that of the model.
     saved.config.data.image_size.clone_from(&resolved.config.data.image_size);
     refuse_another(&saved.config, &resolved.config)?;
     Ok(RunSpec::resolved(&resolved))
@@ -506,23 +505,23 @@ fn overrides_of(args: &CheckpointArgs) -> Result<Vec<Override>, ConfigError> {
     Ok(overrides)
 }
 
-/// Returns the configuration of a run, the text of its `run.toml`.
+/// Parses the configuration in a `run.toml`.
 ///
 /// # Errors
-/// Returns `ConfigError` if that is no configuration.
+/// Returns `ConfigError` for an invalid text.
 pub fn config_of(path: &Path, run_toml: &str) -> Result<RunConfig, ConfigError> {
     Ok(read::read(None, Some((path, run_toml)), &[])?.config)
 }
 
-/// Reads the configuration stored in a checkpoint, with what was asked for its placement: all of
-/// it, or, if this start has no nodes, what fits the devices that it finds.
+/// Reads the configuration stored in a checkpoint, with the keys of its requested placement: all of
+/// them, or, without nodes, those that fit the available devices.
 fn resumed_config(checkpoint: &Checkpoint, has_nodes: bool) -> anyhow::Result<Resolved> {
     let mut saved = saved_run(&checkpoint.meta)?;
     let overlap = saved.config.parallel.overlap;
     let placement = &checkpoint.meta.placement;
     saved.config.parallel = match selections(&placement.devices_asked) {
         Ok(own) if !has_nodes => section_on(placement, overlap, own.len()),
-        // Devices that are missing are an error of their own.
+        // Missing devices are reported later.
         _ => section_asked(placement, overlap),
     };
     Ok(saved)
@@ -541,15 +540,14 @@ fn saved_run(meta: &Meta) -> anyhow::Result<Resolved> {
 /// Returns the configuration stored in a checkpoint.
 ///
 /// # Errors
-/// Returns `ConfigError` if it is none.
+/// Returns `ConfigError` if it is invalid.
 pub fn saved_config(meta: &Meta) -> Result<RunConfig, ConfigError> {
     Ok(Resolved::saved(&meta.run, &meta.typed)?.config)
 }
 
 /// Refuses to resume with another model, another tokenizer, another kind of optimizer (for which
-/// the moments would have another meaning), or samples that are prepared in another way than those
-/// that the parameters were trained on; everything else may change, also what has no parameters in
-/// a model: dropout, and whether states are carried.
+/// the moments would have another meaning), or another preparation of samples. Everything else may
+/// change, also keys of the model without an effect on parameters: dropout and carried states.
 fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainError> {
     const KEPT: [&str; 6] = [
         "optim.kind",
@@ -588,7 +586,7 @@ fn shown(value: Option<Value>) -> String {
 /// Returns the directory of a run with this name.
 ///
 /// # Errors
-/// Returns `UsageError` for a text that is no name of a directory.
+/// Returns `UsageError` for an invalid name.
 pub fn run_path(name: &str) -> Result<PathBuf, UsageError> {
     let is_forbidden = |character: char| character.is_control() || "/\\".contains(character);
     let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(is_forbidden);

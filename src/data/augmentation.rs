@@ -7,7 +7,11 @@ use potluck_core::{Setting, Site, Wording};
 /// Site of the random numbers of augmentation.
 const SITE: Site = Site(u32::MAX - 2);
 
-/// Random changes of pictures `(channels, height, width)` that are trained on.
+fn refused(why: Wording) -> DataError {
+    DataError::Invalid { name: "augmentation".into(), place: String::new(), why }
+}
+
+/// Random changes of training pictures `(channels, height, width)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Augmentation {
     height: usize,
@@ -24,35 +28,33 @@ impl Augmentation {
     /// in two is mirrored left to right.
     ///
     /// # Errors
-    /// Returns `DataError::Invalid` if the samples are no pictures `[channels, height, width]`, or
-    /// have no pixels, or if `crop` is larger than they are.
+    /// Returns `DataError::Invalid` if the samples are not pictures `[channels, height, width]`, or
+    /// have no pixels, or if `crop` is larger than the pictures.
     pub fn new(samples: &SampleDescription, crop: usize, flip: bool) -> Result<Self, DataError> {
         let shape = &samples.shape;
-        let refuse = |why: Wording| {
-            let (name, place) = ("augmentation".into(), String::new());
-            Err(DataError::Invalid { name, place, why })
-        };
         let [channels, height, width] = shape[..] else {
-            return refuse(Wording::new(format_args!(
+            return Err(refused(Wording::new(format_args!(
                 "{} and {} change pictures, and the samples have the shape {shape:?}; leave them \
                  out",
                 Setting::Crop,
                 Setting::Flip
-            )));
+            ))));
         };
         if shape.contains(&0) {
-            return refuse(format!("pictures of the shape {shape:?} have no pixels").into());
+            return Err(refused(format!("pictures of the shape {shape:?} have no pixels").into()));
         }
-        // What lies further out is padding alone.
+        // A larger shift would leave nothing but padding.
         if crop > height.max(width) {
-            return refuse(Wording::new(format_args!(
+            return Err(refused(Wording::new(format_args!(
                 "{} = {crop} is more than the size of the pictures, {height} x {width}; lower it",
                 Setting::Crop
-            )));
+            ))));
         }
-        let scales = &samples.normalization.features;
-        let black = |channel: usize| scales.get(channel).map_or(0.0, |scale| scale.normalize(0.0));
-        let padding = (0..channels).map(black).collect();
+
+        let mut padding = vec![0.0; channels];
+        for (black, scale) in padding.iter_mut().zip(&samples.normalization.features) {
+            *black = scale.normalize(0.0);
+        }
         Ok(Self { height, width, crop, flip, padding })
     }
 
@@ -61,11 +63,13 @@ impl Augmentation {
         [self.padding.len(), self.height, self.width]
     }
 
-    /// Changes the picture in slot `slot` of the batch of a step, in place.
+    /// Changes the picture in a slot of the batch of a step, in place; `draw` is the seed, the step
+    /// and the slot.
     ///
     /// # Panics
-    /// If the picture is not of the shape that the augmentation was made for.
-    pub fn apply(&self, (seed, step, slot): (u64, u64, u32), picture: &mut [f32]) {
+    /// If the picture does not have the shape of the augmentation.
+    pub fn apply(&self, draw: (u64, u64, u32), picture: &mut [f32]) {
+        let (seed, step, slot) = draw;
         let size = self.height * self.width;
         assert_eq!(picture.len(), size * self.padding.len(), "a picture of another shape");
         let key = Key::new(seed).site(SITE).step(step);
@@ -78,9 +82,12 @@ impl Augmentation {
         for (channel, padding) in picture.chunks_mut(size).zip(&self.padding) {
             let from = channel.to_vec();
             for (index, to) in channel.iter_mut().enumerate() {
-                let (row, column) = (index / self.width, index % self.width);
-                let column = if is_flipped { self.width - 1 - column } else { column };
-                let (row, column) = (row as isize + down, column as isize + right);
+                let mut column = index % self.width;
+                if is_flipped {
+                    column = self.width - 1 - column;
+                }
+                let row = (index / self.width) as isize + down;
+                let column = column as isize + right;
                 let is_inside = (0..self.height as isize).contains(&row)
                     && (0..self.width as isize).contains(&column);
                 *to = if is_inside {
@@ -92,7 +99,7 @@ impl Augmentation {
         }
     }
 
-    /// Returns by how many pixels the crop lies below and right of the picture.
+    /// Returns the offset of the crop from the picture, in pixels down and to the right.
     fn shift(&self, word: u32) -> (isize, isize) {
         let places = 2 * self.crop as u32 + 1;
         let offset = |word: u32| (word % places) as isize - self.crop as isize;

@@ -1,5 +1,5 @@
-//! Chat templates: how a model has seen conversations, as a Jinja template in its files, rendered
-//! as transformers renders it.
+//! Chat templates: the format of conversations that a model was trained on, as a Jinja template in
+//! its files, rendered as in transformers.
 
 use std::io;
 use std::path::Path;
@@ -10,18 +10,16 @@ use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde_json::ser::Formatter;
 
 use super::DataError;
-use super::tokenizer::config::{
-    NamedTemplate, StoredTemplate, StoredToken, TokenizerConfig, read_text,
-};
+use super::tokenizer::config::{StoredTemplate, StoredToken, TokenizerConfig, read_text};
 use potluck_core::format::size_text;
 
-/// The largest template, and the longest rendered conversation.
+/// Largest size of a template and of a rendered conversation.
 const BYTES_MAX: usize = 1 << 20;
 
-/// Instructions of a template that a conversation may take: thousands of messages.
+/// Limit of template instructions per rendering, enough for thousands of messages.
 const FUEL: u64 = 5_000_000;
 
-/// Template of ChatML, which many models without one of their own have seen.
+/// Template of ChatML, on which many models without a template were trained.
 const CHATML: &str = "\
 {% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -71,8 +69,7 @@ impl ChatTemplate {
             (Some(source), _) => (own_path, source),
             (None, Some(StoredTemplate::One(source))) => (config_path, source),
             (None, Some(StoredTemplate::Named(all))) => {
-                let is_default = |one: &NamedTemplate| one.name == "default";
-                let Some(found) = all.into_iter().find(is_default) else {
+                let Some(found) = all.into_iter().find(|one| one.name == "default") else {
                     let why = "has no default chat_template";
                     return Err(DataError::of_file(config_path.display(), why));
                 };
@@ -80,12 +77,11 @@ impl ChatTemplate {
             }
             (None, None) => return Ok(None),
         };
-        let token = |token: Option<StoredToken>| token.map(StoredToken::text).unwrap_or_default();
         Ok(Some(Self {
             name: path.display().to_string(),
             source,
-            bos_token: token(config.bos_token),
-            eos_token: token(config.eos_token),
+            bos_token: config.bos_token.map(StoredToken::text).unwrap_or_default(),
+            eos_token: config.eos_token.map(StoredToken::text).unwrap_or_default(),
         }))
     }
 
@@ -110,8 +106,8 @@ impl ChatTemplate {
     /// Returns the text that a model continues with the answer to a conversation.
     ///
     /// # Errors
-    /// Returns `DataError::Invalid` if the template is none, refuses the conversation, or takes too
-    /// long for it.
+    /// Returns `DataError::Invalid` if the template is invalid, refuses the conversation, or takes
+    /// too long for it.
     pub fn render(&self, messages: &[ChatMessage]) -> Result<String, DataError> {
         let refuse = |why: String| DataError::of_file(&self.name, why);
         if self.source.len() > BYTES_MAX {
@@ -161,7 +157,7 @@ impl ChatTemplate {
     }
 }
 
-/// Text of [`BYTES_MAX`] at most.
+/// Text of at most [`BYTES_MAX`].
 struct Bounded(Vec<u8>);
 
 impl Bounded {
@@ -174,7 +170,7 @@ impl io::Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = bytes.len().min(BYTES_MAX - self.0.len());
         self.0.extend_from_slice(&bytes[..taken]);
-        // None of it is the error that a full writer has.
+        // A full writer takes 0 bytes, which `write_all` reports as an error.
         Ok(taken)
     }
 
@@ -183,8 +179,7 @@ impl io::Write for Bounded {
     }
 }
 
-/// Returns a template without the tags by which training finds the answers: a rendering has
-/// nothing of them.
+/// Removes the tags that mark the answers for training, which do not appear in a rendering.
 fn without_generation_tags(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
@@ -209,7 +204,6 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let _: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
-    let failed = |why: String| Error::new(ErrorKind::BadSerialization, why);
     let written = match indent {
         Some(columns) => {
             let spaces = vec![b' '; columns.min(64)];
@@ -217,8 +211,8 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
         }
         None => serialized(&value, PythonFormat),
     };
-    String::from_utf8(written.map_err(|why| failed(why.to_string()))?)
-        .map_err(|why| failed(why.to_string()))
+    let bytes = written.map_err(|why| Error::new(ErrorKind::BadSerialization, why.to_string()))?;
+    String::from_utf8(bytes).map_err(|why| Error::new(ErrorKind::BadSerialization, why.to_string()))
 }
 
 fn serialized(value: &Value, formatter: impl Formatter) -> serde_json::Result<Vec<u8>> {
@@ -253,7 +247,7 @@ impl Formatter for PythonFormat {
     }
 }
 
-/// Formats seconds since 1970 as a date in UTC; what it does not know stays as it is.
+/// Formats seconds since 1970 as a date in UTC; unknown directives are copied.
 fn strftime(format: &str, seconds: u64) -> String {
     const MONTHS: [&str; 12] = [
         "January",
@@ -269,8 +263,8 @@ fn strftime(format: &str, seconds: u64) -> String {
         "November",
         "December",
     ];
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let [year, month, day] = civil(days);
+    let second = seconds % 86_400;
+    let [year, month, day] = civil(seconds / 86_400);
     let name = MONTHS[month as usize - 1];
     let mut text = String::new();
     let mut chars = format.chars();

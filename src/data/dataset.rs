@@ -1,4 +1,4 @@
-//! Data sets: samples by index, each of which gives a row to inputs of a model by their names.
+//! Data sets: samples by index. Each sample is a row of one or more named inputs of a model.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::tokens::NO_TARGET;
 use super::{DataDescription, DataError, DataFile, Split, TextData};
 use potluck_core::{DType, HostTensor};
 
-/// Input of a model that a data set fills.
+/// Input of a model that a data set provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatasetInput {
     pub name: &'static str,
@@ -15,14 +15,14 @@ pub struct DatasetInput {
     pub elements: usize,
 }
 
-/// Values of some samples for each input that a data set fills, by its name: rows in the order of
+/// Values of some samples for each input that a data set provides, by name: rows in the order of
 /// the samples.
 pub type NamedInputs = Vec<(&'static str, HostTensor)>;
 
 /// Samples by index. A data set does not change while it is used, so a sample has the same values
 /// every time.
 pub trait Dataset: Send + Sync {
-    /// Returns the inputs that are filled, in the order of [`Dataset::rows`].
+    /// Returns the inputs, in the order of [`Dataset::rows`].
     fn inputs(&self) -> Vec<DatasetInput>;
 
     /// Returns the number of samples of a split that training draws from; samples are
@@ -34,23 +34,22 @@ pub trait Dataset: Send + Sync {
         self.len(split) == 0
     }
 
-    /// Returns the samples of a split of which an evaluation takes some: those that have nothing in
-    /// common.
+    /// Returns the samples of a split for evaluations, which do not overlap.
     fn evaluation_samples(&self, split: Split) -> Vec<u64>;
 
-    /// Returns the distance from a sample to the one that goes on where it ends, of data that are a
-    /// sequence; `None` of others. Samples of an evaluation must then be at this distance from each
-    /// other: states are carried from each to the next.
+    /// Returns the distance from a sample to the one that continues it, for data that are a
+    /// sequence; `None` for other data. Samples of an evaluation must be at this distance from each
+    /// other, so that states can be carried from each to the next.
     fn next_distance(&self) -> Option<u64> {
         None
     }
 
-    /// Returns a hash of all samples, of how they are prepared and of the boundary of the splits,
-    /// which a resumed run compares with the saved one.
+    /// Returns a hash of all samples, of their preparation and of the boundary of the splits, which
+    /// a resumed run compares with the saved one.
     fn fingerprint(&self) -> String;
 
-    /// Returns what a checkpoint keeps about data that are no text, so that other samples can be
-    /// prepared in the same way; `None` if there is nothing to keep.
+    /// Returns the description that a checkpoint keeps so that other samples can be prepared in the
+    /// same way; `None` for texts.
     fn description(&self) -> Option<DataDescription> {
         None
     }
@@ -68,7 +67,7 @@ pub trait Dataset: Send + Sync {
     /// Returns the values of the samples `indices` of a split, a row each.
     ///
     /// # Errors
-    /// Returns `DataError` if a sample that is read only now cannot be.
+    /// Returns `DataError` if a sample that is only read now cannot be read.
     ///
     /// # Panics
     /// If an index is not below [`Dataset::len`].
@@ -91,8 +90,9 @@ pub struct TextWindows {
 
 impl Dataset for TextWindows {
     fn inputs(&self) -> Vec<DatasetInput> {
-        let input = |name| DatasetInput { name, dtype: DType::U32, elements: self.context };
-        vec![input("tokens"), input("targets")]
+        ["tokens", "targets"]
+            .map(|name| DatasetInput { name, dtype: DType::U32, elements: self.context })
+            .to_vec()
     }
 
     fn len(&self, split: Split) -> u64 {
@@ -117,7 +117,8 @@ impl Dataset for TextWindows {
 
     fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
         let count = indices.len() * self.context;
-        let (mut tokens, mut targets) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut tokens = Vec::with_capacity(count);
+        let mut targets = Vec::with_capacity(count);
         for start in indices {
             let (window, next) = self.text.sample(split, *start, self.context);
             tokens.extend_from_slice(window);
@@ -127,9 +128,9 @@ impl Dataset for TextWindows {
     }
 }
 
-/// Windows of tokens at a distance of `stride` from each other, shorter than a window: each counts
-/// only the targets that those before it have not, which have more tokens before them than in
-/// windows beside each other. The last one ends with the data.
+/// Windows of tokens at a distance of `stride`, which is shorter than a window: each counts only
+/// the targets that previous windows have not counted, so that these have more context than in
+/// adjacent windows. The last window ends with the data.
 #[derive(Clone)]
 pub struct StridedWindows {
     windows: Arc<dyn Dataset>,
@@ -137,11 +138,11 @@ pub struct StridedWindows {
 }
 
 impl StridedWindows {
-    /// Creates the windows of `windows`, whose samples are runs of tokens by their first one.
+    /// Creates strided windows of `windows`, whose samples are runs of tokens by their first token.
     ///
     /// # Errors
-    /// Returns `DataError::Invalid` if they are none, or if the stride is not from 1 to the length
-    /// of a window.
+    /// Returns `DataError::Invalid` if the samples are not runs of tokens, or if the stride is not
+    /// from 1 to the length of a window.
     pub fn new(windows: Arc<dyn Dataset>, stride: u64) -> Result<Self, DataError> {
         let Some(length) = windows.next_distance() else {
             return Err(DataError::of_file("stride", "is of texts and token ids only"));
@@ -153,7 +154,7 @@ impl StridedWindows {
         Ok(Self { windows, stride })
     }
 
-    /// Returns the targets of a window that count, which are its last.
+    /// Returns the number of counted targets of a window, which are its last.
     fn counted(&self, start: u64, length: usize) -> usize {
         let before = match start.checked_sub(1) {
             None => return length,

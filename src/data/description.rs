@@ -1,8 +1,8 @@
-//! Descriptions of data that are no text, which checkpoints keep.
+//! Descriptions of data other than text, which checkpoints keep.
 
 use super::Normalization;
 
-/// Targets that a model of samples has.
+/// Targets of samples.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TargetNames {
@@ -17,9 +17,9 @@ pub enum TargetNames {
 pub struct SampleDescription {
     /// Shape of the features of a sample.
     pub shape: Vec<usize>,
-    /// Names of the columns of a table; empty for others.
+    /// Names of the columns of a table; empty for other samples.
     pub columns: Vec<String>,
-    /// Names of the columns of a table that are targets; empty for others.
+    /// Names of the columns of a table that are targets; empty for other samples.
     #[serde(default)]
     pub target_columns: Vec<String>,
     pub targets: TargetNames,
@@ -40,7 +40,7 @@ impl SampleDescription {
     }
 }
 
-/// Description of data that are no text, which a checkpoint keeps.
+/// Description of data other than text, which a checkpoint keeps.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DataDescription {

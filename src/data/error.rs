@@ -46,7 +46,7 @@ pub enum DataError {
     )]
     Few { name: String, split: Split, samples: u64 },
     /// Content that its format does not allow; `place` is "byte 4", "line 12, column 3", or empty
-    /// for the whole file, and `why` says what is there and what was expected.
+    /// for the whole file, and `why` names the content and the expectation.
     #[error("{name}: {}{why}", if place.is_empty() { String::new() } else { format!("{place}: ") })]
     Invalid { name: String, place: String, why: Wording },
     #[error(

@@ -4,10 +4,10 @@ use rayon::prelude::*;
 
 use super::{DataError, Samples};
 
-/// Samples that are summed at a time: enough to keep all cores busy, in little memory.
+/// Samples that are read together for a sum: enough to keep all cores busy, in little memory.
 const AT_A_TIME: usize = 4096;
 
-/// Mean and standard deviation of some values; `(value - mean) / std` has 0 and 1.
+/// Mean and standard deviation of some values; those of `(value - mean) / std` are 0 and 1.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MeanStd {
     pub mean: f32,
@@ -23,7 +23,7 @@ impl MeanStd {
         (value - self.mean) / self.std
     }
 
-    /// Returns the value of which `normalized` is the normalized one.
+    /// Returns the value whose normalization is `normalized`.
     pub fn restore(self, normalized: f32) -> f32 {
         normalized * self.std + self.mean
     }
@@ -40,41 +40,32 @@ pub struct Normalization {
 
 impl Normalization {
     /// Measures the features of the samples `indices`, in f64 and in an order that does not depend
-    /// on the number of threads. What does not vary is only shifted.
+    /// on the number of threads. Constant features have the standard deviation 1.
     ///
     /// # Errors
     /// Returns `DataError` if a sample cannot be read.
     pub fn of_features(samples: &Samples, indices: &[usize]) -> Result<Vec<MeanStd>, DataError> {
-        let groups = groups(&samples.shape);
-        let per_group = samples.width() / groups;
-        let count = (indices.len() * per_group) as f64;
-        let total = |means: &[f64], power: i32| -> Result<Vec<f64>, DataError> {
-            let mut sums = vec![0.0; groups];
-            for part in indices.chunks(AT_A_TIME) {
-                let of_sample = |index: &usize| sums_of(samples, *index, means, power);
-                let found: Result<Vec<Vec<f64>>, DataError> =
-                    part.par_iter().map(of_sample).collect();
-                for one in found? {
-                    sums.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
-                }
-            }
-            Ok(sums.into_iter().map(|sum| sum / count).collect())
-        };
-        let means = total(&vec![0.0; groups], 1)?;
-        let variances = total(&means, 2)?;
-        Ok(means.into_iter().zip(variances).map(scale).collect())
+        let zeros = vec![0.0; groups(&samples.shape)];
+        let means = moments(samples, indices, &zeros, 1)?;
+        let variances = moments(samples, indices, &means, 2)?;
+        let mut scales = Vec::with_capacity(means.len());
+        for (mean, variance) in means.into_iter().zip(variances) {
+            scales.push(scale(mean, variance));
+        }
+        Ok(scales)
     }
 
-    /// Measures target values of which each sample has `width`.
+    /// Measures target values, `width` per sample.
     pub fn of_targets(values: &[f32], width: usize, indices: &[usize]) -> Vec<MeanStd> {
-        let of_column = |column: usize| {
+        let count = indices.len() as f64;
+        let mut scales = Vec::with_capacity(width);
+        for column in 0..width {
             let value = |index: &usize| f64::from(values[index * width + column]);
-            let count = indices.len() as f64;
             let mean = indices.iter().map(value).sum::<f64>() / count;
-            let squares = |index: &usize| (value(index) - mean).powi(2);
-            scale((mean, indices.iter().map(squares).sum::<f64>() / count))
-        };
-        (0..width).map(of_column).collect()
+            let squares = indices.iter().map(|index| (value(index) - mean).powi(2));
+            scales.push(scale(mean, squares.sum::<f64>() / count));
+        }
+        scales
     }
 
     /// Normalizes the features of a sample in place.
@@ -88,8 +79,7 @@ impl Normalization {
     }
 }
 
-/// Returns the number of groups of values of a sample that are normalized together, one behind the
-/// other.
+/// Returns the number of consecutive groups of values of a sample that are normalized together.
 pub fn groups(shape: &[usize]) -> usize {
     match shape {
         [columns] => *columns,
@@ -98,7 +88,29 @@ pub fn groups(shape: &[usize]) -> usize {
     }
 }
 
-/// Returns the sums over each group of a sample's `(value - mean)^power`.
+/// Returns the mean over all samples of `(value - mean)^power`, by group.
+fn moments(
+    samples: &Samples,
+    indices: &[usize],
+    means: &[f64],
+    power: i32,
+) -> Result<Vec<f64>, DataError> {
+    let per_group = samples.width() / means.len();
+    let count = (indices.len() * per_group) as f64;
+    let mut sums = vec![0.0; means.len()];
+    for part in indices.chunks(AT_A_TIME) {
+        let found: Result<Vec<Vec<f64>>, DataError> =
+            part.par_iter().map(|index| sums_of(samples, *index, means, power)).collect();
+        for of_sample in found? {
+            for (sum, addend) in sums.iter_mut().zip(of_sample) {
+                *sum += addend;
+            }
+        }
+    }
+    Ok(sums.into_iter().map(|sum| sum / count).collect())
+}
+
+/// Returns the sums of a sample's `(value - mean)^power`, by group.
 fn sums_of(
     samples: &Samples,
     index: usize,
@@ -108,15 +120,16 @@ fn sums_of(
     let mut values = vec![0.0; samples.width()];
     samples.read(index, &mut values)?;
     let per_group = (values.len() / means.len()).max(1);
-    let of_group = |(group, mean): (&[f32], &f64)| {
-        group.iter().map(|value| (f64::from(*value) - mean).powi(power)).sum()
-    };
-    Ok(values.chunks(per_group).zip(means).map(of_group).collect())
+    let mut sums = Vec::with_capacity(means.len());
+    for (group, mean) in values.chunks(per_group).zip(means) {
+        sums.push(group.iter().map(|value| (f64::from(*value) - mean).powi(power)).sum());
+    }
+    Ok(sums)
 }
 
-fn scale((mean, variance): (f64, f64)) -> MeanStd {
+fn scale(mean: f64, variance: f64) -> MeanStd {
     let std = variance.sqrt() as f32;
-    // Values that do not vary have rounding errors at most.
+    // The deviation of constant values is at most a rounding error.
     let varies = f64::from(std) > 1e-6 * mean.abs() && std.is_normal();
     MeanStd { mean: mean as f32, std: if varies { std } else { 1.0 } }
 }

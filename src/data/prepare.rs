@@ -1,10 +1,10 @@
 //! Preparation of token files: texts, directories of them and JSON Lines become the ids of a
-//! `tokenizer.json`, in parallel and with little memory. What was stopped in the middle goes on
-//! where it was, to the same bytes.
+//! `tokenizer.json`, in parallel and with little memory. An interrupted preparation continues where
+//! it was, with the same bytes as result.
 //!
-//! A directory of them has `tokens.bin` with `tokens.json` beside it ([`super::tokens`]) and the
-//! `tokenizer.json`. Until they are complete, the ids are in `tokens.bin.part`, the first ids of
-//! the documents in `documents.part`, and how far both go in `prepare.json`.
+//! The output directory has `tokens.bin` with `tokens.json` beside it ([`super::tokens`]) and the
+//! `tokenizer.json`. Until they are complete, the ids are in `tokens.bin.part`, the positions of
+//! the first ids of the documents in `documents.part`, and the progress in `prepare.json`.
 
 mod documents;
 mod inputs;
@@ -34,15 +34,15 @@ const DOCUMENTS: &str = "documents.part";
 const STATE: &str = "prepare.json";
 const LOCK: &str = "prepare.lock";
 
-/// Changes whenever the same inputs would become other ids.
+/// Version of the preparation: changes whenever the same inputs would become other ids.
 const FORMAT: u32 = 1;
 
-/// Sizes of the work that is done at a time.
+/// Sizes of the units of work.
 #[derive(Clone, Copy, Debug)]
 struct Granularity {
-    /// Bytes of a piece of a document that is longer.
+    /// Bytes of a piece of a long document.
     piece_bytes: usize,
-    /// Pieces that are made tokens of at a time, per thread.
+    /// Pieces in a batch, per thread.
     pieces: usize,
     /// Time between saves of the state.
     save_interval: Duration,
@@ -57,13 +57,13 @@ pub struct PrepareOptions {
     /// Texts, files of JSON Lines (also with `.gz`), and directories of them.
     pub inputs: Vec<PathBuf>,
     pub tokenizer: TokenizerFile,
-    /// Token behind every document; none if it is `None`.
+    /// Token after every document; none if `None`.
     pub end_token: Option<u32>,
     /// Key of the text in a line of JSON.
     pub key: String,
-    /// True to take what looks like a special token in a text for one.
+    /// True to recognize special tokens in texts.
     pub allow_special: bool,
-    /// True to read every file as a plain text, whatever its name is.
+    /// True to read every file as a plain text, regardless of its name.
     pub plain: bool,
     /// Directory to write.
     pub out: PathBuf,
@@ -72,7 +72,7 @@ pub struct PrepareOptions {
 }
 
 impl PrepareOptions {
-    /// Options for the ids of a text file as a whole, and nothing else.
+    /// Returns the options for the ids of one text file as a whole.
     pub fn of_text(path: &Path, tokenizer: &TokenizerFile, out: PathBuf) -> Self {
         Self {
             inputs: vec![path.into()],
@@ -90,8 +90,9 @@ impl PrepareOptions {
 /// Progress of a preparation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrepareProgress {
-    /// Bytes read of the files, as they are on disk, and of all.
+    /// Bytes read of the files on disk.
     pub bytes: u64,
+    /// Bytes of all files on disk.
     pub total: u64,
     pub tokens: u64,
     pub documents: u64,
@@ -105,9 +106,9 @@ pub struct Prepared {
     pub tokens: u64,
     pub documents: u64,
     pub vocabulary: usize,
-    /// Tokens that were there before.
+    /// Tokens of an earlier, interrupted preparation.
     pub before: u64,
-    /// Number of files in the directories that were left out, being of other formats.
+    /// Number of files in the directories that were left out because of their format.
     pub left_out: usize,
 }
 
@@ -123,15 +124,15 @@ pub enum PrepareError {
         Setting::Out
     )]
     Write { path: PathBuf, why: io::Error },
-    /// The directory cannot be taken; `why` is an order at its end.
+    /// The directory cannot be used; `why` ends in an imperative.
     #[error("{}: {why} another {}", path.display(), Setting::Out)]
     Occupied { path: PathBuf, why: &'static str },
 }
 
-/// State of a preparation that goes on, as `prepare.json` has it.
+/// Progress of an unfinished preparation, the content of `prepare.json`.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 struct PrepareState {
-    /// Hash of what is prepared and how.
+    /// Hash of the inputs and the options.
     inputs: String,
     place: ReadPlace,
     tokens: u64,
@@ -143,8 +144,8 @@ struct PrepareState {
 /// Prepares token files; calls `report` with the progress.
 ///
 /// # Errors
-/// Returns `PrepareError` if an input cannot be read or is not what its name says, if the
-/// directory has other tokens or is in use, or if it cannot be written.
+/// Returns `PrepareError` if an input cannot be read or does not have the format of its name, if
+/// the directory has other tokens or is in use, or if it cannot be written.
 pub fn prepare(
     options: &PrepareOptions,
     report: &mut dyn FnMut(PrepareProgress),
@@ -167,13 +168,13 @@ fn prepare_by(
     fs::create_dir_all(out).map_err(write_error)?;
     let lock = File::create(out.join(LOCK)).map_err(write_error)?;
     if options.wait {
-        // Where files cannot be locked, nothing keeps two processes apart.
+        // Without support for file locks, two processes are not kept apart.
         let _ = lock.lock();
     } else if let Err(TryLockError::WouldBlock) = lock.try_lock() {
         let why = "another process prepares tokens there; wait for its end, or choose";
         return Err(PrepareError::Occupied { path: out.clone(), why });
     }
-    // Another process may have ended meanwhile.
+    // Another process may have finished meanwhile.
     if let Some(before) = finished(out, &hash)? {
         return Ok(Prepared { left_out: inputs.left_out, ..before });
     }
@@ -216,11 +217,17 @@ fn prepare_by(
         return Err(DataError::Empty { name }.into());
     }
     let path = output.finish(options).map_err(write_error)?;
-    let (vocabulary, left_out) = (options.tokenizer.vocabulary(), inputs.left_out);
-    Ok(Prepared { path, tokens, documents, vocabulary, before, left_out })
+    Ok(Prepared {
+        path,
+        tokens,
+        documents,
+        vocabulary: options.tokenizer.vocabulary(),
+        before,
+        left_out: inputs.left_out,
+    })
 }
 
-/// Returns the hash of what is prepared and how.
+/// Returns the hash of the inputs and the options.
 fn hash_of(options: &PrepareOptions, inputs: &InputFiles) -> String {
     let mut hasher = blake3::Hasher::new();
     let PrepareOptions { tokenizer, end_token, key, allow_special, .. } = options;
@@ -231,12 +238,13 @@ fn hash_of(options: &PrepareOptions, inputs: &InputFiles) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// Returns true if a preparation of the tokens at a path has begun, and has not ended.
+/// Returns true if a preparation of the tokens at a path is unfinished.
 pub(super) fn is_begun(tokens: &Path) -> bool {
     tokens.with_file_name(STATE).exists()
 }
 
-/// Returns what was prepared before, from the same inputs; `None` also if its tokens are gone.
+/// Returns an earlier preparation of the same inputs; `None` without one, or if its tokens are
+/// gone.
 fn finished(out: &Path, hash: &str) -> Result<Option<Prepared>, PrepareError> {
     let path = out.join(TOKENS);
     let info_path = path.with_extension("json");
@@ -250,16 +258,22 @@ fn finished(out: &Path, hash: &str) -> Result<Option<Prepared>, PrepareError> {
     if length != info.count * info.dtype.size() as u64 {
         return Ok(None);
     }
-    // A process may have ended before it removed them.
+    // An interrupted process may have left them.
     for name in [STATE, DOCUMENTS] {
         let _ = fs::remove_file(out.join(name));
     }
     let documents = info.documents.as_ref().map_or(0, |starts| starts.len() as u64);
-    let (tokens, vocabulary) = (info.count, info.vocabulary);
-    Ok(Some(Prepared { path, tokens, documents, vocabulary, before: tokens, left_out: 0 }))
+    Ok(Some(Prepared {
+        path,
+        tokens: info.count,
+        documents,
+        vocabulary: info.vocabulary,
+        before: info.count,
+        left_out: 0,
+    }))
 }
 
-/// Returns the content of a file; `None` if there is none.
+/// Returns the content of a file; `None` if it does not exist.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -268,7 +282,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     }
 }
 
-/// Returns the state of a preparation that was stopped, or that of a new one.
+/// Returns the state of an interrupted preparation, or that of a new one.
 fn begun(out: &Path, hash: &str) -> Result<PrepareState, PrepareError> {
     let new = PrepareState {
         inputs: hash.into(),
@@ -296,8 +310,8 @@ fn begun(out: &Path, hash: &str) -> Result<PrepareState, PrepareError> {
     }
 }
 
-/// Reads the pieces of all documents, and sends them in batches of so many bytes until nobody takes
-/// them.
+/// Reads the pieces of all documents, and sends them in batches of `batch_bytes` until the receiver
+/// is closed.
 fn send_batches(
     mut pieces: Pieces,
     batch_bytes: usize,
@@ -312,7 +326,7 @@ fn send_batches(
                 batch.push(piece);
             }
             Ok(None) => {
-                // Nobody takes it if an earlier one failed.
+                // The receiver is closed if an earlier batch failed.
                 let _ = sender.send(Ok(batch));
                 return;
             }
@@ -330,7 +344,7 @@ fn send_batches(
     }
 }
 
-/// Makes tokens of batches, and writes them.
+/// Encodes batches, and writes their ids.
 fn encode_batches(
     tokenizer: &TokenizerFile,
     batches: Receiver<Result<Vec<Piece>, DataError>>,
@@ -354,7 +368,7 @@ fn encode_batches(
     output.save().map_err(write_error)
 }
 
-/// Files that are written, and how far.
+/// Output files and their progress.
 struct TokenOutput {
     out: PathBuf,
     dtype: TokenType,
@@ -365,14 +379,14 @@ struct TokenOutput {
     starts: BufWriter<File>,
     tokens: u64,
     documents: u64,
-    /// State behind the last piece at which the files can be read again.
+    /// State after the last piece from which reading can continue.
     state: PrepareState,
     saved_at: Instant,
     save_interval: Duration,
 }
 
 impl TokenOutput {
-    /// Opens the files, as long as a state says.
+    /// Opens the files, cut to the lengths of a state.
     fn open(
         options: &PrepareOptions,
         state: PrepareState,
@@ -380,24 +394,23 @@ impl TokenOutput {
     ) -> io::Result<Self> {
         let out = &options.out;
         let dtype = TokenType::of(options.tokenizer.vocabulary());
-        let (part, whole) = (out.join(PART), out.join(TOKENS));
-        // It was complete, and was not described yet.
+        let part = out.join(PART);
+        let whole = out.join(TOKENS);
+        // The tokens were complete, but not described yet.
         if !part.exists() && whole.exists() {
             fs::rename(&whole, &part)?;
         }
         let ids = cut(&part, state.tokens * dtype.size() as u64)?;
         let starts = cut(&out.join(DOCUMENTS), state.documents * size_of::<u64>() as u64)?;
-        let (tokens, documents) = (state.tokens, state.documents);
-        let out = out.clone();
         Ok(Self {
-            out,
+            out: out.clone(),
             dtype,
             end_token: options.end_token,
             is_at_start: state.is_at_start,
             ids,
             starts,
-            tokens,
-            documents,
+            tokens: state.tokens,
+            documents: state.documents,
             state,
             saved_at: Instant::now(),
             save_interval,
@@ -407,7 +420,7 @@ impl TokenOutput {
     fn write(&mut self, piece: &Piece, ids: &[u32]) -> io::Result<()> {
         self.is_at_start |= piece.begins;
         for id in ids.iter().copied().chain(self.end_token.filter(|_| piece.ends)) {
-            // A document without ids is none.
+            // A document without ids does not count.
             if mem::take(&mut self.is_at_start) {
                 self.starts.write_all(&self.tokens.to_le_bytes())?;
                 self.documents += 1;
@@ -428,7 +441,7 @@ impl TokenOutput {
         if self.saved_at.elapsed() >= self.save_interval { self.save() } else { Ok(()) }
     }
 
-    /// Writes how far the files go, which have it before that is said.
+    /// Writes the state, after the files that it describes.
     fn save(&mut self) -> io::Result<()> {
         for file in [&mut self.ids, &mut self.starts] {
             file.flush()?;
@@ -440,10 +453,11 @@ impl TokenOutput {
         Ok(())
     }
 
-    /// Gives the files their names, with the description last; returns the path of the tokens.
+    /// Renames the files, writes the description last, and returns the path of the tokens.
     fn finish(self, options: &PrepareOptions) -> io::Result<PathBuf> {
         let Self { out, dtype, .. } = self;
-        let (part, path) = (out.join(PART), out.join(TOKENS));
+        let part = out.join(PART);
+        let path = out.join(TOKENS);
         let mut hasher = blake3::Hasher::new();
         hasher.update_reader(File::open(&part)?)?;
         let mut starts = Vec::new();
@@ -464,7 +478,7 @@ impl TokenOutput {
         fs::rename(&part, &path)?;
         let text = serde_json::to_vec(&info).map_err(io::Error::other)?;
         files::replace(&path.with_extension("json"), &text)?;
-        // What is left of them says nothing any more.
+        // These files are obsolete, so errors do not matter.
         for name in [STATE, DOCUMENTS, LOCK] {
             let _ = fs::remove_file(out.join(name));
         }
@@ -472,7 +486,7 @@ impl TokenOutput {
     }
 }
 
-/// Opens a file for writing behind so many bytes, which it has.
+/// Opens a file for writing after its first `bytes` bytes.
 fn cut(path: &Path, bytes: u64) -> io::Result<BufWriter<File>> {
     let mut file = File::options().create(true).write(true).truncate(false).open(path)?;
     if file.metadata()?.len() < bytes {

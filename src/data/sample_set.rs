@@ -14,25 +14,25 @@ use super::{
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, Setting, Site, Wording};
 
-/// Site of the permutation that holds samples out. It does not depend on a run's seed, so that runs
-/// with other seeds are evaluated on the same samples.
+/// Site of the permutation that selects held-out samples. It does not depend on a run's seed, so
+/// that runs with different seeds are evaluated on the same samples.
 const HELD_OUT_SITE: Site = Site(u32::MAX - 1);
 
-/// How samples are split and normalized.
+/// Options of the split and the normalization of samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleOptions {
-    /// Share of the samples that is held out if no files of their own are.
+    /// Share of the samples that is held out if there are no files of held-out samples.
     pub held_out: f64,
     /// True to normalize by the mean and the standard deviation of the training split.
     pub normalize: bool,
-    /// Normalization of the checkpoint that a run goes on from.
+    /// Normalization of the checkpoint from which a run continues.
     pub saved: Option<Normalization>,
 }
 
 /// Samples with a training split and a validation split, for the inputs `inputs` and `targets`.
 pub struct SampleSet {
     train: Samples,
-    /// Samples of the validation split, if they come from files of their own.
+    /// Samples of the validation split, if they come from separate files.
     validation: Option<Samples>,
     /// Samples of `train` that are trained on; the others are held out.
     training: u64,
@@ -56,7 +56,7 @@ impl SampleSet {
         let targets = target_names(&train)?;
         if let Some(held_out) = &mut validation {
             target_names(held_out)?;
-            // Nothing could learn a class that only they have.
+            // A class that only held-out samples have could not be learned.
             Expected::of_training(&train).conform(held_out, false)?;
         }
         if let TargetNames::Classes(names) = &targets
@@ -97,7 +97,7 @@ impl SampleSet {
         Ok(Self { train, validation, training, description, files })
     }
 
-    /// Returns the samples that a split is a part of.
+    /// Returns the samples that contain a split.
     fn samples(&self, split: Split) -> &Samples {
         match (split, &self.validation) {
             (Split::Validation, Some(samples)) => samples,
@@ -105,21 +105,21 @@ impl SampleSet {
         }
     }
 
-    /// Returns the samples of a split, and the index among them of one of the split.
+    /// Returns the samples that contain a split, and the index of a sample of the split among them.
     fn place(&self, split: Split, index: u64) -> (&Samples, usize) {
-        let shuffled = |position: u64| {
-            if self.training == self.train.len() as u64 {
-                position as usize
-            } else {
-                held_out_order(self.train.len() as u64, position)
-            }
-        };
         let index = match (split, &self.validation) {
-            (Split::Train, _) => shuffled(index),
+            (Split::Train, _) => self.shuffled(index),
             (Split::Validation, Some(_)) => index as usize,
-            (Split::Validation, None) => shuffled(self.training + index),
+            (Split::Validation, None) => self.shuffled(self.training + index),
         };
         (self.samples(split), index)
+    }
+
+    /// Returns the index in `train` of a position in the order in which the last samples are held
+    /// out.
+    fn shuffled(&self, position: u64) -> usize {
+        let count = self.train.len() as u64;
+        if self.training == count { position as usize } else { held_out_order(count, position) }
     }
 
     /// Writes the normalized features of samples of a split, a row each. Rows that are read from
@@ -131,22 +131,27 @@ impl SampleSet {
         features: &mut [f32],
     ) -> Result<(), DataError> {
         let width = self.train.width().max(1);
-        let read = |(index, row): (&u64, &mut [f32])| {
-            let (samples, index) = self.place(split, *index);
-            samples.read(index, row)?;
-            self.description.normalization.apply(row);
-            Ok(())
-        };
         if indices.len() < 2 || !matches!(self.samples(split).features, Features::Lazy(_)) {
-            return indices.iter().zip(features.chunks_mut(width)).try_for_each(read);
+            for (index, row) in indices.iter().zip(features.chunks_mut(width)) {
+                self.read_row(split, *index, row)?;
+            }
+            return Ok(());
         }
         let rows = indices.par_iter().zip(features.par_chunks_mut(width));
         // Collected, so that the first error in the order of the rows is returned.
-        let results: Vec<Result<(), DataError>> = rows.map(read).collect();
+        let results: Vec<Result<(), DataError>> =
+            rows.map(|(index, row)| self.read_row(split, *index, row)).collect();
         results.into_iter().collect()
     }
 
-    /// Returns the names of the samples of a split, if they have names.
+    fn read_row(&self, split: Split, index: u64, row: &mut [f32]) -> Result<(), DataError> {
+        let (samples, index) = self.place(split, index);
+        samples.read(index, row)?;
+        self.description.normalization.apply(row);
+        Ok(())
+    }
+
+    /// Returns the name of a sample of a split, if the samples have names.
     pub fn id(&self, split: Split, index: u64) -> Option<&str> {
         let (samples, index) = self.place(split, index);
         samples.ids.as_ref().map(|ids| &*ids[index])
@@ -235,8 +240,8 @@ impl Dataset for SampleSet {
     }
 }
 
-/// Returns the sample at a position of the order in which the first are trained on and the others
-/// held out.
+/// Returns the sample at a position of the order whose first samples are trained on and whose last
+/// are held out.
 fn held_out_order(samples: u64, position: u64) -> usize {
     permuted(Key::new(0).site(HELD_OUT_SITE), samples, position) as usize
 }
@@ -268,14 +273,14 @@ fn push_targets(
         (Targets::Classes { ids, .. }, HostTensor::Int(into)) => into.push(ids[index]),
         (Targets::Values { values, names }, HostTensor::Float(into)) => {
             let row = &values[index * names.len()..(index + 1) * names.len()];
-            let scales = normalization.targets.iter().map(Some).chain(std::iter::repeat(None));
-            let scaled = |(value, scale): (&f32, Option<&super::MeanStd>)| match scale {
-                Some(scale) => scale.normalize(*value),
-                None => *value,
-            };
-            into.extend(row.iter().zip(scales).map(scaled));
+            for (at, value) in row.iter().enumerate() {
+                into.push(match normalization.targets.get(at) {
+                    Some(scale) => scale.normalize(*value),
+                    None => *value,
+                });
+            }
         }
-        // The kinds of all samples were compared when the set was made.
+        // `SampleSet::new` has compared the kinds of all samples.
         _ => unreachable!("targets of another kind"),
     }
 }
@@ -298,8 +303,9 @@ fn target_names(samples: &Samples) -> Result<TargetNames, DataError> {
     })
 }
 
-/// Hashes samples: their shape, targets and names, and the features that are in memory, or all if
-/// `files` do not stand for them. One that cannot be read counts by its error, which a run reports.
+/// Hashes samples: their shape, targets and names, and their features unless those are in files
+/// that are hashed separately (`has_files`). A sample that cannot be read is hashed by its error,
+/// which a run reports.
 fn hash_samples(samples: &Samples, has_files: bool, hasher: &mut blake3::Hasher) {
     let count = samples.len() as u64;
     hasher.update(format!("{count} of {:?}\0", samples.shape).as_bytes());

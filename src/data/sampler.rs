@@ -7,9 +7,8 @@
 //! its cycle until it falls inside. Black and Rogaway, "Ciphers with arbitrary finite domains",
 //! CT-RSA 2002.
 //!
-//! Models that carry their state from step to step are given *streams* instead: the data are cut
-//! into as many parts of equal length as a batch has slots, and each slot goes through its part in
-//! order.
+//! Models that carry their state from step to step get *streams* instead: the data are cut into as
+//! many parts of equal length as a batch has slots, and each slot reads its part in order.
 
 use potluck_core::Site;
 use potluck_core::rng::Key;
@@ -33,10 +32,10 @@ pub struct Sampler {
     streams: Option<Streams>,
 }
 
-/// Parts of the population that the slots go through in order.
+/// Parts of the population that the slots read in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Streams {
-    /// Distance from a sample to the next of the stream.
+    /// Distance from a sample to the next sample of the stream.
     distance: u64,
     /// Samples of a stream.
     length: u64,
@@ -45,7 +44,7 @@ struct Streams {
 /// Sample drawn for a batch slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SampleIndex {
-    /// Epoch, from 0: number of times the whole population was drawn before.
+    /// Epoch, from 0: number of complete passes over the population before.
     pub epoch: u64,
     /// Index of the sample, in `0..population`.
     pub index: u64,
@@ -60,12 +59,15 @@ impl Sampler {
         Self { seed, population, batch, origin: (0, 0), streams: None }
     }
 
-    /// Returns the sampler whose slots go through streams, in which a sample is followed by the one
-    /// at this distance; `None` if the population is too small for a sample in each. What is left
-    /// behind the last sample of a stream, less than a sample, is not drawn.
+    /// Returns the sampler whose slots read streams, in which samples follow each other at a
+    /// distance; `None` if the population is too small for a sample in each. The remainder of a
+    /// stream, less than a sample, is not drawn.
     pub fn of_streams(self, distance: u64) -> Option<Self> {
         let length = self.population / u64::from(self.batch) / distance.max(1);
-        (length > 0).then_some(Self { streams: Some(Streams { distance, length }), ..self })
+        if length == 0 {
+            return None;
+        }
+        Some(Self { streams: Some(Streams { distance, length }), ..self })
     }
 
     /// Returns the samples of a batch.
@@ -75,28 +77,31 @@ impl Sampler {
 
     /// Returns the samples of an epoch.
     pub fn epoch_samples(&self) -> u64 {
-        self.streams.map_or(self.population, |streams| streams.length * u64::from(self.batch))
+        match self.streams {
+            Some(streams) => streams.length * u64::from(self.batch),
+            None => self.population,
+        }
     }
 
-    /// Returns true if each slot goes through a stream.
+    /// Returns true if each slot reads a stream.
     pub fn is_of_streams(&self) -> bool {
         self.streams.is_some()
     }
 
-    /// Returns true if streams begin in a step, so that nothing is carried from the step before.
+    /// Returns true if streams begin in a step, so that no state is carried from the previous step.
     pub fn begins_streams(&self, step: u64) -> bool {
         self.streams.is_some_and(|streams| self.turn(step).is_multiple_of(streams.length))
     }
 
-    /// Returns the batches consumed before a step. After a change of the batch size, these are as
-    /// many of the present size as give the samples consumed, rounded down.
+    /// Returns the number of batches consumed before a step, in batches of the current size,
+    /// rounded down.
     fn turn(&self, step: u64) -> u64 {
         self.consumed(step - 1) / u64::from(self.batch)
     }
 
     /// Returns the sampler for a run that resumes after `steps` steps which consumed `samples`
-    /// samples, perhaps with another batch size than now: no sample is skipped, none is drawn
-    /// twice; except for streams, which another batch size cuts at other places.
+    /// samples, possibly with another batch size: no sample is skipped or drawn twice, except with
+    /// streams, which another batch size cuts at other places.
     pub fn after(self, steps: u64, samples: u64) -> Self {
         Self { origin: (steps, samples), ..self }
     }
@@ -113,7 +118,8 @@ impl Sampler {
         assert!(step > self.origin.0, "steps count from 1, or from the resumed step");
         assert!(slot < self.batch, "slot {slot} is outside the batch of {}", self.batch);
         if let Some(Streams { distance, length }) = self.streams {
-            let (turn, part) = (self.turn(step), self.population / u64::from(self.batch));
+            let turn = self.turn(step);
+            let part = self.population / u64::from(self.batch);
             let index = u64::from(slot) * part + turn % length * distance;
             return SampleIndex { epoch: turn / length, index };
         }
@@ -129,8 +135,8 @@ pub(super) fn permuted(key: Key, population: u64, position: u64) -> u64 {
     let bits = u64::BITS - (population - 1).leading_zeros();
     let half = bits.div_ceil(2);
     let mut position = position;
-    // The network permutes less than 4 * population numbers, so that a walk takes less than 4
-    // steps on average; it returns inside because the cycle began there.
+    // The network permutes fewer than 4 * population numbers, so that a walk takes fewer than 4
+    // steps on average; it ends inside because the cycle began there.
     loop {
         position = feistel(key, half, position);
         if position < population {

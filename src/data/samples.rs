@@ -1,11 +1,11 @@
-//! Samples of supervised learning, as the readers of [`formats`](super::formats) find them:
+//! Samples of supervised learning, as the readers of [`formats`](super::formats) return them:
 //! features of one shape, each with a target.
 
 use std::sync::Arc;
 
 use super::DataError;
 
-/// The most files that a run records one by one.
+/// Largest number of files that a run records one by one.
 const RECORDED_MAX: usize = 100;
 
 /// File that a data set was read from.
@@ -25,8 +25,8 @@ impl DataFile {
         Self { name: name.into(), bytes: content.len() as u64, blake3 }
     }
 
-    /// Returns the list of files that a run records: instead of very many, one entry with the sum
-    /// of their sizes and a hash of their names and hashes.
+    /// Returns the list of files that a run records: for a large number, one entry with the sum of
+    /// their sizes and a hash of their names and hashes.
     pub fn recorded(files: Vec<Self>) -> Vec<Self> {
         if files.len() <= RECORDED_MAX {
             return files;
@@ -41,7 +41,7 @@ impl DataFile {
     }
 }
 
-/// Samples that are read one at a time while a model is trained.
+/// Samples that are read from their files during training.
 pub trait LazyFeatures: Send + Sync {
     /// Returns the number of samples.
     fn len(&self) -> usize;
@@ -54,14 +54,14 @@ pub trait LazyFeatures: Send + Sync {
     /// Writes the features of a sample, each from 0 to 1.
     ///
     /// # Errors
-    /// Returns `DataError` if the sample cannot be read any more.
+    /// Returns `DataError` if the sample can no longer be read.
     fn read(&self, index: usize, into: &mut [f32]) -> Result<(), DataError>;
 }
 
-/// Features of samples, one sample behind the other.
+/// Features of samples, one sample after the other.
 #[derive(Clone)]
 pub enum Features {
-    /// Bytes that stand for the values `byte / 255`.
+    /// Bytes for the values `byte / 255`.
     Bytes(Vec<u8>),
     Floats(Vec<f32>),
     Lazy(Arc<dyn LazyFeatures>),
@@ -74,25 +74,26 @@ pub enum Targets {
     Classes { ids: Vec<u32>, names: Vec<String> },
     /// `names.len()` values of each sample.
     Values { values: Vec<f32>, names: Vec<String> },
-    /// None: the samples are there to be predicted.
+    /// None: the samples are for prediction.
     Absent,
 }
 
 /// Samples with their targets.
 #[derive(Clone)]
 pub struct Samples {
-    /// Path that the samples come from, for messages.
+    /// Path of the samples, for messages.
     pub name: String,
     /// Shape of the features of a sample: `[channels, height, width]` of a picture, `[columns]` of
     /// a row of a table.
     pub shape: Vec<usize>,
-    /// Names of the columns of a table; empty for others.
+    /// Names of the columns of a table; empty for other samples.
     pub columns: Vec<String>,
-    /// Names of the columns of a table that are targets; empty for others, and without targets.
+    /// Names of the columns of a table that are targets; empty for other samples and without
+    /// targets.
     pub target_columns: Vec<String>,
     pub features: Features,
     pub targets: Targets,
-    /// Name of each sample, if samples have names: files of pictures.
+    /// Name of each sample, if samples have names, such as files of pictures.
     pub ids: Option<Vec<String>>,
 }
 
@@ -119,17 +120,18 @@ impl Samples {
     /// Writes the features of a sample.
     ///
     /// # Errors
-    /// Returns `DataError` if a sample that is read from its file cannot be read any more.
+    /// Returns `DataError` if a sample can no longer be read from its file.
     ///
     /// # Panics
-    /// If `index` is not below [`Samples::len`], or `into` is not of [`Samples::width`].
+    /// If `index` is not below [`Samples::len`], or `into` does not have [`Samples::width`] values.
     pub fn read(&self, index: usize, into: &mut [f32]) -> Result<(), DataError> {
         let width = self.width();
         let range = index * width..(index + 1) * width;
         match &self.features {
             Features::Bytes(bytes) => {
-                let values = bytes[range].iter().map(|byte| f32::from(*byte) / 255.0);
-                into.iter_mut().zip(values).for_each(|(to, value)| *to = value);
+                for (to, byte) in into.iter_mut().zip(&bytes[range]) {
+                    *to = f32::from(*byte) / 255.0;
+                }
             }
             Features::Floats(values) => into.copy_from_slice(&values[range]),
             Features::Lazy(lazy) => return lazy.read(index, into),
@@ -138,7 +140,7 @@ impl Samples {
     }
 }
 
-/// Samples to train on, and those that files of their own hold out.
+/// Training samples, and held-out samples from separate files.
 #[derive(Clone)]
 pub struct LoadedSamples {
     pub train: Samples,

@@ -32,7 +32,7 @@ pub struct TextData {
     tokens: Vec<u32>,
     /// Number of tokens in the training split.
     training: usize,
-    /// File that the text was read from, if it was.
+    /// File of the text; `None` for a text in memory.
     file: Option<DataFile>,
 }
 

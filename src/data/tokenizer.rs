@@ -76,12 +76,12 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the tokenizer as a `tokenizer.json`: its own, or one with the same ids, for programs
-    /// that read no other. Those of characters leave out characters that are not in the vocabulary,
-    /// which are an error here.
+    /// Returns the tokenizer as a `tokenizer.json`: its own, or one with the same ids for other
+    /// programs. The latter drops characters that are not in the vocabulary, which are an error
+    /// here.
     ///
     /// # Errors
-    /// Returns `DataError::Invalid` if the characters are none of a `tokenizer.json`.
+    /// Returns `DataError::Invalid` if the characters cannot be a `tokenizer.json`.
     pub fn to_file(&self) -> Result<TokenizerFile, DataError> {
         match self {
             Self::File(file) => Ok(file.clone()),
@@ -93,9 +93,9 @@ impl Tokenizer {
     /// Returns the tokens of a text.
     ///
     /// # Errors
-    /// Returns a `DataError` if a tokenizer other than that of bytes meets bytes that are not
-    /// UTF-8, one of characters a character that is not in the vocabulary, or that of a file
-    /// refuses the text.
+    /// Returns a `DataError` if the text is not UTF-8, except for a tokenizer of bytes, if a
+    /// character is not in the vocabulary of characters, or if the tokenizer of a file refuses the
+    /// text.
     pub fn encode(&self, text: impl AsRef<[u8]>) -> Result<Vec<u32>, DataError> {
         self.encode_named("the text", text.as_ref())
     }
@@ -153,14 +153,14 @@ impl Tokenizer {
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
     held: Vec<u8>,
-    /// Of a file's tokenizer: tokens from the beginning of the last text that was returned on.
+    /// For the tokenizer of a file: tokens from the beginning of the last returned text on.
     tokens: Vec<u32>,
-    /// Number of them whose text was returned.
+    /// Number of these tokens whose text was returned.
     returned: usize,
 }
 
-/// The most tokens whose text is waited for because it ends with an incomplete character: more than
-/// any character has.
+/// Largest number of tokens that are held back because their text ends with an incomplete
+/// character; no character has more.
 const PENDING_MAX: usize = 16;
 
 impl<'a> Decoder<'a> {
@@ -168,8 +168,8 @@ impl<'a> Decoder<'a> {
         Self { tokenizer, held: Vec::new(), tokens: Vec::new(), returned: 0 }
     }
 
-    /// Creates the decoder of what follows some tokens, whose text is known: a file may describe
-    /// tokens that have a space in front where they follow others, and none at the beginning.
+    /// Creates a decoder for the tokens after some others, whose text is known: the tokenizer of a
+    /// file may put a space in front of a token only after other tokens.
     pub fn after(tokenizer: &'a Tokenizer, tokens: &[u32]) -> Self {
         Self { tokens: tokens.to_vec(), returned: tokens.len(), ..Self::new(tokenizer) }
     }
@@ -199,9 +199,9 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Takes the text of the tokens whose text was not returned yet, unless it ends with an
-    /// incomplete character; also then if `all`. They are decoded behind those of the text before,
-    /// which begins with a whole character.
+    /// Takes the text that was not returned yet, unless it ends with an incomplete character and
+    /// `all` is false. Its tokens are decoded together with those of the previous text, which
+    /// begins with a whole character.
     fn take_decoded(&mut self, file: &TokenizerFile, all: bool) -> String {
         let pending = self.tokens.len() - self.returned;
         let text = file.decode(&self.tokens);

@@ -4,9 +4,9 @@
 //! them: `{"version": 2, "vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..",
 //! "tokenizer": "..", "documents": [0, 700], "mask": ".."}`. `blake3` is the hash of the tokens'
 //! bytes, `tokenizer` that of the `tokenizer.json` whose ids they are, and `documents` are the
-//! first tokens of the documents. With a `mask`, the hash of `NAME.mask`, only those tokens are
-//! targets whose byte there is 1. These three may be missing, as they are in version 1. Without
-//! `NAME.json`, the tokens are `u16`, as nanoGPT writes them.
+//! positions of the first tokens of the documents. With a `mask`, the hash of `NAME.mask`, only
+//! those tokens are targets whose byte there is 1. These three are optional, and missing in version
+//! 1. Without `NAME.json`, the tokens are `u16`, as nanoGPT writes them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -23,13 +23,13 @@ use super::{DataDescription, DataError, DataFile, Split, TokenizerFile};
 use potluck_core::format::counted_large;
 use potluck_core::{DType, HostTensor};
 
-/// Bytes that are hashed and checked at a time, a multiple of every token's size.
+/// Bytes of a chunk that is hashed and checked, a multiple of every token's size.
 const CHUNK: usize = 1 << 20;
 
-/// Name of the tokens in a directory of a preparation.
+/// Name of the tokens in the output directory of a preparation.
 pub(crate) const TOKENS: &str = "tokens.bin";
 
-/// Target that does not count, being no class.
+/// Ignored target: it is not a class.
 pub(crate) const NO_TARGET: u32 = u32::MAX;
 
 /// Type of the tokens in a file.
@@ -74,7 +74,7 @@ impl TokenType {
 pub(crate) struct TokenFileInfo {
     #[serde(default = "first_version")]
     pub version: u32,
-    /// Number of different tokens; all are below it.
+    /// Size of the vocabulary; all tokens are below it.
     pub vocabulary: usize,
     pub dtype: TokenType,
     /// Number of tokens.
@@ -90,7 +90,7 @@ pub(crate) struct TokenFileInfo {
     /// Hash of the mask of targets, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
-    /// Hash of what the tokens were prepared from.
+    /// Hash of the inputs of the preparation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inputs: Option<String>,
 }
@@ -100,10 +100,10 @@ fn first_version() -> u32 {
 }
 
 impl TokenFileInfo {
-    /// Newest version, and that which is written.
+    /// Newest version, which is written.
     pub const VERSION: u32 = 2;
 
-    /// Describes tokens without a description: those of nanoGPT, which are 16 bits each.
+    /// Describes tokens without a description file: those of nanoGPT, of 16 bits each.
     fn of_bare(bytes: &[u8]) -> Self {
         let dtype = TokenType::U16;
         Self {
@@ -122,7 +122,7 @@ impl TokenFileInfo {
     /// Reads a description.
     ///
     /// # Errors
-    /// Returns `DataError` with the place if it is no JSON of this form, or contradicts itself.
+    /// Returns `DataError` with the place if it is not JSON of this form, or contradicts itself.
     pub fn parse(name: &str, bytes: &[u8]) -> Result<Self, DataError> {
         let refuse = |place: &str, why: String| {
             Err(DataError::Invalid { name: name.into(), place: place.into(), why: why.into() })
@@ -144,7 +144,9 @@ impl TokenFileInfo {
             ("mask", info.mask.as_ref()),
         ];
         for (place, hash) in hashes {
-            if let Some(hash) = hash.filter(|hash| blake3::Hash::from_hex(hash.as_str()).is_err()) {
+            if let Some(hash) = hash
+                && blake3::Hash::from_hex(hash.as_str()).is_err()
+            {
                 return refuse(place, format!("{hash:?} is not a hash of 64 hexadecimal digits"));
             }
         }
@@ -163,26 +165,31 @@ impl TokenFileInfo {
         Ok(info)
     }
 
-    /// Returns the number of tokens to train on: those before the held-out tail, which begins with
-    /// a document, the first one that begins at its share or behind it.
+    /// Returns the number of training tokens: those before the held-out tail, which begins with the
+    /// first document that begins at or after the share of the training tokens.
     fn training(&self, held_out: f64) -> u64 {
         let share = ((1.0 - held_out) * self.count as f64) as u64;
         let Some(documents) = &self.documents else { return share };
         let next = documents.partition_point(|start| *start < share);
-        // Behind the last start, the last document is held out; a single one is cut.
-        let last = documents.last().copied().filter(|start| *start > 0 && share < self.count);
-        documents.get(next).copied().or(last).unwrap_or(share)
+        if let Some(start) = documents.get(next) {
+            return *start;
+        }
+        // After the last start, the last document is held out; a single one is cut.
+        match documents.last() {
+            Some(start) if *start > 0 && share < self.count => *start,
+            _ => share,
+        }
     }
 }
 
-/// Returns true if a path is named as a token file: a file ending in `.bin`, or a directory that
-/// was prepared.
+/// Returns true if a path has the name of a token file: a file ending in `.bin`, or the output
+/// directory of a preparation.
 pub fn is_token_file(path: &Path) -> bool {
     is_bare(path) || is_described(path)
 }
 
-/// Returns true if a path is a token file with a description: a directory that was prepared, or a
-/// `.bin` with its `.json` beside it.
+/// Returns true if a path is a token file with a description: the output directory of a
+/// preparation, or a `.bin` with its `.json` beside it.
 pub fn is_described(path: &Path) -> bool {
     let tokens = tokens_of(path);
     let is_named = tokens.extension().is_some_and(|ending| ending == "bin");
@@ -194,7 +201,7 @@ fn tokens_of(path: &Path) -> PathBuf {
     if path.is_dir() { path.join(TOKENS) } else { path.to_path_buf() }
 }
 
-/// Returns true if a path is a `.bin`, whose ids have 16 bits if nothing describes them.
+/// Returns true if a path is a `.bin`, whose ids have 16 bits unless described otherwise.
 fn is_bare(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "bin") && path.is_file()
 }
@@ -202,7 +209,7 @@ fn is_bare(path: &Path) -> bool {
 /// Tokens on disk, mapped into memory, with the boundary of the splits.
 pub struct TokenFile {
     bytes: Mmap,
-    /// For each token whether it is a target, if not all are.
+    /// 1 for each token that is a target, else 0; `None` if all are.
     mask: Option<Mmap>,
     info: TokenFileInfo,
     /// The `tokenizer.json` beside it.
@@ -213,14 +220,14 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
-    /// Opens a `.bin` file with its description beside it, or those of a directory that was
-    /// prepared, and checks all of it once. `held_out` is the share of the tokens, at the end,
+    /// Opens a `.bin` file with its description beside it, or those in the output directory of a
+    /// preparation, and checks all of it once. `held_out` is the share of the tokens, at the end,
     /// that is not trained on (0 = none); it begins with a document. `context` is the number of
     /// tokens in a sample. The file must not be changed while it is open.
     ///
     /// # Errors
-    /// Returns a `DataError` if a file cannot be read, if length, hash or a token is not as the
-    /// description says, if a split has fewer than `context + 1` tokens, or if `held_out` is not in
+    /// Returns a `DataError` if a file cannot be read, if length, hash or a token contradicts the
+    /// description, if a split has fewer than `context + 1` tokens, or if `held_out` is not in
     /// `0.0..1.0`.
     pub fn open(path: &Path, held_out: f64, context: usize) -> Result<Self, DataError> {
         if !(0.0..1.0).contains(&held_out) {
@@ -283,14 +290,15 @@ impl TokenFile {
     }
 
     /// Returns the tokenizer whose ids these are, from the file beside the tokens; `None` if it is
-    /// not known, or is not there.
+    /// unknown, or the file does not exist.
     ///
     /// # Errors
-    /// Returns a `DataError` that names the file if it cannot be read, or is another one.
+    /// Returns a `DataError` that names the file if it cannot be read, or has another hash.
     pub fn tokenizer(&self) -> Result<Option<TokenizerFile>, DataError> {
-        let Some(hash) = self.tokenizer_hash().filter(|_| self.tokenizer.is_file()) else {
+        let Some(hash) = self.tokenizer_hash() else { return Ok(None) };
+        if !self.tokenizer.is_file() {
             return Ok(None);
-        };
+        }
         let found = TokenizerFile::load(&self.tokenizer)?;
         if !found.blake3().eq_ignore_ascii_case(hash) {
             let why = format!("is not the tokenizer of the tokens beside it, whose hash is {hash}");
@@ -299,7 +307,7 @@ impl TokenFile {
         Ok(Some(found))
     }
 
-    /// Returns the path of the tokenizer beside the tokens, which need not be there.
+    /// Returns the path of the tokenizer beside the tokens, which need not exist.
     pub fn tokenizer_path(&self) -> &Path {
         &self.tokenizer
     }
@@ -331,7 +339,7 @@ impl TokenFile {
         self.info.dtype.tokens(&self.bytes[bytes]).collect()
     }
 
-    /// Replaces the tokens of a split from `start` on that are no targets by one that is no class.
+    /// Replaces masked tokens of a split from `start` on by the ignored target.
     fn mask_targets(&self, split: Split, start: usize, targets: &mut [u32]) {
         let Some(mask) = &self.mask else { return };
         let first = self.range(split).start + start;
@@ -360,8 +368,8 @@ impl TokenFile {
     }
 }
 
-/// Returns the fingerprint of tokens in memory that are those of a tokenizer's file: the one that
-/// they have on disk.
+/// Returns the fingerprint of tokens in memory whose ids are those of a tokenizer's file: the same
+/// as that of a token file with these tokens.
 pub(crate) fn fingerprint_of(tokens: &[u32], vocabulary: usize, training: usize) -> String {
     let dtype = TokenType::of(vocabulary);
     let mut hasher = blake3::Hasher::new();
@@ -389,8 +397,8 @@ fn map(path: &Path) -> io::Result<Mmap> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // SAFETY: nobody may change the file while it is open, as `TokenFile::open` documents; potluck
-    // does not.
+    // SAFETY: the file must not be changed while it is open, as `TokenFile::open` documents;
+    // potluck does not change it.
     unsafe { Mmap::map(&file) }
 }
 
@@ -431,7 +439,9 @@ fn check(name: &str, bytes: &[u8], info: &TokenFileInfo) -> Result<(), DataError
     if bytes.is_empty() {
         return Err(DataError::Empty { name: name.into() });
     }
-    let (size, count, length) = (info.dtype.size(), info.count, bytes.len());
+    let size = info.dtype.size();
+    let count = info.count;
+    let length = bytes.len();
     if count.checked_mul(size as u64) != Some(length as u64) {
         let tokens = counted_large(count, "token", "tokens");
         let why = format!("is {length} bytes long; {tokens} of {size} bytes were expected");
@@ -467,8 +477,9 @@ pub struct TokenWindows {
 
 impl Dataset for TokenWindows {
     fn inputs(&self) -> Vec<DatasetInput> {
-        let input = |name| DatasetInput { name, dtype: DType::U32, elements: self.context };
-        vec![input("tokens"), input("targets")]
+        ["tokens", "targets"]
+            .map(|name| DatasetInput { name, dtype: DType::U32, elements: self.context })
+            .to_vec()
     }
 
     fn len(&self, split: Split) -> u64 {
@@ -497,7 +508,8 @@ impl Dataset for TokenWindows {
 
     fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
         let count = indices.len() * self.context;
-        let (mut tokens, mut targets) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut tokens = Vec::with_capacity(count);
+        let mut targets = Vec::with_capacity(count);
         for start in indices {
             let start = *start as usize;
             let mut window = self.file.tokens(split, start..start + self.context + 1);

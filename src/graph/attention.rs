@@ -58,8 +58,16 @@ impl AttentionOptions {
     /// are inputs of their own.
     pub fn separate(heads: usize, kv_heads: usize, head_width: usize) -> Self {
         let places = [0, 1, 2].map(|input| AttentionPlace::new(input, 0));
-        let (first_head, causal, dropout, site) = (0, true, 0.0, Site(0));
-        Self { heads, kv_heads, head_width, places, first_head, causal, dropout, site }
+        Self {
+            heads,
+            kv_heads,
+            head_width,
+            places,
+            first_head: 0,
+            causal: true,
+            dropout: 0.0,
+            site: Site(0),
+        }
     }
 
     /// Returns the number of inputs that hold queries, keys and values.
@@ -69,8 +77,8 @@ impl AttentionOptions {
 
     /// Returns the columns of queries (0), keys (1) and values (2).
     pub fn columns(&self) -> [usize; 3] {
-        let of = |heads: usize| heads.saturating_mul(self.head_width);
-        [of(self.heads), of(self.kv_heads), of(self.kv_heads)]
+        [self.heads, self.kv_heads, self.kv_heads]
+            .map(|heads| heads.saturating_mul(self.head_width))
     }
 
     /// Returns the query heads that share a head of keys and values; 0 without any.
@@ -80,13 +88,17 @@ impl AttentionOptions {
 
     /// Returns the number of columns of an input.
     pub fn input_columns(&self, input: usize) -> usize {
-        let places = self.places.iter().zip(self.columns());
-        let own = places.filter(|(place, _)| place.input == input);
-        own.map(|(_, columns)| columns).fold(0, usize::saturating_add)
+        let mut sum = 0_usize;
+        for (place, columns) in self.places.iter().zip(self.columns()) {
+            if place.input == input {
+                sum = sum.saturating_add(columns);
+            }
+        }
+        sum
     }
 }
 
-/// Heads of keys and values in columns of tensors, which a cache of keys and values takes.
+/// Columns of tensors whose keys and values are written to a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheUpdateOptions {
     /// Places of keys and values; their inputs may have other columns beside them.

@@ -1,5 +1,5 @@
 //! The builder's functions of tensors of unlike shapes, by NumPy's rules of broadcasting, and its
-//! reductions over any axes. They are made of ops that are there.
+//! reductions over any axes, composed of other ops.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use super::shapes::ShapeError;
 use super::{Builder, StateInit};
 use potluck_core::{Shape, TensorId};
 
-/// The most entries of an axis over which sums run on: they are a product with a square matrix.
+/// Largest axis of [`Builder::cumsum`], which multiplies by a square matrix of that size.
 const CUMULATED_MAX: usize = 4096;
 
 impl Builder {
-    /// Computes a function of two tensors, elementwise. Their shapes are broadcast as NumPy does:
-    /// aligned at the last axis, an axis that one lacks or of which it has one entry repeats. The
-    /// batch is the first axis of the result, and no other axis meets it.
+    /// Computes a function of two tensors, elementwise. Their shapes are broadcast as in NumPy:
+    /// aligned at the last axis, and repeated along axes that are missing or have one entry. The
+    /// batch is the first axis of the result and is aligned with no other axis.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.
@@ -46,7 +46,7 @@ impl Builder {
     /// it is.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if an axis is neither there, nor has one entry.
+    /// Returns [`ShapeError`] if an axis of `x` has neither the wanted size nor one entry.
     pub fn broadcast_to(&mut self, x: TensorId, dims: &[usize]) -> BuildResult {
         let shape = self.shape(x).clone();
         let wanted = shape.with_dims(dims);
@@ -67,19 +67,23 @@ impl Builder {
         }
         let absent = wanted.rank() - shape.rank();
         let gains_batch = wanted.is_batched() && !shape.is_batched();
-        let is_new = |axis: usize| {
-            axis < absent
-                || shape.dims()[axis - absent] != wanted.dims()[axis]
-                || (axis == 0 && gains_batch)
-        };
-        let own: Vec<usize> = (0..wanted.rank())
-            .filter(|axis| !is_new(*axis))
-            .map(|axis| wanted.dims()[axis])
-            .collect();
+        let mut is_new = vec![false; wanted.rank()];
+        let mut own = Vec::new();
+        for (axis, &dim) in wanted.dims().iter().enumerate() {
+            is_new[axis] =
+                axis < absent || shape.dims()[axis - absent] != dim || (axis == 0 && gains_batch);
+            if !is_new[axis] {
+                own.push(dim);
+            }
+        }
+
         let mut y = if own == shape.dims() { x } else { self.reshape(x, &own)? };
         let mut first = 0;
         while first < wanted.rank() {
-            let after = (first..wanted.rank()).find(|axis| !is_new(*axis)).unwrap_or(wanted.rank());
+            let mut after = first;
+            while after < wanted.rank() && is_new[after] {
+                after += 1;
+            }
             if after > first {
                 let dims = wanted.dims()[first..after].to_vec();
                 let batched = first == 0 && gains_batch;
@@ -100,7 +104,7 @@ impl Builder {
     }
 
     /// Returns `a` where `condition` is not 0, and `b` elsewhere, broadcast as by
-    /// [`Builder::binary`]. What is not selected counts for nothing, also if it is NaN.
+    /// [`Builder::binary`]. Values that are not selected have no influence, even if they are NaN.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.
@@ -159,7 +163,7 @@ impl Builder {
         self.unary(x, Unary::Offset(offset))
     }
 
-    /// Returns the values of `x`, towards which no gradient flows: PyTorch's `detach`, JAX's
+    /// Returns the values of `x` without a gradient: PyTorch's `detach`, JAX's
     /// `stop_gradient`.
     ///
     /// # Errors
@@ -168,8 +172,8 @@ impl Builder {
         self.unary(x, Unary::Detach)
     }
 
-    /// Adds a tensor of given values, row by row, that is not trained and has no place in
-    /// checkpoints: a mask, a table. The name is unique among the states.
+    /// Adds a tensor of given values, row by row, that is neither trained nor saved in checkpoints:
+    /// a mask, a table. The name is unique among the states.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there are not as many values as the dimensions have elements.
@@ -206,8 +210,8 @@ impl Builder {
         self.reshape(x, &dims)
     }
 
-    /// Computes the largest value over any set of axes, which are removed; NaN if one is. The
-    /// gradient goes to the first of equal ones.
+    /// Computes the largest value over any set of axes, which are removed; NaN if any value is NaN.
+    /// The gradient goes to the first of equal values.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there is no such axis, or it is the batch's.
@@ -230,8 +234,8 @@ impl Builder {
         self.scale(largest, -1.0)
     }
 
-    /// Returns the place of the largest value along an axis, which is removed: the first of equal
-    /// ones, as a float, and without gradient.
+    /// Returns the index of the largest value along an axis, which is removed: the first of equal
+    /// values, as a float, and without gradient.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there is no such axis, or it is the batch's.
@@ -247,9 +251,9 @@ impl Builder {
     /// Returns [`ShapeError`] if there is no such axis, or it is the batch's.
     pub fn logsumexp(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
         let largest = self.max(x, axes)?;
-        // The result does not depend on what is subtracted.
+        // The result does not depend on the subtrahend.
         let largest = self.stop_gradient(largest)?;
-        // Infinities have no difference.
+        // Infinity minus infinity would be NaN.
         let largest = self.unary(largest, Unary::Clamp(-f32::MAX, f32::MAX))?;
         let kept = self.unsqueeze(largest, axes)?;
         let below = self.sub(x, kept)?;
@@ -300,8 +304,8 @@ impl Builder {
         self.product_along(x, axis, ones)
     }
 
-    /// Computes the product of the entries along an axis, as rows, with a matrix `(n, m)`, whose
-    /// `m` columns take their place.
+    /// Computes the product of the entries along an axis, as rows, with a matrix `(n, m)`; the axis
+    /// then has `m` entries.
     pub(super) fn product_along(
         &mut self,
         x: TensorId,
@@ -330,10 +334,10 @@ impl Builder {
         self.shared_constant(&name, &[n, n], values)
     }
 
-    /// Returns the constant of this name, which is made if there is none.
+    /// Returns the constant of this name, and creates it if it does not exist.
     ///
     /// # Panics
-    /// If a state has the name, and other values.
+    /// If a state of this name has other values.
     pub(super) fn shared_constant(
         &mut self,
         name: &str,
@@ -369,7 +373,7 @@ impl Builder {
         Err(self.refused(op, &[x], why.into()))
     }
 
-    /// Returns the largest value over the axes `first ..= last`, and its place.
+    /// Returns the largest value over the axes `first ..= last`, and its index.
     fn largest(
         &mut self,
         x: TensorId,
@@ -378,9 +382,10 @@ impl Builder {
     ) -> Result<[TensorId; 2], ShapeError> {
         let shape = self.shape(x).clone();
         let dims = shape.dims();
-        let count = |dims: &[usize]| dims.iter().product::<usize>();
-        let over = count(&dims[first..=last]);
-        let rows = self.reshape(x, &[count(&dims[..first]), over, 1, count(&dims[last + 1..])])?;
+        let before: usize = dims[..first].iter().product();
+        let over: usize = dims[first..=last].iter().product();
+        let after: usize = dims[last + 1..].iter().product();
+        let rows = self.reshape(x, &[before, over, 1, after])?;
         let sides = [over, 1];
         let window = Pool2dOptions { kernel: sides, stride: sides, ..Pool2dOptions::new(1) };
         let outputs = self.apply_all(Op::MaxPool2d(window), &[rows])?;
@@ -413,8 +418,7 @@ pub(super) fn runs_from_the_back(axes: &[usize]) -> Vec<[usize; 2]> {
 /// Returns the shape to which both can be repeated, or why there is none.
 fn joint_shape(a: &Shape, b: &Shape) -> Result<Shape, String> {
     let rank = a.rank().max(b.rank());
-    let is_late = |shape: &Shape| shape.is_batched() && shape.rank() < rank;
-    if is_late(a) || is_late(b) {
+    if [a, b].iter().any(|shape| shape.is_batched() && shape.rank() < rank) {
         return Err("the batch of one would meet another axis; give both as many axes".into());
     }
     let mut dims = vec![1; rank];
@@ -431,16 +435,18 @@ fn joint_shape(a: &Shape, b: &Shape) -> Result<Shape, String> {
             *joint = (*joint).max(*dim);
         }
     }
-    let batched = [a, b].into_iter().find(|shape| shape.is_batched());
-    let Some(batched) = batched else { return Ok(Shape::fixed(&dims)) };
-    let others_fit = [a, b].into_iter().all(|shape| {
+    let Some(batched) = [a, b].into_iter().find(|shape| shape.is_batched()) else {
+        return Ok(Shape::fixed(&dims));
+    };
+    let batch = batched.dims()[0];
+    for shape in [a, b] {
         let first = if shape.rank() == rank { shape.dims()[0] } else { 1 };
-        if shape.is_batched() { first == batched.dims()[0] } else { first == 1 }
-    });
-    if !others_fit {
-        return Err("only the batch has entries along the first axis".into());
+        let wanted = if shape.is_batched() { batch } else { 1 };
+        if first != wanted {
+            return Err("only the batch has entries along the first axis".into());
+        }
     }
-    dims[0] = batched.dims()[0];
+    dims[0] = batch;
     Ok(Shape::batched(&dims))
 }
 

@@ -1,6 +1,5 @@
-//! Graph builder, with which models are written. Each method adds a node and returns its output,
-//! or an error that names the shapes that do not fit; the model functions in `model` show the
-//! style.
+//! Graph builder. Each method adds a node and returns its output, or an error that names the shapes
+//! that do not fit. The functions in `model` are examples of its use.
 
 use super::attention::{
     AttentionOptions, AttentionPlace, CacheUpdateOptions, CachedAttentionOptions,
@@ -22,12 +21,12 @@ use potluck_core::{DType, ParamId, Shape, Site, StateId, TensorId, TensorSlice};
 /// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
 pub type BuildResult = Result<TensorId, ShapeError>;
 
-/// Cache of keys and values of a layer of attention.
+/// Cache of the keys and values of an attention layer.
 #[derive(Clone, Debug)]
 pub struct CacheSpec {
     /// Name of the state, unique in the graph.
     pub name: String,
-    /// Sequences that have keys and values in it.
+    /// Number of sequences in the cache.
     pub sequences: usize,
     /// Positions of a sequence: t.
     pub context: usize,
@@ -41,7 +40,7 @@ pub struct Builder {
     graph: Graph,
     sites: u32,
     scope: String,
-    /// Pass of the nodes that are added.
+    /// Pass of the nodes added next.
     phase: PassKind,
     /// Passes in which they run.
     when: RunsIn,
@@ -53,7 +52,7 @@ impl Builder {
         Self::default()
     }
 
-    /// Creates a builder that goes on with a graph, with nodes of another pass.
+    /// Creates a builder that appends nodes of another pass to a graph.
     pub(super) fn resume(graph: Graph, phase: PassKind, scope: &str) -> Self {
         Self { graph, phase, scope: scope.to_string(), ..Self::default() }
     }
@@ -96,8 +95,9 @@ impl Builder {
     }
 
     /// Adds a float input that all samples of a step share, without a dimension for the batch: a
-    /// mask, or a number that changes from step to step, with `dims` empty. Data sets have no
-    /// values of it. In a tensor group, one that meets columns which the ranks divide is refused.
+    /// mask, or, with `dims` empty, a number that changes from step to step. Data sets do not
+    /// provide its values. A tensor group refuses one that is combined with columns divided among
+    /// its ranks.
     ///
     /// # Panics
     /// If another input has the name.
@@ -190,13 +190,13 @@ impl Builder {
         tensor
     }
 
-    /// Returns the state of this name.
+    /// Returns the device state with a name.
     pub(super) fn state_of(&self, name: &str) -> Option<&DeviceState> {
         self.graph.states.iter().find(|state| state.name == name)
     }
 
-    /// Turns each head of `x (b, t, heads d)` by its position, by a table `(t, d)` of cosines and
-    /// sines ([`StateInit::Rotary`]); see [`Op::Rotary`].
+    /// Applies rotary position embedding to each head of `x (b, t, heads d)`, with a table `(t, d)`
+    /// of cosines and sines ([`StateInit::Rotary`]); see [`Op::Rotary`].
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `d` is odd or does not divide the columns.
@@ -217,22 +217,21 @@ impl Builder {
         self.graph.outputs.push((name.to_string(), x));
     }
 
-    /// Makes an input the state that each slot of the batch carries from step to step: it is zeros
-    /// first, and then what `output` was one step before; zeros again in a slot where that is not
-    /// finite. Data give no values for it.
+    /// Makes an input the state that each slot of the batch carries from step to step: zeros at
+    /// first, then the value of `output` in the previous step, and zeros again in a slot where that
+    /// is not finite. Data sets do not provide its values.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the two are not floats of one shape, if the input is carried
     /// already, and if `output` is an input itself.
     pub fn carry(&mut self, input: TensorId, output: TensorId) -> Result<(), ShapeError> {
-        let typed = |id: TensorId| (self.shape(id), self.graph.tensor(id).dtype);
-        let is_input = |of: TensorId| self.graph.inputs.iter().any(|(_, id)| *id == of);
-        let are_alike = typed(input) == typed(output) && typed(input).1 == DType::F32;
-        let why = if !is_input(input) || !are_alike {
+        let are_floats = self.dtype(input) == DType::F32 && self.dtype(output) == DType::F32;
+        let are_alike = are_floats && self.shape(input) == self.shape(output);
+        let why = if !self.graph.is_input(input) || !are_alike {
             "a state is an input of floats, and its next value has the same shape"
         } else if self.graph.is_carried(input) {
             "the input is carried already, and has one next value"
-        } else if is_input(self.graph.root(output)) {
+        } else if self.graph.is_input(self.graph.root(output)) {
             "the next value of a state is computed, and not an input"
         } else {
             self.graph.carried.push(Carried { input, output });
@@ -242,12 +241,12 @@ impl Builder {
         Err(ShapeError { op: "carry".into(), inputs, why: why.into() })
     }
 
-    /// Computes `a @ b`; see [`Op::MatMul`]. A right side without batch serves all leading
-    /// dimensions.
+    /// Computes `a @ b`; see [`Op::MatMul`]. A right side without batch applies to all leading
+    /// dimensions of `a`.
     pub fn matmul(&mut self, a: TensorId, b: TensorId, ta: bool, tb: bool) -> BuildResult {
         let op = Op::MatMul { transpose_a: ta, transpose_b: tb };
-        let (shape, right) = (self.shape(a).clone(), self.shape(b).clone());
-        if right.rank() != 2 || shape.rank() < 3 || ta {
+        let shape = self.shape(a).clone();
+        if self.shape(b).rank() != 2 || shape.rank() < 3 || ta {
             return self.apply(op, &[a, b]);
         }
         let dims = shape.dims();
@@ -264,7 +263,8 @@ impl Builder {
     /// # Errors
     /// Returns [`ShapeError`] if `x` has not as many columns as the weight.
     pub fn linear(&mut self, x: TensorId, weight: TensorId, bias: Option<TensorId>) -> BuildResult {
-        let (inputs, of_weight) = (self.shape(x).last(), self.shape(weight).dims());
+        let inputs = self.shape(x).last();
+        let of_weight = self.shape(weight).dims();
         if of_weight.len() == 2 && of_weight[1] != inputs {
             let is_transposed = of_weight[0] == inputs;
             let hint = if is_transposed { "; this one is transposed" } else { "" };
@@ -404,8 +404,11 @@ impl Builder {
     pub fn mean(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
         let shape = self.shape(x).clone();
         if shape.is_batched() && axes.contains(&0) {
-            let (op, why) = ("mean".into(), "the batch has no fixed size".into());
-            return Err(ShapeError { op, inputs: shape.to_string(), why });
+            return Err(ShapeError {
+                op: "mean".into(),
+                inputs: shape.to_string(),
+                why: "the batch has no fixed size".into(),
+            });
         }
         let sum = self.sum(x, axes)?;
         let count = shape.per_row() / self.shape(sum).per_row();
@@ -436,7 +439,7 @@ impl Builder {
     }
 
     /// Computes the root mean square normalization over the last dimension, with a weight
-    /// `weight (c)`; PyTorch's `RMSNorm` has `eps = f32::EPSILON` unless told otherwise.
+    /// `weight (c)`; the default `eps` of PyTorch's `RMSNorm` is `f32::EPSILON`.
     pub fn rms_norm(&mut self, x: TensorId, weight: TensorId, eps: f32) -> BuildResult {
         self.apply(Op::RmsNorm { eps }, &[x, weight])
     }
@@ -499,8 +502,11 @@ impl Builder {
         let BatchNormOptions { eps, momentum } = options;
         let shape = self.shape(x);
         if !shape.is_batched() || shape.dims()[0] != 1 {
-            let (op, why) = (format!("batch_norm {name}"), "x is (b, .., c)".into());
-            return Err(ShapeError { op, inputs: shape.to_string(), why });
+            return Err(ShapeError {
+                op: format!("batch_norm {name}"),
+                inputs: shape.to_string(),
+                why: "x is (b, .., c)".into(),
+            });
         }
         let c = [self.shape(x).last()];
         let weight = self.parameter(&format!("{name}.weight"), &c, Init::Ones);
@@ -514,7 +520,7 @@ impl Builder {
     /// `GRU`: `weight_ih (g h, in)`, `weight_hh (g h, h)`, and the biases `bias_ih` and `bias_hh
     /// (g h)` of `g` gates. `state` is empty, for zeros, or has `h0 (b, h)` and, for an LSTM, `c0
     /// (b, h)`. Returns the hidden values `y (b, t, h)` and, of an LSTM, the cell values of the
-    /// same shape, which have no gradient: a loss must not depend on them. The state behind the
+    /// same shape, which have no gradient: a loss must not depend on them. The state after the
     /// last time step is the [`Builder::last_step`] of each.
     ///
     /// # Errors
@@ -571,7 +577,7 @@ impl Builder {
             return Err(self.refused("attention", &[qkv], "wants (b, t, 3c)".into()));
         }
         let width = shape.last();
-        // Without heads, the op's own rule says what is wrong.
+        // Without heads, the shape rule of the op reports the error.
         if heads > 0 && !width.is_multiple_of(heads.saturating_mul(3)) {
             let op = Op::Attention(AttentionOptions::packed(heads, 0)).to_string();
             let why = format!("3c = {width} must be a multiple of 3 * {heads} heads");
@@ -583,9 +589,9 @@ impl Builder {
         self.attention_over(places, AttentionOptions { causal, dropout, ..packed })
     }
 
-    /// Computes attention over queries, keys and values, of each of which is given the tensor
-    /// `(b, t, ..)` that has them and their first column there; several may be in one tensor. The
-    /// places and the site of the options are set by the builder; see [`Op::Attention`].
+    /// Computes attention over queries, keys and values, each given by the tensor `(b, t, ..)` that
+    /// contains it and its first column there; several may be in one tensor. The places and the
+    /// site of the options are set by the builder; see [`Op::Attention`].
     ///
     /// # Errors
     /// Returns [`ShapeError`] if a column of a tensor belongs to none or several of the three, or
@@ -596,14 +602,7 @@ impl Builder {
         options: AttentionOptions,
     ) -> BuildResult {
         let mut inputs: Vec<TensorId> = Vec::new();
-        let places = places.map(|(tensor, first)| {
-            let known = inputs.iter().position(|input| *input == tensor);
-            let input = known.unwrap_or_else(|| {
-                inputs.push(tensor);
-                inputs.len() - 1
-            });
-            AttentionPlace { input, first }
-        });
+        let places = places.map(|(tensor, first)| attention_place(&mut inputs, tensor, first));
         let site = self.next_site();
         let op = Op::Attention(AttentionOptions { places, site, ..options });
         if op.is_random() {
@@ -612,13 +611,13 @@ impl Builder {
         self.apply(op, &inputs)
     }
 
-    /// Computes attention of rows over a cache of keys and values, which it makes: each row writes
-    /// its keys and values to its place `(b, n)`, and its query sees what its sequence has there
-    /// up to its own position. The columns are given as in [`Builder::attention_over`]; of the
-    /// options, the heads count. See [`Op::CacheUpdate`] and [`Op::CachedAttention`].
+    /// Computes attention of rows over a new cache of keys and values: each row writes its keys and
+    /// values to its place `(b, n)`, and its query sees the entries of its sequence up to its own
+    /// position. The columns are given as in [`Builder::attention_over`]; only the heads of the
+    /// options are used. See [`Op::CacheUpdate`] and [`Op::CachedAttention`].
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if a tensor has not the columns, or `kv_heads` does not divide
+    /// Returns [`ShapeError`] if a tensor lacks the columns, or `kv_heads` does not divide
     /// `heads`.
     ///
     /// # Panics
@@ -632,15 +631,10 @@ impl Builder {
         let [(queries, first), keys, values] = columns;
         let AttentionOptions { heads, kv_heads, head_width, .. } = options;
         let mut inputs: Vec<TensorId> = Vec::new();
-        let mut place = |(tensor, first): (TensorId, usize)| {
-            if !inputs.contains(&tensor) {
-                inputs.push(tensor);
-            }
-            let input = inputs.iter().position(|input| *input == tensor).unwrap_or(0);
-            AttentionPlace { input, first }
-        };
+        let places =
+            [keys, values].map(|(tensor, first)| attention_place(&mut inputs, tensor, first));
         let update = CacheUpdateOptions {
-            places: [place(keys), place(values)],
+            places,
             kv_heads,
             head_width,
             sequences: cache.sequences,
@@ -729,7 +723,8 @@ impl Builder {
         logits: TensorId,
         targets: TensorId,
     ) -> Result<[TensorId; 2], ShapeError> {
-        let (shape, wanted) = (self.shape(logits).clone(), self.shape(targets).clone());
+        let shape = self.shape(logits).clone();
+        let wanted = self.shape(targets).clone();
         let classes = shape.last();
         if let Some(rows) = shape.per_row().checked_div(classes) {
             let rows = shape.with_dims(&[rows]);
@@ -756,9 +751,9 @@ impl Builder {
     }
 
     /// Makes the cross-entropy of the logits `x (.., c) weight (v, c)^T` and the integer targets,
-    /// averaged over the targets that are classes, the loss of the graph. Logits are computed for
-    /// `rows` rows at a time, forward and backward at once in training, so that they take the
-    /// memory of so many; see [`Op::LinearCrossEntropy`].
+    /// averaged over the targets that are classes, the loss of the graph. Logits are computed in
+    /// chunks of `rows` rows, forward and backward at once in training, so that they only take the
+    /// memory of one chunk; see [`Op::LinearCrossEntropy`].
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the graph has a loss already, or there is not one target per row.
@@ -771,17 +766,17 @@ impl Builder {
     ) -> BuildResult {
         self.require_no_loss("linear_cross_entropy_loss", [x, targets])?;
         self.require_targets_of_samples("linear_cross_entropy_loss", [x, targets])?;
-        let (c, count) = (self.shape(x).last(), self.shape(targets).per_row());
+        let c = self.shape(x).last();
         let flat = self.reshape(x, &[self.shape(x).per_row() / c.max(1), c])?;
-        let targets = self.reshape(targets, &[count])?;
+        let targets = self.reshape(targets, &[self.shape(targets).per_row()])?;
         let classes = LossClasses::whole(self.shape(weight).dims().first().copied().unwrap_or(0));
         let op = Op::LinearCrossEntropy { rows, classes };
         let parts = self.apply(op, &[flat, weight, targets])?;
         Ok(self.add_loss(parts))
     }
 
-    /// Adds nodes that run outside of training only, such as those of an output that a user looks
-    /// at between two steps.
+    /// Adds nodes that run outside of training only, such as those of an output for inspection
+    /// between two steps.
     ///
     /// # Errors
     /// Returns the error of `add`.
@@ -795,8 +790,8 @@ impl Builder {
         added
     }
 
-    /// Adds a batched float input by which the caller selects what an output is, outside of
-    /// training; samples have no values of it. See [`Builder::input`].
+    /// Adds a batched float input by which the caller selects the contents of an output, outside of
+    /// training; data sets do not provide its values. See [`Builder::input`].
     pub fn selector(&mut self, name: &str, dims: &[usize]) -> TensorId {
         let input = self.input(name, dims);
         self.graph.selectors.push(input);
@@ -815,7 +810,7 @@ impl Builder {
         Err(self.refused(op, &inputs, why.into()))
     }
 
-    /// Checks that a loss is of tensors that samples have each: it counts their targets.
+    /// Checks that the inputs of a loss are batched: it counts the targets of samples.
     pub(super) fn require_targets_of_samples(
         &self,
         op: &str,
@@ -866,9 +861,10 @@ impl Builder {
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes of the inputs do not fit, if a tensor would have no
-    /// elements, and for ops that others make: [`Builder::reshape`] an [`Op::Reshape`],
-    /// [`super::fuse()`] an [`Op::Fused`], [`super::shard()`] an [`Op::Spread`], an
-    /// [`Op::AllReduce`], and an [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not 0.
+    /// elements, and for ops that only other functions make: [`Builder::reshape`] an
+    /// [`Op::Reshape`], [`super::fuse()`] an [`Op::Fused`], [`super::shard()`] an [`Op::Spread`],
+    /// an [`Op::AllReduce`], and an [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not
+    /// 0.
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
         Ok(self.apply_all(op, inputs)?[0])
     }
@@ -887,13 +883,18 @@ impl Builder {
         };
         if let Some(why) = why {
             let inputs: Vec<String> = inputs.iter().map(|x| self.shape(*x).to_string()).collect();
-            let (op, inputs) = (op.to_string(), inputs.join(", "));
-            return Err(ShapeError { op, inputs, why: why.into() });
+            return Err(ShapeError {
+                op: op.to_string(),
+                inputs: inputs.join(", "),
+                why: why.into(),
+            });
         }
         let scope = std::mem::take(&mut self.scope);
         let first = self.graph.nodes.len();
         let outputs = self.graph.apply(op, inputs, self.phase, &scope);
-        self.graph.nodes[first..].iter_mut().for_each(|node| node.when = self.when);
+        for node in &mut self.graph.nodes[first..] {
+            node.when = self.when;
+        }
         self.scope = scope;
         outputs
     }
@@ -903,7 +904,16 @@ impl Builder {
     }
 }
 
-/// Returns the shape of an input with the batch in front.
+/// Returns the place of columns that begin at `first` of a tensor, which becomes an input of the op
+/// unless it is one already.
+fn attention_place(inputs: &mut Vec<TensorId>, tensor: TensorId, first: usize) -> AttentionPlace {
+    if let Some(input) = inputs.iter().position(|input| *input == tensor) {
+        return AttentionPlace { input, first };
+    }
+    inputs.push(tensor);
+    AttentionPlace { input: inputs.len() - 1, first }
+}
+
 fn batched(name: &str, dims: &[usize]) -> Shape {
     assert!(
         !dims.is_empty(),
@@ -919,15 +929,19 @@ impl Graph {
         TensorId(self.tensors.len() as u32 - 1)
     }
 
-    /// Adds a parameter, whose tensor is there.
+    fn is_input(&self, id: TensorId) -> bool {
+        self.inputs.iter().any(|(_, input)| *input == id)
+    }
+
+    /// Adds a parameter whose tensor exists already.
     pub(super) fn add_parameter(&mut self, parameter: Parameter) {
         let id = ParamId(self.parameters.len() as u32);
         self.tensors[parameter.tensor.index()].role = Role::Parameter(id);
         self.parameters.push(parameter);
     }
 
-    /// Returns the tensor of a slice of a parameter: for the first that of the parameter, so that
-    /// no tensor is left over.
+    /// Returns the tensor of a slice of a parameter. The first slice reuses the tensor of the
+    /// parameter, so that none is left unused.
     pub(super) fn tensor_of_slice(
         &mut self,
         of: &Parameter,
@@ -955,7 +969,7 @@ impl Graph {
         id
     }
 
-    /// Adds an alias of a tensor, which some node must have as an output.
+    /// Adds an alias of a tensor; the caller must add a node that outputs it.
     pub(super) fn add_alias(&mut self, x: TensorId, shape: Shape) -> TensorId {
         let base = self.tensor(x).clone();
         let role = Role::Activation;
@@ -964,11 +978,12 @@ impl Graph {
     }
 
     /// Returns the shapes and types of the outputs of an op on some tensors.
-    fn shapes_of(&self, op: &Op, inputs: &[TensorId]) -> Result<Vec<Typed>, ShapeError> {
-        let types: Vec<Typed> = inputs
-            .iter()
-            .map(|&id| (self.tensor(id).shape.clone(), self.tensor(id).dtype))
-            .collect();
+    pub(super) fn shapes_of(&self, op: &Op, inputs: &[TensorId]) -> Result<Vec<Typed>, ShapeError> {
+        let mut types: Vec<Typed> = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            let tensor = self.tensor(*input);
+            types.push((tensor.shape.clone(), tensor.dtype));
+        }
         shapes::outputs(op, &types)
     }
 
@@ -984,10 +999,10 @@ impl Graph {
         let label = op.to_string();
         let word = label.split(' ').next().unwrap_or_default();
         let name = if scope.is_empty() { word.to_string() } else { format!("{scope}.{word}") };
-        let outputs: Vec<TensorId> = shapes
-            .into_iter()
-            .map(|typed| self.add_tensor(name.clone(), typed, Role::Activation))
-            .collect();
+        let mut outputs = Vec::with_capacity(shapes.len());
+        for typed in shapes {
+            outputs.push(self.add_tensor(name.clone(), typed, Role::Activation));
+        }
         self.push_node(op, inputs, outputs.clone(), Accumulation::NONE, phase);
         Ok(outputs)
     }

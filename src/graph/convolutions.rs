@@ -1,5 +1,5 @@
-//! The builder's convolutions beside [`Builder::conv2d`]: transposed ones, those over sequences,
-//! and padding of one's own. They are made of ops that are there.
+//! The builder's convolutions beside [`Builder::conv2d`]: transposed convolutions, convolutions of
+//! sequences, and explicit padding, composed of other ops.
 
 use super::Builder;
 use super::builder::BuildResult;
@@ -37,7 +37,7 @@ impl Builder {
             Ok(size) => size,
             Err(why) => return Err(self.refused("conv_transpose2d", &[x, weight], why)),
         };
-        // Rows and columns more than a stride are those of further pixels of zeros.
+        // Output padding of a stride or more is an additional row or column of zeros in `x`.
         let mut wide = x;
         for (axis, (more, stride)) in output_padding.iter().zip(options.stride).enumerate() {
             let further = more / stride;
@@ -86,9 +86,9 @@ impl Builder {
         self.sequence_of_row(y)
     }
 
-    /// Computes a convolution of pictures as [`Builder::conv2d`], with the padding after which
-    /// they have the size of before: PyTorch's `padding="same"`. Of an odd number, the row below
-    /// and the column on the right are one more. The padding in the options does not count.
+    /// Computes a convolution of pictures as [`Builder::conv2d`], with the padding that keeps their
+    /// size: PyTorch's `padding="same"`. An odd number of rows or columns is padded with one more
+    /// below or on the right. The padding in the options is ignored.
     ///
     /// # Errors
     /// Returns [`ShapeError`](crate::ShapeError) with a stride other than 1, and as
@@ -104,7 +104,8 @@ impl Builder {
             let why = "pictures keep their size with a stride of 1 only";
             return Err(self.refused("conv2d_same", &[x, weight], why.into()));
         }
-        let (mut padded, mut padding) = (x, [0; 2]);
+        let mut padded = x;
+        let mut padding = [0; 2];
         if let [.., kh, kw] = *self.shape(weight).dims() {
             for (axis, kernel) in [kh, kw].into_iter().enumerate() {
                 let all = options.dilation[axis].saturating_mul(kernel.saturating_sub(1));

@@ -1,4 +1,4 @@
-//! Tensors that a pipeline's stages send each other.
+//! Tensors that the stages of a pipeline send to each other.
 
 use std::collections::BTreeSet;
 
@@ -41,11 +41,12 @@ pub fn crossings(graph: &Graph, stage_of_block: &[u32]) -> Vec<Crossing> {
             }
         }
     }
-    let crossing = |(writer, to, tensor, from): (usize, u32, u32, u32)| {
+    let mut ordered = Vec::with_capacity(crossings.len());
+    for (writer, to, tensor, from) in crossings {
         let phase = graph.nodes[writer].phase;
-        Crossing { tensor: TensorId(tensor), phase, from, to }
-    };
-    crossings.into_iter().map(crossing).collect()
+        ordered.push(Crossing { tensor: TensorId(tensor), phase, from, to });
+    }
+    ordered
 }
 
 #[cfg(test)]

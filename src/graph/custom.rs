@@ -152,7 +152,7 @@ pub struct CustomNode<'a> {
     pub dy: TensorId,
 }
 
-/// Beginning of the reason of an op without a gradient.
+/// Prefix of the error text of an op without a gradient.
 const NO_GRADIENT: &str = "has no gradient";
 
 impl ShapeError {
@@ -171,7 +171,7 @@ impl CustomNode<'_> {
     }
 }
 
-/// Shared custom op, equal to another one of its name.
+/// Shared custom op. Two ops with the same name are equal.
 #[derive(Clone)]
 pub struct SharedCustomOp(Arc<dyn CustomOp>);
 
@@ -204,7 +204,7 @@ impl fmt::Debug for SharedCustomOp {
 /// The most inputs of a custom op: every device binds 8 tensors, and one of them is the output.
 const INPUTS_MAX: usize = 7;
 
-/// Returns the output shape of a custom op, which takes as many inputs as there are.
+/// Returns the output shape of a custom op, after a check of the number of inputs.
 pub(super) fn shape(op: &SharedCustomOp, inputs: &[&Shape]) -> Result<Vec<Shape>, String> {
     match inputs.len() {
         1..=INPUTS_MAX => Ok(vec![op.shape(inputs)?]),

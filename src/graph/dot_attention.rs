@@ -1,5 +1,5 @@
-//! Attention over queries, keys and values that are tensors of their own: by the kernel for it
-//! where that computes it, composed of products and a softmax otherwise.
+//! Attention over queries, keys and values in separate tensors: by the attention kernel if it
+//! supports the options, otherwise composed of products and a softmax.
 
 use super::builder::BuildResult;
 use super::shapes::ShapeError;
@@ -22,9 +22,10 @@ pub struct DotAttentionOptions {
     /// Factor of the scores; `None`: one over the root of a head's width.
     pub scale: Option<f32>,
     /// Addend of the scores, whose shape can be broadcast to `(b, heads, queries, keys)`: 0 and
-    /// -1e30 in place of the truth values that PyTorch also takes. It is beside `causal`.
+    /// -1e30 stand for the boolean masks that PyTorch also accepts. It applies in addition to
+    /// `causal`.
     pub mask: Option<TensorId>,
-    /// Number of keys of each sample, `(b)` of floats: later ones are padding, and are not seen.
+    /// Number of keys of each sample, `(b)` of floats: later keys are padding and are masked.
     pub key_lengths: Option<TensorId>,
     /// Probability with which probabilities are dropped in training.
     pub dropout: f32,
@@ -46,24 +47,25 @@ impl DotAttentionOptions {
     }
 }
 
-/// DotAttentionSizes of an attention.
+/// Sizes of an attention.
 #[derive(Clone, Copy)]
 struct DotAttentionSizes {
     queries: usize,
     keys: usize,
-    /// Columns of a head of queries and keys, and of values.
+    /// Columns of a head of queries and of keys.
     width: usize,
+    /// Columns of a head of values.
     value_width: usize,
 }
 
 impl Builder {
     /// Computes `softmax(q k^T scale + mask) v` by head, of queries `(b, queries, heads d)`, keys
     /// `(b, keys, kv_heads d)` and values `(b, keys, kv_heads e)`: `(b, queries, heads e)`. It is
-    /// PyTorch's `scaled_dot_product_attention`, with heads side by side in the columns. There may
-    /// be other numbers of queries and keys: cross attention.
+    /// PyTorch's `scaled_dot_product_attention`, with heads side by side in the columns. The
+    /// numbers of queries and keys may differ: cross attention.
     ///
-    /// It is one kernel, which keeps no scores, if there are as many queries as keys, `d = e`, and
-    /// neither a mask nor lengths; otherwise products and a softmax, with scores in memory.
+    /// It is one kernel that stores no scores if there are as many queries as keys, `d = e`, and
+    /// neither a mask nor lengths; otherwise it is products and a softmax, with scores in memory.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes do not fit, if the heads do not divide the columns, or
@@ -165,7 +167,8 @@ impl Builder {
         Ok(sizes)
     }
 
-    /// Returns `x (b, t, heads d)` as `(b heads repeats, t, d)`, each head as often in a row.
+    /// Returns `x (b, t, heads d)` as `(b heads repeats, t, d)`: each head `repeats` times in a
+    /// row.
     fn rows_of_heads(&mut self, x: TensorId, heads: usize, repeats: usize) -> BuildResult {
         let [_, t, columns] = *self.shape(x).dims() else { return Ok(x) };
         let width = columns / heads;

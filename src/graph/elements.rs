@@ -34,8 +34,8 @@ pub enum BinarySide {
 pub enum Domain {
     /// All numbers: normal ones times 3.
     All,
-    /// The same, of which the function makes large numbers: it is not fused, because what it makes
-    /// of values that suit other functions is no test of a kernel.
+    /// The same, for a function with large results: it is not fused, because its results for
+    /// arguments that suit other functions do not test a kernel.
     Steep,
     /// Positive numbers: 0.05 to 4.
     Positive,
@@ -531,10 +531,13 @@ macro_rules! declare_unary {
 unary_functions!(declare_unary);
 
 impl Unary {
-    /// Writes the name, what is behind it, and the constants.
+    /// Writes the name, a suffix of it, and the constants.
     pub(super) fn write(self, f: &mut fmt::Formatter<'_>, behind: &str) -> fmt::Result {
         write!(f, "{}{behind}", self.name())?;
-        self.constants().iter().try_for_each(|constant| write!(f, " {constant}"))
+        for constant in self.constants() {
+            write!(f, " {constant}")?;
+        }
+        Ok(())
     }
 }
 

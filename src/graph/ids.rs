@@ -1,6 +1,6 @@
-//! Inputs of integers that number the rows of a table or the classes of a loss, and the check of
-//! their values on the host. Kernels do not check them: an id beyond a table selects zeros, and a
-//! target that is no class counts for nothing.
+//! Integer inputs that select rows of a table or classes of a loss, and the check of their values
+//! on the host. Kernels do not check them: an id beyond a table selects zeros, and a target that is
+//! not a class is ignored.
 
 use super::{Graph, IGNORE_INDEX, Numbered, Role};
 use potluck_core::TensorId;
@@ -71,11 +71,12 @@ impl IdRange {
     /// Returns [`IdError`] with the first value that is out of the range.
     pub fn check(&self, values: &[u32], sample: impl Fn(usize) -> u64) -> Result<(), IdError> {
         let Some(at) = values.iter().position(|value| !self.has(*value)) else { return Ok(()) };
-        let (row, position) = (at / self.per_sample, at % self.per_sample);
+        let number = if self.is_shared { None } else { Some(sample(at / self.per_sample)) };
+        let position = if self.per_sample > 1 { Some(at % self.per_sample) } else { None };
         Err(IdError {
             name: self.name.clone(),
-            sample: (!self.is_shared).then(|| sample(row)),
-            position: (self.per_sample > 1).then_some(position),
+            sample: number,
+            position,
             value: values[at],
             numbered: self.numbered,
             below: self.below,
@@ -84,8 +85,8 @@ impl IdRange {
 }
 
 impl Graph {
-    /// Returns the ranges of the inputs of integers of a whole graph, several of one that is used
-    /// in several ways. A shard has some of the rows only.
+    /// Returns the ranges of the integer inputs of a whole graph, several of an input that is used
+    /// in several ways. A shard has only some of the rows.
     pub fn id_ranges(&self) -> Vec<IdRange> {
         let mut ranges = Vec::new();
         let mut of_constants = Vec::new();
@@ -109,8 +110,8 @@ impl Graph {
                 known.push(range);
             }
         }
-        // A target that does not count has no row of a constant with the weights of the classes,
-        // and 0 in its place: the range of the classes is enough.
+        // An ignored target selects no row of a constant with the weights of the classes, and gets
+        // 0 instead: the range of the classes is sufficient.
         for range in of_constants {
             let of_classes = IdRange { numbered: Numbered::Classes, ..range.clone() };
             if !ranges.contains(&range) && !ranges.contains(&of_classes) {
@@ -121,7 +122,8 @@ impl Graph {
     }
 
     fn name_of_input(&self, input: TensorId) -> Option<&str> {
-        self.inputs.iter().find(|(_, id)| *id == input).map(|(name, _)| &**name)
+        let (name, _) = self.inputs.iter().find(|(_, id)| *id == input)?;
+        Some(name)
     }
 }
 

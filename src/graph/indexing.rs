@@ -1,6 +1,6 @@
-//! The builder's functions of places along axes: entries by their places, orders, and places of the
-//! largest. Places are whole numbers in floats, as those of [`Builder::argmax`]; integers of an
-//! input become such by [`Builder::floats_of`].
+//! The builder's functions of indices along axes: gathering, scattering, reversal, and the largest
+//! entries. Indices are whole numbers in floats, like those of [`Builder::argmax`];
+//! [`Builder::floats_of`] converts an integer input.
 
 use super::Builder;
 use super::builder::BuildResult;
@@ -10,15 +10,15 @@ use super::pictures::PLACES_MAX;
 use super::shapes::ShapeError;
 use potluck_core::{DType, TensorId};
 
-/// The most values of [`Builder::top_k`], each of which is a maximum of its own.
+/// Largest `k` of [`Builder::top_k`], which computes a separate maximum for each value.
 const TOP_MAX: usize = 128;
 
 impl Builder {
     /// Returns the entries of `x (.., n, ..)` along an axis that `index` names: `(.., m, ..)`. The
     /// index is `(m)`, the same for all (PyTorch's `index_select`); `(.., m)`, with the axes of `x`
-    /// before this one; or has a place for each element of the result (`gather` and
-    /// `take_along_dim`). It is of integers or of floats, and without gradient; zeros stand for
-    /// places that are not there. The rows of a table `(n, c)` may be named by a batch `(b*m)`.
+    /// before this one; or has an index for each element of the result (`gather` and
+    /// `take_along_dim`). It is of integers or floats, and has no gradient; an index out of range
+    /// selects zeros. The rows of a table `(n, c)` may be selected by a batch `(b*m)`.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there is no such axis, it is the batch's, or the index has other
@@ -30,7 +30,7 @@ impl Builder {
 
     /// Returns `x (.., n, ..)` with the entries of `y (.., m, ..)` added at the places along an
     /// axis that `index` names, which has the forms of [`Builder::gather`]: PyTorch's `scatter_add`
-    /// and `index_add`. Entries with places that are not there are left out.
+    /// and `index_add`. Entries whose index is out of range are left out.
     ///
     /// # Errors
     /// Returns [`ShapeError`] as [`Builder::gather`], if `y` is not of the shape of its result, and
@@ -66,9 +66,10 @@ impl Builder {
             return Err(self.refused("take", &[x], "no places are given".into()));
         }
         // FNV-1a: the same places have the same constant.
-        let hash = places.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, place| {
-            (hash ^ *place as u64).wrapping_mul(0x0100_0000_01b3)
-        });
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for place in places {
+            hash = (hash ^ *place as u64).wrapping_mul(0x0100_0000_01b3);
+        }
         let name = format!("places.{}.{hash:016x}", places.len());
         let values = places.iter().map(|place| *place as f32).collect();
         let index = self.shared_constant(&name, &[places.len()], values);
@@ -95,8 +96,7 @@ impl Builder {
     /// Returns the constant `(n)` of the whole numbers below `n`.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] of 0, and of more than 2^24 numbers, which an f32 does not tell
-    /// apart.
+    /// Returns [`ShapeError`] for 0, and for more than 2^24 numbers, which are not exact in f32.
     pub fn arange(&mut self, n: usize) -> BuildResult {
         if !(1..=PLACES_MAX).contains(&n) {
             let why = format!("{n} numbers are not from 1 to 2^24");
@@ -106,14 +106,14 @@ impl Builder {
         Ok(self.shared_constant(&format!("arange.{n}"), &[n], values))
     }
 
-    /// Returns integers below `count` as floats; -1 for others.
+    /// Returns integers as floats; -1 for those that are not less than `count`.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `ids` are no integers, or by [`Builder::arange`] of the count.
     pub fn floats_of(&mut self, ids: TensorId, count: usize) -> BuildResult {
         let dims = self.shape(ids).dims().to_vec();
         let numbers = self.arange(count)?;
-        // What is no row of a table is 0.
+        // An id beyond the table selects 0.
         let from_one = self.offset(numbers, 1.0)?;
         let table = self.reshape(from_one, &[count, 1])?;
         let floats = self.embedding(ids, table)?;
@@ -133,9 +133,9 @@ impl Builder {
         self.equal(column, numbers)
     }
 
-    /// Returns the `k` largest values along the last axis, the largest first, and their places,
+    /// Returns the `k` largest values along the last axis, the largest first, and their indices,
     /// which have no gradient, both `(.., k)`: PyTorch's `topk`. A NaN is larger than all numbers,
-    /// and of equal ones the first is taken.
+    /// and the first of equal values is taken.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `x` has no axis but the batch's, or fewer than `k` entries along
@@ -157,7 +157,7 @@ impl Builder {
         let nothing = f32::NEG_INFINITY;
         let taken = self.shared_constant("top_k.taken", &[], vec![nothing]);
         let values = self.stop_gradient(x)?;
-        // What is taken is below all that is not.
+        // Values taken so far are set to minus infinity, below all others.
         let mut left = self.unary(values, Unary::AtLeast(f32::MIN))?;
         let mut found = Vec::new();
         for _ in 0..k {
@@ -191,7 +191,7 @@ impl Builder {
         self.as_places(index, length)
     }
 
-    /// Returns places below `count` as floats, whatever they are.
+    /// Returns indices below `count`, integers or floats, as floats.
     fn as_places(&mut self, index: TensorId, count: usize) -> BuildResult {
         if self.dtype(index) == DType::F32 { Ok(index) } else { self.floats_of(index, count) }
     }

@@ -1,7 +1,7 @@
 //! Graphs of operations as plain data: built by [`Builder`], differentiated by
-//! [`differentiate`], made smaller by [`fuse()`], ordered and placed in memory by [`Plan`].
+//! [`differentiate`], reduced by [`fuse()`], ordered and placed in memory by [`Plan`].
 //!
-//! This module knows no device, reads no clock and does no IO. Losses are **sums**: a graph's loss
+//! This crate knows no device, reads no clock and does no IO. Losses are **sums**: a graph's loss
 //! is the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
 //! micro-batches, masked targets and uneven shares add up exactly.
 
@@ -135,9 +135,9 @@ pub enum PassKind {
     /// Forward.
     #[default]
     Forward,
-    /// Backward: the gradient of activations, and what comes with it of that of parameters.
+    /// Backward: the gradient of activations, and parameter gradients computed along with it.
     BackwardInput,
-    /// Backward: the gradient of parameters, which no other device waits for.
+    /// Backward: the gradient of parameters, on which no other device waits.
     BackwardWeight,
 }
 
@@ -167,7 +167,11 @@ impl Accumulation {
 
     /// Returns the flags of a node that adds to these of its outputs.
     pub fn each(outputs: Range<usize>) -> Self {
-        outputs.fold(Self::NONE, |flags, output| Self(flags.0 | Self::only(output).0))
+        let mut flags = Self::NONE;
+        for output in outputs {
+            flags.0 |= Self::only(output).0;
+        }
+        flags
     }
 
     /// Returns the flags of a node that adds to one of its outputs.
@@ -191,7 +195,7 @@ impl Accumulation {
 pub enum RunsIn {
     #[default]
     AllPasses,
-    /// Passes outside of training: what training computes in its backward pass, or not at all.
+    /// Passes outside of training, for nodes that training replaces or does not need.
     Evaluation,
 }
 
@@ -237,7 +241,7 @@ pub enum Init {
     },
 }
 
-/// Kind of a parameter, by what changes it from step to step.
+/// Kind of a parameter, by the way it changes from step to step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum ParameterKind {
     /// The optimizer, by the gradient of the loss.
@@ -279,10 +283,10 @@ pub struct Parameter {
     /// True if each rank of a tensor group computes a part of its gradient, though all have the
     /// parameter.
     pub has_partial_gradient: bool,
-    /// Tensor that it is, or that it is a slice of: in a [`shard()`] of a graph, and where a device
+    /// Tensor of which it is a slice, or all: in a [`shard()`] of a graph, and where a device
     /// cannot bind it whole ([`cut_large_parameters`]).
     pub whole: WholeTensor,
-    /// The part of that tensor which it is.
+    /// Its part of that tensor.
     pub slice: TensorSlice,
     /// Rank of the tensor group that has this slice; `None` if every rank has it.
     pub rank: Option<u32>,
@@ -349,7 +353,7 @@ pub struct Graph {
     pub inputs: Vec<(String, TensorId)>,
     /// Tensors that the caller reads after the forward pass (logits, for example), by name.
     pub outputs: Vec<(String, TensorId)>,
-    /// Inputs by which the caller selects what an output is, outside of training only.
+    /// Inputs by which the caller selects the contents of an output, outside of training only.
     pub selectors: Vec<TensorId>,
     /// Tensors that stay on the device from step to step.
     pub states: Vec<DeviceState>,
@@ -370,7 +374,7 @@ impl Graph {
     /// Returns a tensor of this graph.
     ///
     /// # Panics
-    /// Panics if the id is of another graph and too large for this one; so does [`Self::node`].
+    /// Panics if the id belongs to another graph and is out of range; so does [`Self::node`].
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.index()]
     }
@@ -380,11 +384,12 @@ impl Graph {
         &self.nodes[id.index()]
     }
 
-    /// Returns the rows of the loss for so many samples: tokens, or samples of other data; 0
+    /// Returns the rows of the loss for a number of samples: tokens, or samples of other data; 0
     /// without a loss.
     pub fn loss_rows(&self, samples: usize) -> usize {
-        let parts = self.loss_parts().map(|node| self.tensor(self.nodes[node].outputs[0]));
-        parts.map_or(0, |parts| parts.shape.elements(samples) / self.loss_length())
+        let Some(node) = self.loss_parts() else { return 0 };
+        let parts = self.tensor(self.nodes[node].outputs[0]);
+        parts.shape.elements(samples) / self.loss_length()
     }
 
     /// Returns the tensor that holds the elements of `id`: itself, or the one that it is an alias
@@ -400,12 +405,12 @@ impl Graph {
     /// Returns the block of the node that computes a tensor; `None` for inputs and parameters.
     pub fn block_of(&self, tensor: TensorId) -> Option<u32> {
         let root = self.root(tensor);
-        let computes = |node: &&Node| node.outputs.contains(&root);
-        self.nodes.iter().find(computes).map(|node| node.block)
+        let writer = self.nodes.iter().find(|node| node.outputs.contains(&root))?;
+        Some(writer.block)
     }
 
-    /// Returns the bytes of the logits that the kernels of a node hand on, at a capacity of rows;
-    /// `None` if they compute none.
+    /// Returns the bytes of the logits that the kernels of a node pass to each other, at a capacity
+    /// of rows; `None` if they compute none.
     pub fn logits_bytes(&self, node: &Node, rows: usize) -> Option<usize> {
         let chunk = node.op.logits_rows()?;
         let [x, weight] = [0, 1].map(|input| &self.tensor(node.inputs[input]).shape);
@@ -414,21 +419,22 @@ impl Graph {
         Some(chunk.min(all_rows).saturating_mul(classes).saturating_mul(DType::F32.bytes()))
     }
 
-    /// Returns the blocks of each parameter that use it in the forward pass, by parameter. Where a
-    /// rank uses its slice of a tensor, the others use theirs.
+    /// Returns, for each parameter, the blocks that use it in the forward pass. A block that uses
+    /// one slice of a tensor counts for all slices: the other ranks use theirs.
     pub fn users_of_parameters(&self) -> Vec<Vec<u32>> {
         let mut used: Vec<Vec<u32>> = vec![Vec::new(); self.parameters.len()];
         for node in self.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
             for &input in &node.inputs {
-                if let Role::Parameter(id) = self.tensor(self.root(input)).role {
-                    self.slices_beside(id).for_each(|id| used[id.index()].push(node.block));
+                let Role::Parameter(id) = self.tensor(self.root(input)).role else { continue };
+                for slice in self.slices_beside(id) {
+                    used[slice.index()].push(node.block);
                 }
             }
         }
         used
     }
 
-    /// Returns the parameters that are slices of the same tensor as one, itself too.
+    /// Returns the parameters that are slices of the same tensor, the given one included.
     pub(crate) fn slices_beside(&self, id: ParamId) -> impl Iterator<Item = ParamId> + '_ {
         let number = self.parameters[id.index()].whole.number;
         let ids = (0..self.parameters.len() as u32).map(ParamId);
@@ -437,12 +443,12 @@ impl Graph {
 
     /// Returns true if several blocks use the same parameter, such as a tied embedding.
     pub fn has_tied_parameters(&self) -> bool {
-        let is_tied = |blocks: &Vec<u32>| blocks.iter().any(|block| *block != blocks[0]);
-        self.users_of_parameters().iter().any(is_tied)
+        let users = self.users_of_parameters();
+        users.iter().any(|blocks| blocks.iter().any(|block| *block != blocks[0]))
     }
 
-    /// Returns the graph with the logits of its linear cross-entropy computed for so many rows at a
-    /// time.
+    /// Returns the graph with the logits of its linear cross-entropy computed in chunks of `count`
+    /// rows.
     pub fn with_loss_rows(mut self, count: usize) -> Self {
         for node in &mut self.nodes {
             if let Op::LinearCrossEntropy { rows, .. }
@@ -455,8 +461,9 @@ impl Graph {
         self
     }
 
-    /// Returns the forward graph with label smoothing in its loss, of a part `smoothing` of each
-    /// target's probability (0 to 1); `None` if its loss is no cross-entropy.
+    /// Returns the forward graph with label smoothing in its loss: `smoothing` (0 to 1) is the part
+    /// of a target's probability that is divided among all classes. `None` if its loss is not a
+    /// cross-entropy.
     pub fn with_label_smoothing(mut self, smoothing: f32) -> Option<Self> {
         let mut is_cross_entropy = false;
         for node in &mut self.nodes {
@@ -465,7 +472,7 @@ impl Graph {
                 is_cross_entropy = true;
             }
         }
-        is_cross_entropy.then_some(self)
+        if is_cross_entropy { Some(self) } else { None }
     }
 
     /// Returns the input of this name.
@@ -483,12 +490,12 @@ impl Graph {
         self.carried.iter().any(|carried| carried.input == input)
     }
 
-    /// Returns true if the caller selects by an input what an output is, outside of training.
+    /// Returns true if an input selects the contents of an output, outside of training.
     pub fn is_selector(&self, input: TensorId) -> bool {
         self.selectors.contains(&input)
     }
 
-    /// Returns the inputs by which the caller selects what this tensor is, by name.
+    /// Returns the names of the selectors on which a tensor depends.
     pub fn selectors_of(&self, tensor: TensorId) -> Vec<&str> {
         let mut needed = vec![false; self.tensors.len()];
         needed[self.root(tensor).index()] = true;
@@ -499,20 +506,23 @@ impl Graph {
                 }
             }
         }
-        let inputs = self.inputs.iter();
-        let selecting = inputs.filter(|(_, id)| self.is_selector(*id) && needed[id.index()]);
-        selecting.map(|(name, _)| name.as_str()).collect()
+        let mut names = Vec::new();
+        for (name, id) in &self.inputs {
+            if self.is_selector(*id) && needed[id.index()] {
+                names.push(name.as_str());
+            }
+        }
+        names
     }
 
-    /// Returns the tensors that the caller reads: the outputs, and what is carried to the next
-    /// step.
+    /// Returns the tensors that the caller reads: the outputs, and the state for the next step.
     pub fn read_by_caller(&self) -> impl Iterator<Item = TensorId> + '_ {
         let outputs = self.outputs.iter().map(|(_, output)| *output);
         outputs.chain(self.carried.iter().map(|carried| carried.output))
     }
 
-    /// Returns the inputs that samples have values of, by name: all but those that are carried, and
-    /// those by which the caller selects an output in passes outside of training.
+    /// Returns the inputs whose values data sets provide, by name: all but carried states and
+    /// selectors.
     pub fn inputs_of_samples(&self) -> impl Iterator<Item = &(String, TensorId)> {
         let inputs = self.inputs.iter();
         inputs.filter(|(_, id)| !self.is_carried(*id) && !self.is_selector(*id))
@@ -523,26 +533,29 @@ impl Graph {
         self.carried.iter().map(|of| (of.input, self.tensor(of.input).shape.per_row()))
     }
 
-    /// Returns the fewest values of a channel that a sample has where it is normalized over the
-    /// batch; `None` if it nowhere is.
+    /// Returns the smallest number of values that a sample contributes to a channel of a
+    /// normalization over the batch; `None` without such a normalization.
     pub fn normalized_values_min(&self) -> Option<usize> {
-        let over_batch = self.nodes.iter().filter(|node| node.op.normalizes_over_batch());
-        let values = over_batch.map(|node| {
+        let mut smallest: Option<usize> = None;
+        for node in self.nodes.iter().filter(|node| node.op.normalizes_over_batch()) {
             let shape = &self.tensor(node.inputs[0]).shape;
-            shape.per_row() / shape.last().max(1)
-        });
-        values.min()
+            let values = shape.per_row() / shape.last().max(1);
+            smallest = Some(smallest.unwrap_or(values).min(values));
+        }
+        smallest
     }
 
-    /// Returns the nodes of the forward pass of a step that compute something, and do not only
-    /// rename it.
+    /// Returns the nodes of the forward pass of a training step, without those that only make an
+    /// alias.
     pub fn forward_nodes(&self) -> impl Iterator<Item = &Node> {
-        let runs = |node: &&Node| node.phase == PassKind::Forward && node.when.includes(true);
-        let of_step = self.nodes.iter().filter(runs);
-        of_step.filter(|node| self.tensor(node.outputs[0]).alias_of.is_none())
+        self.nodes.iter().filter(|node| {
+            node.phase == PassKind::Forward
+                && node.when.includes(true)
+                && self.tensor(node.outputs[0]).alias_of.is_none()
+        })
     }
 
-    /// Returns those that compute something again for the backward pass; see [`Recomputation`].
+    /// Returns the nodes that recompute activations for the backward pass; see [`Recomputation`].
     pub fn repeated_nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|node| {
             let first = self.tensor(node.outputs[0]);
@@ -566,11 +579,17 @@ impl Graph {
     }
 
     fn count_of(&self, is_counted: impl Fn(ParameterKind) -> bool) -> usize {
-        let counted = self.parameters.iter().filter(|parameter| is_counted(parameter.kind));
-        counted.map(|parameter| self.tensor(parameter.tensor).shape.per_row()).sum()
+        let mut count = 0;
+        for parameter in &self.parameters {
+            if is_counted(parameter.kind) {
+                count += self.tensor(parameter.tensor).shape.per_row();
+            }
+        }
+        count
     }
 }
 
 fn find(list: &[(String, TensorId)], name: &str) -> Option<TensorId> {
-    list.iter().find(|(known, _)| known == name).map(|(_, id)| *id)
+    let (_, id) = list.iter().find(|(known, _)| known == name)?;
+    Some(*id)
 }

@@ -5,7 +5,7 @@ use super::op::Op;
 use super::{Builder, Graph};
 use potluck_core::TensorId;
 
-/// The most terms of a loss.
+/// Largest number of terms of a loss.
 const TERMS_MAX: usize = 7;
 
 /// Reduction of the elements of a sample, before the mean over the samples.
@@ -60,8 +60,9 @@ impl Builder {
         };
         self.require_no_loss("loss", [first.value; 2])?;
         let names: Vec<String> = terms.iter().map(|term| term.name.clone()).collect();
-        let is_unfit = |(at, name): (usize, &String)| name.is_empty() || names[..at].contains(name);
-        if terms.len() > TERMS_MAX || names.iter().enumerate().any(is_unfit) {
+        let is_named = names.iter().all(|name| !name.is_empty());
+        let is_unique = names.iter().enumerate().all(|(at, name)| !names[..at].contains(name));
+        if terms.len() > TERMS_MAX || !is_named || !is_unique {
             let why = format!(
                 "a loss has at most {TERMS_MAX} terms with names of their own, and these are {}",
                 names.join(", ")
@@ -141,13 +142,11 @@ impl Graph {
     /// Returns the losses of the samples, if the loss is their sum and counts samples.
     pub fn losses_of_samples(&self) -> Option<TensorId> {
         let parts = &self.nodes[self.loss_parts()?];
-        // Each sample counts as much as the one that is repeated.
-        let is_counted = |ones: TensorId| {
-            let writer = self.writer(ones).map(|node| &self.nodes[node].op);
-            matches!(writer, Some(Op::Broadcast { .. }))
-        };
-        match (&parts.op, &parts.inputs[..]) {
-            (Op::Concat { .. }, [losses, ones, ..]) if is_counted(*ones) => Some(*losses),
+        let Op::Concat { .. } = parts.op else { return None };
+        let [losses, ones, ..] = parts.inputs[..] else { return None };
+        // The counts of samples are a repeated one.
+        match self.nodes[self.writer(ones)?].op {
+            Op::Broadcast { .. } => Some(losses),
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 //! Losses of each element or row, with the definitions of PyTorch's `torch.nn.functional` for
-//! `reduction="none"`: for the terms of [`Builder::loss`], or any other use. And the cross-entropy
-//! with weights of classes as the loss of a graph.
+//! `reduction="none"`: for the terms of [`Builder::loss`], or any other use. Also the cross-entropy
+//! with class weights as the loss of a graph.
 
 use super::builder::BuildResult;
 use super::elements::{Binary, Unary};
@@ -13,21 +13,20 @@ use potluck_core::TensorId;
 /// Options of a cross-entropy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CrossEntropyOptions {
-    /// Weight of each class, by which the loss of a row with this target is multiplied; empty: 1.
+    /// Factor of the loss of a row, by the class of its target; empty: 1.
     pub weights: Vec<f32>,
     /// Label smoothing, from 0 to 1 (Szegedy et al. 2016): the part of the probability of a target
     /// that is divided evenly among all classes.
     pub smoothing: f32,
-    /// Class whose rows do not count: padding. Rows of
-    /// [`IGNORE_INDEX`](super::op::IGNORE_INDEX) never do.
+    /// Class whose rows are ignored: padding. Rows of
+    /// [`IGNORE_INDEX`](super::op::IGNORE_INDEX) always are.
     pub ignored: Option<u32>,
 }
 
-/// Weights by class.
 struct ClassWeights {
-    /// Of each class.
+    /// Weight of each class.
     of_class: Vec<f32>,
-    /// Of a row with this target: 0 of the ignored class.
+    /// Weight of a row, by its target: 0 for the ignored class.
     of_row: Vec<f32>,
 }
 
@@ -35,16 +34,16 @@ struct ClassWeights {
 struct RowLosses {
     /// Weighted losses `(n)`.
     losses: TensorId,
-    /// Weights of the rows `(n)`; 0 where the target does not count.
+    /// Weights of the rows `(n)`; 0 where the target is ignored.
     weights: TensorId,
 }
 
 impl Builder {
     /// Computes the cross-entropy of each row of `logits (.., v)` and its integer target
     /// `(..)`: PyTorch's `cross_entropy(weight=, label_smoothing=, ignore_index=,
-    /// reduction="none")`, in the shape of the targets. 0 where the target does not count: a mean
-    /// of it, as [`LossTerm::mean`](super::LossTerm::mean) takes, is over all rows, while that of
-    /// [`Builder::cross_entropy_loss_with`] is over those that count, by their weights. Classes are
+    /// reduction="none")`, in the shape of the targets, and 0 where the target is ignored. A mean
+    /// of it, as by [`LossTerm::mean`](super::LossTerm::mean), is over all rows, whereas the mean
+    /// of [`Builder::cross_entropy_loss_with`] is weighted and leaves ignored rows out. Classes are
     /// the last axis.
     ///
     /// # Errors
@@ -61,9 +60,9 @@ impl Builder {
         self.reshape(losses, &dims)
     }
 
-    /// Makes a cross-entropy the loss of the graph: its mean over the rows that count, each with
-    /// the weight of its class, as PyTorch's `cross_entropy(weight=, ..)`: the sum of the weighted
-    /// losses, divided by the sum of the weights.
+    /// Makes a cross-entropy the loss of the graph: the sum of the losses of the rows, weighted by
+    /// class, divided by the sum of the weights, without ignored rows, as PyTorch's
+    /// `cross_entropy(weight=, ..)`.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the graph has a loss already, and the errors of
@@ -91,7 +90,7 @@ impl Builder {
     /// Computes the negative log likelihood `-x[target]` of each row of logarithms of probabilities
     /// `x (.., v)`, by the weight of its class: PyTorch's `nll_loss(weight=, ignore_index=,
     /// reduction="none")`, in the shape of the targets, with classes last. The label smoothing of
-    /// the options has no effect, and targets that do not count are those of the ignored class.
+    /// the options has no effect, and only targets of the ignored class are ignored.
     ///
     /// # Errors
     /// Returns the errors of [`Builder::cross_entropy`].
@@ -124,8 +123,8 @@ impl Builder {
     ) -> Result<ClassWeights, ShapeError> {
         let CrossEntropyOptions { weights, smoothing, ignored } = options;
         let classes = self.shape(logits).last();
-        let is_weight = |weight: &f32| weight.is_finite() && *weight >= 0.0;
-        if !weights.is_empty() && (weights.len() != classes || !weights.iter().all(is_weight)) {
+        let are_valid = weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0);
+        if !weights.is_empty() && (weights.len() != classes || !are_valid) {
             let why = format!(
                 "wants a weight of 0 or more for each of the {classes} classes, and {} are given",
                 weights.len()
@@ -165,7 +164,7 @@ impl Builder {
         };
         let is_even = weights.is_empty();
         let of_rows = self.by_target("weights", targets, of_row)?;
-        // With weights, the part of the classes that are no target has weights of its own.
+        // With weights, the smoothed part is weighted by class, and added below.
         let hard = if is_even { *smoothing } else { 0.0 };
         let op = Op::CrossEntropy(LossClasses { smoothing: hard, ..LossClasses::whole(classes) });
         let parts = self.apply(op, &[logits, targets])?;
@@ -191,7 +190,7 @@ impl Builder {
         Ok(RowLosses { losses, weights: of_rows })
     }
 
-    /// Returns a value for each target `(n)`, by its class; 0 for a target that is no class.
+    /// Returns a value for each target `(n)`, by its class; 0 for a target that is not a class.
     fn by_target(&mut self, what: &str, targets: TensorId, values: Vec<f32>) -> BuildResult {
         let name = self.free_state_name(&format!("cross_entropy.{what}"));
         let classes = values.len();
@@ -201,7 +200,7 @@ impl Builder {
         self.reshape(found, &rows)
     }
 
-    /// Returns a name that no state has, beginning with this one.
+    /// Returns an unused name for a state, with `wanted` as its prefix.
     fn free_state_name(&self, wanted: &str) -> String {
         let mut name = wanted.to_string();
         let mut number = 1;
@@ -249,8 +248,8 @@ impl Builder {
         self.mul(clamped, rest)
     }
 
-    /// Computes the cross-entropy of a yes or no, `softplus(x) - x target`, of logits `x` and the
-    /// probability `target` of yes, elementwise: PyTorch's `binary_cross_entropy_with_logits`.
+    /// Computes the binary cross-entropy `softplus(x) - x target` of logits `x` and probabilities
+    /// `target`, elementwise: PyTorch's `binary_cross_entropy_with_logits`.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.
@@ -267,7 +266,7 @@ impl Builder {
     /// # Errors
     /// Returns [`ShapeError`] if the shapes have unlike axes.
     pub fn kl_divergence(&mut self, x: TensorId, target: TensorId) -> BuildResult {
-        // 0 ln 0 is 0, and the logarithm of 0 has no product with it.
+        // 0 ln 0 is 0 here; without the clamp it would be NaN.
         let kept = self.unary(target, Unary::Clamp(f32::MIN_POSITIVE, f32::MAX))?;
         let logarithm = self.log(kept)?;
         let apart = self.sub(logarithm, x)?;
@@ -286,7 +285,7 @@ impl Builder {
     }
 }
 
-/// Loss of values that takes the place of the mean squared error.
+/// Loss that replaces the mean squared error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ValueLoss {
     /// Mean of [`Builder::squared_error`].
@@ -295,7 +294,7 @@ pub enum ValueLoss {
     Absolute,
     /// Mean of [`Builder::huber`].
     Huber {
-        /// Difference up to which it is a squared error.
+        /// Largest difference with a squared error.
         delta: f32,
     },
 }
@@ -309,13 +308,14 @@ impl Graph {
     /// Returns a forward graph, whose loss is the squared error, with another loss of values.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if the loss is none of values.
+    /// Returns [`ShapeError`] if the loss is not the squared error.
     pub fn with_value_loss(self, loss: ValueLoss) -> Result<Self, ShapeError> {
         if loss == ValueLoss::Squared && self.is_loss_of_values() {
             return Ok(self);
         }
         let (mut b, parts) = self.without_loss(|op| *op == Op::SquaredError)?;
-        let [x, target] = [parts.inputs[0], parts.inputs[1]];
+        let x = parts.inputs[0];
+        let target = parts.inputs[1];
         let errors = match loss {
             ValueLoss::Squared => b.squared_error(x, target)?,
             ValueLoss::Absolute => b.absolute_error(x, target)?,
@@ -329,15 +329,16 @@ impl Graph {
     /// classes.
     ///
     /// # Errors
-    /// Returns [`ShapeError`] if the loss is another one, or if there is not one weight per class.
+    /// Returns [`ShapeError`] if the graph has a different loss, or if there is not one weight per
+    /// class.
     pub fn with_class_weights(self, options: &CrossEntropyOptions) -> Result<Self, ShapeError> {
         let (mut b, parts) = self.without_loss(|op| matches!(op, Op::CrossEntropy(_)))?;
         b.cross_entropy_loss_with(parts.inputs[0], parts.inputs[1], options)?;
         Ok(b.finish())
     }
 
-    /// Returns a builder that goes on with the graph without its loss, and the node of the loss's
-    /// parts.
+    /// Returns a builder with the graph without its loss, and the node that computed the parts of
+    /// the loss.
     fn without_loss(
         mut self,
         is_known: impl Fn(&Op) -> bool,

@@ -29,9 +29,9 @@ pub enum SlotKind {
     /// From one segment to another, for some of its tensors, so that other micro-batches may run
     /// between; one copy per micro-batch in flight.
     Stash,
-    /// As [`SlotKind::Scratch`], in the memory in which kernels hand logits on from one dispatch to
-    /// the next: what is in it is no longer needed when such a kernel runs, and the tensors are no
-    /// larger than the logits. At most one; it has no bytes if no tensor is in it.
+    /// As [`SlotKind::Scratch`], in the memory by which kernels pass logits from one dispatch to
+    /// the next: its tensors are dead when such a kernel runs, and no larger than the logits. At
+    /// most one slot is of this kind; it has no bytes if it holds no tensor.
     Logits,
 }
 
@@ -63,6 +63,6 @@ pub enum TensorLocation {
     State(StateId),
     /// The (sum, count) accumulator.
     Loss,
-    /// In no memory, because no node writes or reads it.
+    /// Without memory: no node writes or reads it.
     Unallocated,
 }

@@ -1,5 +1,5 @@
-//! Graph of a model as devices run it, with what it is made of: the whole, and what each rank of a
-//! tensor group computes of it.
+//! Graph of a model as devices run it: the whole graph, and the shard of each rank of a tensor
+//! group.
 
 use std::ops::Range;
 
@@ -12,8 +12,7 @@ use super::{
 
 /// Graph of a model as devices run it: trained or forward only, fused or not, with or without
 /// recomputation, with the moments of the optimizer in f32 or bf16, and in f32 or mixed precision.
-/// It is made anew of the forward
-/// graph for each rank of a tensor group.
+/// It is rebuilt from the forward graph for each rank of a tensor group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelGraph {
     forward: Graph,
@@ -35,7 +34,7 @@ pub struct ModelGraph {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankGraph {
     pub graph: Graph,
-    /// By output of the graph: the ranges of its last dimension that the rank computes.
+    /// The ranges of the last dimension that the rank computes, by output of the graph.
     pub outputs: Vec<Vec<Range<usize>>>,
 }
 
@@ -46,24 +45,19 @@ impl ModelGraph {
     /// Returns the errors of [`differentiate`].
     pub fn training(forward: Graph, is_fused: bool) -> Result<Self, ShapeError> {
         let (whole, fusions) = fused(differentiate(forward.clone())?, is_fused);
-        Ok(Self::new(forward, true, is_fused, (whole, fusions)))
+        Ok(Self { is_trained: true, ..Self::new(forward, is_fused, whole, fusions) })
     }
 
     /// Creates the graph of forward passes only.
     pub fn forward(forward: Graph, is_fused: bool) -> Self {
         let (whole, fusions) = fused(forward.clone(), is_fused);
-        Self::new(forward, false, is_fused, (whole, fusions))
+        Self::new(forward, is_fused, whole, fusions)
     }
 
-    fn new(
-        forward: Graph,
-        is_trained: bool,
-        is_fused: bool,
-        (whole, fusions): (Graph, Vec<Fusion>),
-    ) -> Self {
+    fn new(forward: Graph, is_fused: bool, whole: Graph, fusions: Vec<Fusion>) -> Self {
         Self {
             forward,
-            is_trained,
+            is_trained: false,
             is_fused,
             recompute: Recompute::default(),
             is_merged: false,
@@ -77,19 +71,19 @@ impl ModelGraph {
         }
     }
 
-    /// Returns the training graph that computes again what its backward pass needs, instead of
-    /// keeping it; of a graph of forward passes only, the same.
+    /// Returns the training graph with activations recomputed in the backward pass instead of kept.
+    /// A graph without a backward pass is returned unchanged.
     pub fn with_recompute(self, recompute: Recompute) -> Self {
         Self { recompute, ..self }.rebuilt()
     }
 
-    /// Returns the training graph with the gradients of parameters in pass B, where they need less
-    /// memory; see [`merge_backward`].
+    /// Returns the training graph with the gradients of parameters moved to pass B where that takes
+    /// less memory; see [`merge_backward`].
     pub fn with_merged_backward(self) -> Self {
         Self { is_merged: true, ..self }.rebuilt()
     }
 
-    /// Returns the same with the whole graph by the present options.
+    /// Rebuilds the whole graph with the current options.
     fn rebuilt(self) -> Self {
         let recomputation = Recomputation::of(&self.plain, self.recompute);
         let whole = self.laid_out(recomputation.apply(self.plain.clone()));
@@ -116,9 +110,9 @@ impl ModelGraph {
         Self { precision, ..self }.rebuilt()
     }
 
-    /// Returns the graph for devices that can bind so many bytes at a time, with larger parameters
-    /// cut by rows where that is possible: see [`cut_large_parameters`]. `None` is the graph
-    /// without cuts. All inputs, outputs and blocks keep their numbers.
+    /// Returns the graph for devices whose bindings are limited to a number of bytes, with larger
+    /// parameters cut by rows where that is possible: see [`cut_large_parameters`]. `None` is the
+    /// graph without cuts. All inputs, outputs and blocks keep their numbers.
     ///
     /// # Errors
     /// Returns the errors of [`differentiate`].
@@ -132,7 +126,7 @@ impl ModelGraph {
         Ok(Self { plain, fusions, ..limited }.rebuilt())
     }
 
-    /// Returns a forward graph with the parameters cut that are too large.
+    /// Cuts the parameters of a forward graph that are too large to bind.
     fn cut(&self, graph: Graph) -> Graph {
         match self.parameter_bytes_max {
             Some(bytes) => cut_large_parameters(graph, bytes),
@@ -146,8 +140,11 @@ impl ModelGraph {
 
     /// Returns the bytes of the largest parameter of the whole model.
     pub fn parameter_bytes(&self) -> usize {
-        let parameters = self.whole.parameters.iter();
-        parameters.map(|parameter| self.whole.tensor(parameter.tensor).bytes(1)).max().unwrap_or(0)
+        let mut largest = 0;
+        for parameter in &self.whole.parameters {
+            largest = largest.max(self.whole.tensor(parameter.tensor).bytes(1));
+        }
+        largest
     }
 
     /// Returns the options of a plan of the graph for up to `rows` rows.
@@ -171,9 +168,9 @@ impl ModelGraph {
         &self.fusions
     }
 
-    /// Returns what the rank at `position` of a tensor group runs, if the ranks have these shares
-    /// of the model, each at least 1; of a group of one, the whole. The first rank reports the loss
-    /// and the gradients of what all have.
+    /// Returns the graph of the rank at `position` of a tensor group whose ranks have these shares
+    /// of the model, each at least 1; for a group of one, the whole graph. The first rank reports
+    /// the loss and the gradients of replicated parameters.
     ///
     /// # Errors
     /// Returns the errors of [`shard`].

@@ -1,6 +1,6 @@
 //! Layers as functions: each adds the parameters of a layer of PyTorch's `torch.nn`, under its
-//! names (`NAME.weight`, `NAME.bias`) and with its initial values, and computes the layer. They are
-//! made of the methods of [`Builder`], which take parameters as tensors.
+//! names (`NAME.weight`, `NAME.bias`) and with its initial values, and computes the layer. They use
+//! the methods of [`Builder`], which take parameters as tensors.
 //!
 //! Weights may be in a file of PyTorch's `state_dict`: the names are those of a module whose layer
 //! is the attribute `NAME`.
@@ -25,7 +25,7 @@ fn uniform(inputs: usize) -> Init {
 /// Returns [`ShapeError`] if `x` has no dimension, or `outputs` is 0.
 ///
 /// # Panics
-/// If another parameter has one of the names, as all functions here.
+/// If another parameter has one of the names, like all functions here.
 pub fn linear(b: &mut Builder, name: &str, x: TensorId, outputs: usize) -> BuildResult {
     let weight = linear_weight(b, name, x, outputs)?;
     let bias = b.parameter(&format!("{name}.bias"), &[outputs], uniform(b.shape(x).last()));
@@ -184,8 +184,8 @@ pub fn conv2d(
 /// [`Builder::conv_transpose2d`].
 ///
 /// # Errors
-/// Returns [`ShapeError`] if `x` has other dimensions, the padding leaves nothing, or the groups
-/// divide the channels or the outputs not.
+/// Returns [`ShapeError`] if `x` has other dimensions, the padding leaves no pixels, or the groups
+/// do not divide the channels and the outputs.
 pub fn conv_transpose2d(
     b: &mut Builder,
     name: &str,
@@ -221,8 +221,9 @@ fn require_pictures(
     Err(refused(op, name, b.shape(x), why))
 }
 
-/// Adds the weight of a convolution, with these dimensions, and its bias. As PyTorch does, it takes
-/// the second dimension for that of the inputs, of a transposed convolution too.
+/// Adds the weight of a convolution, with these dimensions, and its bias. Like PyTorch, it derives
+/// the initial values from the second dimension as the number of input channels, even for a
+/// transposed convolution.
 fn convolution_parameters(
     b: &mut Builder,
     name: &str,
@@ -237,7 +238,7 @@ fn convolution_parameters(
 /// Computes a recurrent layer over `x (b, t, c) -> (b, t, hidden)` from a state of zeros, with
 /// `NAME.weight_ih_l0 (g hidden, c)`, `NAME.weight_hh_l0 (g hidden, hidden)`, `NAME.bias_ih_l0` and
 /// `NAME.bias_hh_l0 (g hidden)` of `g` gates: PyTorch's `LSTM` and `GRU` with `batch_first=True`.
-/// The state behind the last time step is the [`Builder::last_step`].
+/// The state after the last time step is the [`Builder::last_step`].
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` has other dimensions.
@@ -248,7 +249,8 @@ pub fn recurrent(
     cell: Cell,
     hidden: usize,
 ) -> BuildResult {
-    let (init, gates) = (uniform(hidden), cell.gates() * hidden);
+    let init = uniform(hidden);
+    let gates = cell.gates() * hidden;
     let inputs = b.shape(x).last();
     let parameters = [
         ("weight_ih_l0", vec![gates, inputs]),
@@ -263,7 +265,7 @@ pub fn recurrent(
 /// Computes self-attention of `x (b, t, c) -> (b, t, c)` with `heads` heads, with the parameters
 /// of PyTorch's `MultiheadAttention`: `NAME.in_proj_weight (3c, c)` and `NAME.in_proj_bias (3c)` of
 /// queries, keys and values, `NAME.out_proj.weight (c, c)` and `NAME.out_proj.bias (c)`. A token
-/// sees those up to its own if `causal`, else all.
+/// attends to those up to itself if `causal`, else to all.
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` has other dimensions, or the heads do not divide its columns.

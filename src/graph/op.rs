@@ -1,4 +1,4 @@
-//! Ops that a node of a graph may compute. Shapes are in [`super::shapes`], gradients in
+//! Ops of the nodes of a graph. Shapes are in [`super::shapes`], gradients in
 //! [`super::passes::gradients`], and each op's kernels in the twin that `kernels::twin` returns.
 
 use std::fmt;
@@ -10,8 +10,8 @@ use super::elements::{Binary, BinarySide, Unary};
 use super::pictures::{Conv2dOptions, Pool2dOptions};
 use potluck_core::Site;
 
-/// Ignored target, the one beside the classes: it counts neither in the loss, nor in its count, nor
-/// in the gradient.
+/// Ignored target, the only valid one that is not a class: it adds nothing to the loss, its count
+/// and the gradient.
 pub const IGNORE_INDEX: u32 = u32::MAX;
 
 /// Epilogue step of a fused kernel, applied to each value before the kernel writes it to memory.
@@ -35,7 +35,7 @@ impl EpilogueOp {
     }
 }
 
-/// Things that a loss op counts, over which its sum is averaged.
+/// Unit in which a loss op counts: the divisor of its sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossCount {
     /// Elements of the first input.
@@ -44,12 +44,12 @@ pub enum LossCount {
     Targets,
 }
 
-/// Things that the integers that an op takes number.
+/// Meaning of the integers that an op takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbered {
-    /// Rows of the table, the second input: the first input does.
+    /// The first input selects rows of the second, the table.
     Rows,
-    /// Classes: the targets do. [`IGNORE_INDEX`] is no class, and a target that does not count.
+    /// The targets are classes, or [`IGNORE_INDEX`], which is ignored.
     Classes,
 }
 
@@ -58,12 +58,12 @@ pub enum Numbered {
 pub enum Cell {
     /// Gates i, f, g, o; the state is the hidden values and the cells.
     Lstm,
-    /// Gates r, z, n, with the reset gate behind the product; the state is the hidden values.
+    /// Gates r, z, n, with the reset gate after the product; the state is the hidden values.
     Gru,
 }
 
 impl Cell {
-    /// Returns the number of gates, of which the weights have a block of rows each.
+    /// Returns the number of gates. The weights have a block of rows for each.
     pub fn gates(self) -> usize {
         match self {
             Self::Lstm => 4,
@@ -87,20 +87,20 @@ impl Cell {
     }
 }
 
-/// Columns of the last dimension that a shard has.
+/// Columns of the last dimension in a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ColumnRange {
-    /// Number of the first one in the whole graph.
+    /// Number of the first column in the whole graph.
     pub first: usize,
-    /// Columns of the whole graph.
+    /// Number of columns in the whole graph.
     pub all: usize,
 }
 
-/// Classes of a cross-entropy, of which the logits of a node are those from `first` on.
+/// Classes of a cross-entropy. The logits of a node begin with the class `first`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossClasses {
     pub first: usize,
-    /// Number of all classes, whichever rank has their logits.
+    /// Number of all classes, over all ranks of a tensor group.
     pub all: usize,
     /// Part of the probability of each target that is divided evenly among all classes: label
     /// smoothing (Szegedy et al. 2016), as in PyTorch. 0 to 1.
@@ -113,18 +113,18 @@ impl LossClasses {
         Self { first: 0, all, smoothing: 0.0 }
     }
 
-    /// Returns the probability that a target has more than each other class.
+    /// Returns the difference between the probabilities of the target and of any other class.
     pub fn kept(self) -> f32 {
         1.0 - self.smoothing
     }
 
-    /// Returns the probability that every class has, beside that of the target.
+    /// Returns the probability of each class that is not the target.
     pub fn even(self) -> f32 {
         self.smoothing / self.all as f32
     }
 }
 
-/// Reductions of what the ranks of a tensor group computed, each in the order of the ranks.
+/// Reductions over the ranks of a tensor group, in the order of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Reduction {
     /// `x -> y`: the sum, elementwise.
@@ -137,7 +137,7 @@ pub enum Reduction {
 /// Attributes of [`Op::NormBackward`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormBackward {
-    /// True of a layer norm, false of an RMS norm, which subtracts no mean.
+    /// True for a layer norm, false for an RMS norm, which subtracts no mean.
     pub centered: bool,
     /// True if the norm has a bias, whose gradient is the third output.
     pub bias: bool,
@@ -183,8 +183,8 @@ pub enum Op {
     UnaryGrad(Unary),
     /// `a, b -> y`, elementwise; `b` is broadcast over the leading dimensions of `a`.
     Binary(Binary),
-    /// `a, b, dy -> da` or `db`, both in the shape of `a`: the sum over what `b` is broadcast over
-    /// is taken apart.
+    /// `a, b, dy -> da` or `db`, both in the shape of `a`: the sum over the dimensions along which
+    /// `b` is broadcast is a separate node.
     BinaryGrad { function: Binary, by: BinarySide },
     /// The same elements in the same order under another shape. Costs nothing: an alias.
     Reshape,
@@ -211,8 +211,8 @@ pub enum Op {
     /// `x, stats, dy -> dweight (c), dbias (c)`, both from one reading of `dy`.
     LayerNormAffineGrad,
     /// `x (.., c), weight (c) -> y (.., c), stats (.., 2)`: each row of `c` divided by its root
-    /// mean square (Zhang and Sennrich 2019). `stats` has 0 in the place of a mean, and the
-    /// reciprocal of the root, so that the weight's gradient is [`Op::LayerNormWeightGrad`].
+    /// mean square (Zhang and Sennrich 2019). `stats` has 0 as the mean, and the reciprocal of the
+    /// root, so that the weight's gradient is [`Op::LayerNormWeightGrad`].
     RmsNorm { eps: f32 },
     /// `x, weight, stats, dy -> dx`
     RmsNormGrad,
@@ -234,16 +234,16 @@ pub enum Op {
     /// `x (b, .., c), weight (c), bias (c), mean (c), variance (c) -> y, stats (2, c), mean_sum
     /// (c), variance_sum (c)`: each channel over all rows of a micro-batch, with its mean and rstd
     /// in `stats` (Ioffe and Szegedy 2015). `mean` and `variance` are running averages
-    /// ([`super::ParameterKind::State`]), which take the place of the micro-batch's own outside of
-    /// training; the sums are `b` times the mean and the unbiased variance, for their update.
+    /// ([`super::ParameterKind::State`]), which replace the statistics of the micro-batch outside
+    /// of training; the sums are `b` times the mean and the unbiased variance, for their update.
     BatchNorm { eps: f32 },
     /// `x, stats, dy -> dweight (c), dbias (c)`
     BatchNormAffineGrad,
     /// `x, weight, stats, dy, dweight, dbias -> dx`
     BatchNormGrad,
     /// `x (b, t, g h), weight (g h, h), bias (g h) [, h0 (b, h) [, c0 (b, h)]] -> y (b, t, h),
-    /// gates (b, t, 4h) [, cells (b, t, h)]`: a recurrent layer over time behind the product of its
-    /// inputs, with `g` gates; an LSTM has cells too. Without a state it starts from zeros. `gates`
+    /// gates (b, t, 4h) [, cells (b, t, h)]`: a recurrent layer over time with `g` gates, given the
+    /// product of its inputs; an LSTM has cells too. Without a state it starts from zeros. `gates`
     /// are i, f, g, o, or r, z, n and the product for n; see `kernels::ops::recurrent`.
     Recurrent { cell: Cell },
     /// `gates, weight, cells, dy [, c0] -> dx, dh0, dc0` of an LSTM, and
@@ -251,41 +251,42 @@ pub enum Op {
     RecurrentGrad { cell: Cell },
     /// `tensors (b, t, ..) [, samples (b)] -> y (b, t, heads d), lse (b, heads, t)`: attention with
     /// scores scaled by `1/sqrt(d)`, `d` the width of a head, and probabilities dropped with
-    /// probability `dropout`. The tensors, one to three of them, have queries, keys and values in
-    /// the columns that the options tell. A query sees the keys up to its own position if `causal`,
-    /// else all. `lse` is the logarithm of the sum of exponentials of each row of scores.
+    /// probability `dropout`. One to three tensors contain queries, keys and values in the columns
+    /// that the options name. A query sees the keys up to its own position if `causal`, else all.
+    /// `lse` is the logarithm of the sum of exponentials of each row of scores.
     Attention(AttentionOptions),
     /// `tensors, y, lse, dy [, samples] -> dtensors`
     AttentionGrad(AttentionOptions),
     /// `tensors (b, n, ..), places (b, n) of u32 -> cache (sequences, 2 kv_heads, t, d)`: writes
     /// the keys and values of each row to their places in the cache, `sequence * t + position`, and
-    /// keeps all others. What has no place is not kept; two rows with one place are a defect.
+    /// leaves all other places unchanged. A row whose place is out of range is not written; two
+    /// rows with the same place are a defect.
     CacheUpdate(CacheUpdateOptions),
     /// `q (b, n, ..), cache (sequences, 2 kv_heads, t, d), places (b, n) of u32 -> y (b, n, heads
     /// d)`: attention of the query of each row over the keys of its sequence up to its own
-    /// position, by [`Op::CacheUpdate`], with scores scaled by `1/sqrt(d)`. Zeros for a row without
-    /// a place.
+    /// position, by [`Op::CacheUpdate`], with scores scaled by `1/sqrt(d)`. Zeros for a row whose
+    /// place is out of range.
     CachedAttention(CachedAttentionOptions),
     /// `x (b, t, heads d), table (t, d) -> y`: each head of a row turned by its position, column
     /// `i` with column `i + d/2` (Su et al. 2021, in halves as in Llama). The table has `d/2`
-    /// cosines, then the sines of a position; a table `(b, t, d)` has those of each row. The
-    /// gradient is the inverse.
+    /// cosines and then `d/2` sines for each position; a table `(b, t, d)` has them for each row.
+    /// The gradient is the inverse.
     Rotary { inverse: bool },
     /// `ids (..) of u32, table (v, c) -> (.., c)`: rows of a table whose row 0 has the id `first`;
-    /// zeros for the ids of rows that it has not.
+    /// zeros for ids of rows outside of the table.
     Embedding { first: usize },
     /// `ids, dy -> dtable (rows, c)`: ids of other rows add nothing.
     EmbeddingGrad { first: usize, rows: usize },
-    /// `x (.., n, ..), places -> y (.., m, ..)`: the entries along an axis that the places, whole
-    /// numbers in floats, name; zeros for places that are not there. The places are `(m)`, the same
-    /// for all; `(.., m)`, with the axes of `x` before; or those of each element of `y`.
+    /// `x (.., n, ..), places -> y (.., m, ..)`: the entries along an axis at the places, which are
+    /// whole numbers in floats; zeros for places out of range. The places are `(m)`, the same for
+    /// all; `(.., m)`, with the axes of `x` before; or one for each element of `y`.
     Gather { axis: usize },
-    /// `places, y (.., m, ..) -> x (.., n, ..)`: the sum of the entries that have a place, for each
-    /// of the `n`, in their order; the gradient of a gather, and that is its own.
+    /// `places, y (.., m, ..) -> x (.., n, ..)`: for each of the `n` places, the sum of its entries
+    /// in their order: the gradient of a gather, whose own gradient is a gather.
     ScatterAdd { axis: usize, length: usize },
     /// `x (.., c), samples (b) of u32 -> y`: zero with probability `p`, else divided by `1 - p`. It
-    /// is its own gradient. In a shard, `columns` are those of the last dimension, by whose numbers
-    /// random numbers are drawn.
+    /// is its own gradient. In a shard, `columns` are the columns of the last dimension, whose
+    /// numbers in the whole graph key the random numbers.
     Dropout { p: f32, site: Site, columns: Option<ColumnRange> },
     /// `x (b, h, w, c), weight (o, c/groups, kh, kw) -> y (b, oh, ow, o)`: 2D convolution, without
     /// mirroring the kernel.
@@ -303,42 +304,43 @@ pub enum Op {
     /// `places, dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
     MaxPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
     /// `x (b, h, w, c) -> y (b, oh, ow, c)`: the sum of each window, divided by the number of all
-    /// its places, be they in the picture, in the padding or beyond.
+    /// its places, in the picture, in the padding or beyond.
     AvgPool2d(Pool2dOptions),
     /// `dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
     AvgPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
     /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss of each row of
-    /// logits, and the count of its target, which is 0 if the logits are not of its class. Of a
-    /// target that is no class, such as [`IGNORE_INDEX`], both are 0.
+    /// logits, and the count of its target, which is 0 if its class is not among the logits. Both
+    /// are 0 for a target that is not a class, such as [`IGNORE_INDEX`].
     CrossEntropy(LossClasses),
-    /// `logits, targets, lse -> dlogits`, the gradient of the summed loss over all classes, over
-    /// which `lse` is.
+    /// `logits, targets, lse -> dlogits`, the gradient of the summed loss; the loss and `lse` are
+    /// over all classes.
     CrossEntropyGrad(LossClasses),
     /// `x (n, c), weight (v, c), targets (n) of u32 -> parts (n, 2), lse (n)`: the
-    /// [`Op::CrossEntropy`] of the logits `x weight^T`, which are computed for so many `rows` at a
-    /// time and are in no memory as a whole.
+    /// [`Op::CrossEntropy`] of the logits `x weight^T`, which are computed in chunks of `rows` rows
+    /// and never stored as a whole.
     LinearCrossEntropy { rows: usize, classes: LossClasses },
     /// `x, weight, targets, lse -> dx (n, c)` and, `by_weight`, `dweight (v, c)`: the gradient of
-    /// the summed loss over all classes, over which `lse` is. It computes the logits again.
+    /// the summed loss; the loss and `lse` are over all classes. It recomputes the logits.
     LinearCrossEntropyGrad { rows: usize, classes: LossClasses, by_weight: bool },
     /// `x, weight, targets -> dx, parts, lse` and, `by_weight`, `dweight`: the loss and its
     /// gradient with the logits computed once, which is possible where the gradient of the loss
     /// is 1.
     LinearCrossEntropyPass { rows: usize, classes: LossClasses, by_weight: bool },
-    /// `parts (n, 2), lse (n), parts (n, 2), lse (n) -> parts, lse` of [`Op::CrossEntropy`] over
-    /// some classes each, joined to those over both: where a table of classes is cut. The gradient
-    /// of the loss is that over the classes of each, with the joined `lse`.
+    /// `parts (n, 2), lse (n), parts (n, 2), lse (n) -> parts, lse`: joins the [`Op::CrossEntropy`]
+    /// over two sets of classes, where a table of classes is cut. The gradient of the loss is
+    /// computed for each set, with the joined `lse`.
     JoinCrossEntropy,
     /// `x (b*n, ..), target -> parts (b*n, 2)`: the sum of squared differences over each leading
-    /// entry, and how many it sums.
+    /// entry, and the number of its elements.
     SquaredError,
     /// `x, target -> dx`, the gradient of the summed loss.
     SquaredErrorGrad,
-    /// `x -> x`: an alias, where a tensor that every rank of a tensor group has enters what each
-    /// has a part of. Its gradient is the sum of the ranks' gradients, an [`Op::AllReduce`].
+    /// `x -> x`: an alias, where a tensor that is replicated on a tensor group enters a computation
+    /// that the ranks divide. Its gradient is the sum of the ranks' gradients, an
+    /// [`Op::AllReduce`].
     Spread,
-    /// The same tensors on every rank of a tensor group, reduced over what the ranks computed:
-    /// aliases, whose elements the host replaces behind the segment that ends with this node.
+    /// Reduction of tensors over the ranks of a tensor group, after which all ranks have the same:
+    /// aliases whose elements the host replaces after the segment that ends with this node.
     AllReduce(Reduction),
     /// An op of one output and its epilogue, steps on each of its values, in one kernel. Inputs:
     /// those of `root`, then the operands of the steps. Outputs: the final value, then the stored
@@ -363,8 +365,8 @@ impl Op {
         }
     }
 
-    /// Returns the op as it would be at site 0: two ops that differ only in their random numbers
-    /// are then equal.
+    /// Returns the op with site 0, so that two ops that differ only in their random numbers are
+    /// equal.
     pub fn without_site(&self) -> Op {
         let mut op = self.clone();
         match &mut op {
@@ -398,8 +400,8 @@ impl Op {
         }
     }
 
-    /// Returns the outputs of which the op's kernels write some elements and keep the others: their
-    /// contents always matter.
+    /// Returns the outputs that the op's kernels update in part, so that their previous contents
+    /// matter.
     pub fn changes_in_place(&self) -> Accumulation {
         match self {
             Op::CacheUpdate(_) => Accumulation::only(0),
@@ -416,8 +418,7 @@ impl Op {
         }
     }
 
-    /// Returns the rows whose logits the kernels of the op hand on at a time, if it is one that
-    /// computes them in chunks.
+    /// Returns the number of rows in a chunk of logits, if the op computes logits in chunks.
     pub fn logits_rows(&self) -> Option<usize> {
         match self {
             Op::LinearCrossEntropy { rows, .. }
@@ -427,7 +428,7 @@ impl Op {
         }
     }
 
-    /// Returns the things that the op counts if it computes the parts of a loss.
+    /// Returns the unit in which the op counts, if it computes the parts of a loss.
     pub fn loss_count(&self) -> Option<LossCount> {
         match self {
             Op::SquaredError => Some(LossCount::Elements),
@@ -436,8 +437,8 @@ impl Op {
         }
     }
 
-    /// Returns true if the op joins losses over some classes each to that over all: its first two
-    /// inputs, and further pairs, are the outputs of an op that computes one.
+    /// Returns true if the op joins losses over sets of classes: its first two inputs, and further
+    /// pairs, are the outputs of the ops that compute them.
     pub fn joins_losses(&self) -> bool {
         matches!(self, Op::AllReduce(Reduction::CrossEntropy { .. }) | Op::JoinCrossEntropy)
     }
@@ -459,7 +460,7 @@ impl Op {
         }
     }
 
-    /// Returns what the integers number that the op looks up; kernels do not check them.
+    /// Returns the meaning of the integers that the op takes; kernels do not check them.
     pub fn numbered(&self) -> Option<Numbered> {
         match self {
             Op::Embedding { .. } => Some(Numbered::Rows),
@@ -468,11 +469,11 @@ impl Op {
         }
     }
 
-    /// Returns true if the op costs much more than to read its inputs and to write its outputs: a
-    /// matrix product, a convolution or a recurrent layer, and an embedding, of which the ranks of
-    /// a tensor group must add up what each has. Selective recomputation keeps their results.
-    /// Attention is none: its result is computed again, as are norms and elementwise functions
-    /// (Korthikanti et al. 2022). Nothing is known of the cost of custom ops.
+    /// Returns true if the op costs much more than reading its inputs and writing its outputs: a
+    /// matrix product, a convolution or a recurrent layer, and an embedding, which a tensor group
+    /// must sum over its ranks. Selective recomputation keeps their results. Attention is
+    /// recomputed, like norms and elementwise functions (Korthikanti et al. 2022). The cost of
+    /// custom ops is unknown.
     pub fn is_costly(&self) -> bool {
         matches!(
             self,
@@ -519,8 +520,8 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Op::MatMul { transpose_a, transpose_b } => {
-                let mark = |transposed: &bool| if *transposed { "^T" } else { "" };
-                write!(f, "matmul a{} b{}", mark(transpose_a), mark(transpose_b))
+                let [a, b] = [transpose_a, transpose_b].map(|is| if *is { "^T" } else { "" });
+                write!(f, "matmul a{a} b{b}")
             }
             Op::LinearWeightGrad => write!(f, "linear_weight_grad"),
             Op::Unary(function) => write!(f, "{function}"),
@@ -605,7 +606,10 @@ impl fmt::Display for Op {
             Op::Custom(op) => write!(f, "{}", op.name()),
             Op::Fused { root, epilogue } => {
                 write!(f, "{root}")?;
-                epilogue.iter().try_for_each(|step| write!(f, " + {step}"))
+                for step in epilogue {
+                    write!(f, " + {step}")?;
+                }
+                Ok(())
             }
         }
     }

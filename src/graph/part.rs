@@ -14,7 +14,7 @@ use potluck_core::{BucketId, SegmentId};
 /// Blocks that a rank holds, and the order in which it runs them.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanPart<'a> {
-    /// By block: true if the rank holds it.
+    /// True for each block that the rank holds.
     pub blocks: &'a [bool],
     /// The rank's program: its segments, each with its micro-batch, in the order in which they
     /// run. Every micro-batch must run the same segments in the same order. If nothing runs, the
@@ -24,7 +24,7 @@ pub struct PlanPart<'a> {
 
 impl Plan {
     /// Plans a part of a forward or a training graph: the same segments, buckets and ids as
-    /// [`Plan::new`], and places only for what the held blocks touch.
+    /// [`Plan::new`], and places only for tensors that the held blocks use.
     ///
     /// Slots are placed for the order in which the program runs the segments of a micro-batch, and
     /// have as many copies as the program needs, which replace `options.in_flight`: in the plan,
@@ -41,15 +41,16 @@ impl Plan {
         let (buckets, _) = plan::buckets(&graph, &segments, &options);
         let repetition = Repetition::of(part, &segments);
         let users = bucket_users(&graph, &buckets);
-        let is_held = |users: &Vec<bool>| users.iter().zip(part.blocks).any(|(a, b)| *a && *b);
-        let of_rank = buckets.iter().map(|bucket| bucket.is_of(graph.tensor_rank));
-        let held: Vec<bool> =
-            users.iter().zip(of_rank).map(|(users, is_of)| is_of && is_held(users)).collect();
-        for bucket in (0..buckets.len()).filter(|bucket| held[*bucket]) {
-            if buckets[bucket].is_updated()
-                && let Some(last) = completed_by(&repetition.order, &segments, &users[bucket])
+        let mut held = vec![false; buckets.len()];
+        for (index, bucket) in buckets.iter().enumerate() {
+            let users = &users[index];
+            let is_used = users.iter().zip(part.blocks).any(|(uses, holds)| *uses && *holds);
+            held[index] = is_used && bucket.is_of(graph.tensor_rank);
+            if held[index]
+                && bucket.is_updated()
+                && let Some(last) = completed_by(&repetition.order, &segments, users)
             {
-                segments[last.index()].completes.push(BucketId(bucket as u32));
+                segments[last.index()].completes.push(BucketId(index as u32));
             }
         }
         let mut places = vec![TensorLocation::Unallocated; graph.tensors.len()];
@@ -59,11 +60,12 @@ impl Plan {
         let is_read = read_by(&graph, part.blocks);
         let order = NodeOrder::new(&segments, &repetition.order);
         let lives = order.lifetimes(&graph, part.blocks, |input| is_read[input.index()]);
-        let mut known = HashMap::new();
-        let copies = |span| *known.entry(span).or_insert_with(|| repetition.copies(span));
         let logits = order.logits(&graph, options.rows);
         let liveness = Liveness { graph: &graph, lives, logits, rows: options.rows };
-        let slots = assign(&liveness, &mut places, copies);
+        let mut known = HashMap::new();
+        let slots = assign(&liveness, &mut places, |span| {
+            *known.entry(span).or_insert_with(|| repetition.copies(span))
+        });
         let in_flight = slots.iter().map(|slot| slot.copies).max().unwrap_or(1);
         let options = PlanOptions { in_flight, ..options };
         let held_blocks = part.blocks.to_vec();
@@ -77,11 +79,13 @@ impl Plan {
     /// of them hold the bucket.
     pub fn blocks_with(&self, bucket: BucketId) -> Vec<u32> {
         let users = bucket_users(&self.graph, &self.buckets);
-        (0..)
-            .zip(&users[bucket.index()])
-            .filter(|(_, uses)| **uses)
-            .map(|(block, _)| block)
-            .collect()
+        let mut blocks = Vec::new();
+        for (block, uses) in (0..).zip(&users[bucket.index()]) {
+            if *uses {
+                blocks.push(block);
+            }
+        }
+        blocks
     }
 }
 
@@ -98,7 +102,7 @@ fn place_loss(graph: &Graph, blocks: &[bool], places: &mut [TensorLocation]) {
     }
 }
 
-/// Returns by tensor if a node of the held blocks reads it.
+/// Returns, for each tensor, true if a node of the held blocks reads it.
 fn read_by(graph: &Graph, blocks: &[bool]) -> Vec<bool> {
     let mut is_read = vec![false; graph.tensors.len()];
     for input in held_nodes(graph, blocks).flat_map(|node| &node.inputs) {
@@ -111,7 +115,7 @@ fn read_by(graph: &Graph, blocks: &[bool]) -> Vec<bool> {
 struct Repetition {
     /// The segments of one micro-batch, in the order in which they run.
     order: Vec<SegmentId>,
-    /// By micro-batch: the position in the program of each segment of `order`.
+    /// Position in the program of each segment of `order`, by micro-batch.
     positions: BTreeMap<usize, Vec<usize>>,
 }
 
@@ -125,10 +129,9 @@ impl Repetition {
             order.push(*segment);
             positions.push(position);
         }
-        let mut orders = runs.values().map(|(order, _)| order);
-        let order = match orders.next() {
-            Some(first) => {
-                let same = orders.all(|order| order == first);
+        let order = match runs.values().next() {
+            Some((first, _)) => {
+                let same = runs.values().all(|(order, _)| order == first);
                 assert!(same, "micro-batches run different segments or in different orders");
                 first.clone()
             }
@@ -141,10 +144,10 @@ impl Repetition {
     /// Returns the fewest copies of a slot kept over these segments of a micro-batch with which no
     /// micro-batch begins to use a copy that another one still uses.
     fn copies(&self, span: SegmentSpan) -> usize {
-        let range = |(id, positions): (&usize, &Vec<usize>)| {
-            (positions[span.first], positions[span.last], *id)
-        };
-        let mut ranges: Vec<(usize, usize, usize)> = self.positions.iter().map(range).collect();
+        let mut ranges = Vec::with_capacity(self.positions.len());
+        for (micro_batch, positions) in &self.positions {
+            ranges.push((positions[span.first], positions[span.last], *micro_batch));
+        }
         ranges.sort_unstable();
         let mut copies = 1;
         while !is_enough(&ranges, copies) {
@@ -158,18 +161,24 @@ impl Repetition {
 /// copies than the largest micro-batch, each has a copy of its own.
 fn is_enough(ranges: &[(usize, usize, usize)], copies: usize) -> bool {
     let mut ends: HashMap<usize, usize> = HashMap::new();
-    ranges.iter().all(|&(first, last, micro_batch)| {
-        let end = ends.insert(micro_batch % copies, last);
-        end.is_none_or(|end| end < first)
-    })
+    for &(first, last, micro_batch) in ranges {
+        if let Some(end) = ends.insert(micro_batch % copies, last)
+            && end >= first
+        {
+            return false;
+        }
+    }
+    true
 }
 
-/// Returns by bucket, then by block, if a node of the block uses a parameter of the bucket. As in
-/// [`plan::buckets`], a parameter without uses belongs to the first block.
+/// Returns, for each bucket and each block, true if a node of the block uses a parameter of the
+/// bucket. As in [`plan::buckets`], a parameter without uses belongs to the first block.
 fn bucket_users(graph: &Graph, buckets: &[Bucket]) -> Vec<Vec<bool>> {
     let mut bucket_of = vec![0; graph.parameters.len()];
     for (index, bucket) in buckets.iter().enumerate() {
-        bucket.parameters.iter().for_each(|(id, _)| bucket_of[id.index()] = index);
+        for (id, _) in &bucket.parameters {
+            bucket_of[id.index()] = index;
+        }
     }
     let mut users = vec![vec![false; graph.blocks.len()]; buckets.len()];
     for node in &graph.nodes {
@@ -191,14 +200,21 @@ fn bucket_users(graph: &Graph, buckets: &[Bucket]) -> Vec<Vec<bool>> {
     users
 }
 
-/// Returns the segment with which the gradients of a bucket are complete on a rank: the last of the
-/// backward pass in a block that uses it, and for a bucket to whose gradients nothing is added, the
-/// last of all.
+/// Returns the segment that completes the gradients of a bucket on a rank: the last of the backward
+/// pass in a block that uses it, or for a bucket without users, the last of the backward pass.
 fn completed_by(order: &[SegmentId], segments: &[Segment], users: &[bool]) -> Option<SegmentId> {
-    let segment = |id: &SegmentId| &segments[id.index()];
-    let mut backward = order.iter().rev().filter(|id| segment(id).phase != PassKind::Forward);
-    let last = backward.clone().next();
-    backward.find(|id| users[segment(id).block as usize]).or(last).copied()
+    let mut last = None;
+    for id in order.iter().rev() {
+        let segment = &segments[id.index()];
+        if segment.phase == PassKind::Forward {
+            continue;
+        }
+        if users[segment.block as usize] {
+            return Some(*id);
+        }
+        last = last.or(Some(*id));
+    }
+    last
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 
 use std::fmt;
 
-/// The most of a size, stride, padding or dilation: kernels count places in 32 bits.
+/// Upper bound of a size, stride, padding or dilation: kernels count places in 32 bits.
 const MOST: usize = 1 << 16;
 
-/// The most places of a window or of an axis that floats number: those that an f32 holds exactly.
+/// Largest number of places of a window or an axis whose index is a float, exact in f32.
 pub(crate) const PLACES_MAX: usize = 1 << 24;
 
 /// Options of a convolution, height first in each pair, with the meaning that they have in
@@ -45,7 +45,7 @@ impl Conv2dOptions {
         Self { dilation: [dilation; 2], ..self }
     }
 
-    /// Returns these options with so many groups.
+    /// Returns these options with a number of groups.
     pub fn with_groups(self, groups: usize) -> Self {
         Self { groups, ..self }
     }
@@ -59,7 +59,7 @@ impl Conv2dOptions {
     }
 
     /// Returns the height and the width of the pictures of a transposed convolution of inputs of
-    /// this size, with so many rows and columns more at the end, as PyTorch's `ConvTranspose2d`.
+    /// this size, with additional rows and columns at the end, as PyTorch's `ConvTranspose2d`.
     ///
     /// # Errors
     /// Returns the reason why there are none.
@@ -115,8 +115,13 @@ pub struct Pool2dOptions {
 impl Pool2dOptions {
     /// Creates the options of square windows side by side.
     pub fn new(kernel: usize) -> Self {
-        let (dilation, ceil_mode) = ([1; 2], false);
-        Self { kernel: [kernel; 2], stride: [kernel; 2], padding: [0; 2], dilation, ceil_mode }
+        Self {
+            kernel: [kernel; 2],
+            stride: [kernel; 2],
+            padding: [0; 2],
+            dilation: [1; 2],
+            ceil_mode: false,
+        }
     }
 
     /// Returns these options with a stride, the same in both directions.
@@ -163,8 +168,8 @@ impl Pool2dOptions {
         Ok(count)
     }
 
-    /// Returns how many rows or columns of each of `count` windows over a picture of this size a
-    /// divisor counts.
+    /// Returns the number of rows or columns that a divisor counts in each of `count` windows over
+    /// a picture of this size.
     pub(super) fn places(
         &self,
         axis: usize,
@@ -172,17 +177,21 @@ impl Pool2dOptions {
         count: usize,
         divisor: PoolDivisor,
     ) -> Vec<usize> {
-        let (padding, dilation) = (self.padding[axis], self.dilation[axis]);
+        let padding = self.padding[axis];
         let counted = match divisor {
             PoolDivisor::Inside => padding..padding + size,
             PoolDivisor::Padded | PoolDivisor::Number(_) => 0..2 * padding + size,
         };
-        let places = |window: usize| {
+        let mut counts = vec![0; count];
+        for (window, count) in counts.iter_mut().enumerate() {
             let first = window * self.stride[axis];
-            let taps = (0..self.kernel[axis]).map(|tap| first + tap * dilation);
-            taps.filter(|place| counted.contains(place)).count()
-        };
-        (0..count).map(places).collect()
+            for tap in 0..self.kernel[axis] {
+                if counted.contains(&(first + tap * self.dilation[axis])) {
+                    *count += 1;
+                }
+            }
+        }
+        counts
     }
 
     /// Returns the rows or columns from the first to the last one of a window.
@@ -202,7 +211,7 @@ pub enum PoolDivisor {
     Number(f32),
 }
 
-/// Windows that are laid over a padded picture.
+/// Windows over a padded picture.
 struct Windows {
     kernel: [usize; 2],
     stride: [usize; 2],
@@ -212,7 +221,7 @@ struct Windows {
 }
 
 impl Windows {
-    /// Checks that the sizes exist, and can be added and multiplied.
+    /// Checks that no size is 0, and that sums and products of the sizes do not overflow.
     fn check(&self, size: [usize; 2]) -> Result<(), String> {
         let Self { kernel, stride, padding, dilation, .. } = *self;
         let given = [("kernel", kernel), ("stride", stride), ("dilation", dilation)];
@@ -248,7 +257,7 @@ impl Windows {
         Ok([0, 1].map(|axis| {
             let count = (padded[axis] + more[axis] - span[axis]) / stride[axis] + 1;
             let last = (count - 1) * stride[axis];
-            // The padding behind the picture is no place for a window to begin at.
+            // A window may not begin in the padding after the picture.
             if self.ceil_mode && count > 1 && last >= size[axis] + padding[axis] {
                 return count - 1;
             }
@@ -256,15 +265,20 @@ impl Windows {
         }))
     }
 
-    /// Returns true if all rows or columns of a window are padding, where they are apart.
+    /// Returns true if all rows or columns of a dilated window are padding.
     fn has_empty_one(&self, axis: usize, size: [usize; 2], count: [usize; 2]) -> bool {
-        let (dilation, padding) = (self.dilation[axis], self.padding[axis]);
-        let is_inside = |place: usize| place >= padding && place - padding < size[axis];
-        let is_empty = |window: usize| {
+        let dilation = self.dilation[axis];
+        if dilation <= 1 {
+            return false;
+        }
+        let inside = self.padding[axis]..self.padding[axis] + size[axis];
+        for window in 0..count[axis] {
             let first = window * self.stride[axis];
-            !(0..self.kernel[axis]).any(|tap| is_inside(first + tap * dilation))
-        };
-        dilation > 1 && (0..count[axis]).any(is_empty)
+            if !(0..self.kernel[axis]).any(|tap| inside.contains(&(first + tap * dilation))) {
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -273,7 +287,7 @@ pub(super) fn by([height, width]: [usize; 2]) -> String {
     format!("{height}x{width}")
 }
 
-/// Writes what differs from the default, each behind a space.
+/// Writes the options that differ from the default, each after a space.
 impl fmt::Display for Conv2dOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let default = Self::default();
@@ -291,7 +305,7 @@ impl fmt::Display for Conv2dOptions {
     }
 }
 
-/// Writes the window, and what differs from windows side by side, each behind a space.
+/// Writes the window, and the options that differ from adjacent windows, each after a space.
 impl fmt::Display for Pool2dOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, " {}", by(self.kernel))?;

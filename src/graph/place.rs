@@ -1,4 +1,4 @@
-//! Places: what a transfer reads from a device or writes to it.
+//! Places: ranges of elements that a transfer reads from a device or writes to it.
 
 use std::fmt;
 use std::ops::Range;

@@ -19,30 +19,29 @@ const ALIGNMENT: usize = ALIGNMENT_BYTES / DType::F32.bytes();
 /// from those of dropouts.
 const FIRST_ROUNDING_SITE: u32 = 1 << 20;
 
-/// Fewest samples of which statistics should be taken to normalize by.
+/// Smallest number of samples for statistics of a normalization.
 pub const STATISTICS_ROWS_MIN: u32 = 8;
 
-/// The most bytes of workspace of any kernel.
+/// Upper bound of the workspace of any kernel, in bytes.
 pub const WORKSPACE_BYTES_MAX: usize = 64 << 20;
 
 /// Options of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlanOptions {
-    /// The most rows (samples) that one micro-batch has.
+    /// Largest number of rows (samples) of a micro-batch.
     pub rows: usize,
-    /// Micro-batches in flight, whose forward pass may be done and backward pass not: the number
-    /// of copies of the stash.
+    /// Micro-batches in flight, between forward and backward pass: the number of copies of the
+    /// stash.
     pub in_flight: usize,
-    /// The most bytes that a bucket takes, unless a single tensor is larger.
+    /// Upper bound of a bucket's bytes, unless a single tensor is larger.
     pub bucket_bytes_max: usize,
-    /// The most bytes that a device of the run binds at a time, if parameters are cut by that:
-    /// buckets have no more. It is that of [`ModelGraph::with_parameter_bytes_max`].
+    /// Largest binding of the devices of the run, in bytes, if parameters are cut to it; also an
+    /// upper bound of buckets. It is the argument of [`ModelGraph::with_parameter_bytes_max`].
     ///
     /// [`ModelGraph::with_parameter_bytes_max`]: super::ModelGraph::with_parameter_bytes_max
     pub parameter_bytes_max: Option<usize>,
-    /// The most bytes of workspace in which a kernel hands partial results on: kernels that need
-    /// more are not chosen, unless there is no other for a call. No kernel needs more than the
-    /// default.
+    /// Upper bound of the bytes in which a kernel keeps partial results: kernels that need more are
+    /// not chosen, unless a call has no other. No kernel needs more than the default.
     pub workspace_bytes_max: usize,
     /// Number format of the optimizer's moments.
     pub moments: MomentFormat,
@@ -51,7 +50,7 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// Returns options for one device that runs one micro-batch of up to `rows` rows at a time.
+    /// Returns options for one device that runs one micro-batch of up to `rows` rows after another.
     pub fn new(rows: usize) -> Self {
         Self {
             rows,
@@ -64,12 +63,11 @@ impl PlanOptions {
         }
     }
 
-    /// Returns the bytes of the averages of so many parameters, if they are kept.
+    /// Returns the bytes of the averages of `elements` parameters; 0 if none are kept.
     pub fn average_bytes(&self, elements: usize) -> usize {
         if self.averages { elements.saturating_mul(DType::F32.bytes()) } else { 0 }
     }
 
-    /// Returns the most bytes that a bucket takes, unless a single tensor is larger.
     fn bucket_bytes(&self) -> usize {
         self.parameter_bytes_max.unwrap_or(usize::MAX).min(self.bucket_bytes_max)
     }
@@ -82,20 +80,20 @@ pub struct Bucket {
     pub kind: ParameterKind,
     /// Rates of the optimizer, if it is trained.
     pub rates: UpdateRates,
-    /// Rank of the tensor group that has its slices; `None` if every rank has the bucket.
+    /// Rank of the tensor group that holds its slices; `None` if every rank has the bucket.
     pub rank: Option<u32>,
     /// Each parameter and its first element; those with weight decay come first.
     pub parameters: Vec<(ParamId, usize)>,
     /// Number of elements, including the gaps that alignment leaves (which stay zero).
     pub length: usize,
-    /// Elements before this one have weight decay: all those of a running average, see
+    /// Elements before this one have weight decay. In a running average all have; see
     /// [`Bucket::update`].
     pub decay_end: usize,
 }
 
 impl Bucket {
-    /// Returns true if a rank of a tensor group has the bucket, and so does a device that runs the
-    /// whole graph.
+    /// Returns true if a rank of a tensor group, or a device that runs the whole graph (`None`),
+    /// has the bucket.
     pub(super) fn is_of(&self, tensor_rank: Option<u32>) -> bool {
         self.rank.is_none() || self.rank == tensor_rank
     }
@@ -115,8 +113,8 @@ impl Bucket {
     /// if it is frozen.
     ///
     /// A running average is plain gradient descent on `(state - s)^2 / 2` per row, with the
-    /// momentum as learning rate: the state in the gradient is its weight decay of 1, and the rest
-    /// is what was accumulated.
+    /// momentum as learning rate: the gradient `state - s` is a weight decay of 1 plus the
+    /// accumulated gradient.
     pub fn update(&self, optimizer: &Update) -> Option<Update> {
         match self.kind {
             ParameterKind::Trained => Some(optimizer.at(self.rates)),
@@ -138,11 +136,11 @@ pub struct Plan {
     pub places: Vec<TensorLocation>,
     /// Buckets in the order in which the backward pass completes them.
     pub buckets: Vec<Bucket>,
-    /// By bucket: true if a device that runs this plan holds it.
+    /// True for each bucket that a device with this plan holds.
     pub held: Vec<bool>,
-    /// By block: true if a device that runs this plan runs its segments.
+    /// True for each block whose segments a device with this plan runs.
     pub held_blocks: Vec<bool>,
-    /// Part that this is a plan of; `None` for a whole graph.
+    /// The planned part; `None` for a whole graph.
     pub part: Option<super::PlannedPart>,
 }
 
@@ -175,8 +173,9 @@ impl Plan {
         Self { graph, options, segments, slots, places, buckets, held, held_blocks, part: None }
     }
 
-    /// Returns the fewest samples that a micro-batch should have: 8 if statistics of micro-batches
-    /// are normalized by, which of fewer differ too much from those of the batch, or else 1.
+    /// Returns the smallest advisable number of samples in a micro-batch: 8 if a layer normalizes
+    /// by statistics of micro-batches, which differ too much from those of the batch with fewer, or
+    /// else 1.
     pub fn rows_min(&self) -> u32 {
         if self.buckets.iter().any(|bucket| bucket.kind.is_state()) {
             STATISTICS_ROWS_MIN
@@ -197,14 +196,16 @@ impl Plan {
 
     /// Returns the bytes of the slot that shares the memory of logits; 0 without one.
     pub fn logits_slot_bytes(&self) -> usize {
-        let mut slots = self.slots.iter().filter(|slot| slot.kind == SlotKind::Logits);
-        slots.next().map_or(0, |slot| slot.bytes)
+        match self.slots.iter().find(|slot| slot.kind == SlotKind::Logits) {
+            Some(slot) => slot.bytes,
+            None => 0,
+        }
     }
 
     /// Returns the buckets that a step updates, in order.
     pub fn updated_buckets(&self) -> impl Iterator<Item = BucketId> + '_ {
-        let buckets = (0..).map(BucketId).zip(&self.buckets);
-        buckets.filter_map(|(id, bucket)| bucket.is_updated().then_some(id))
+        let ids = (0..self.buckets.len() as u32).map(BucketId);
+        ids.filter(|id| self.buckets[id.index()].is_updated())
     }
 
     /// Returns the ranges in which an update of a range of a bucket runs: that one or, if moments
@@ -250,8 +251,8 @@ impl Plan {
     /// Returns true if a device that runs this plan computes a tensor, and does not receive it.
     pub fn computes(&self, tensor: TensorId) -> bool {
         let root = self.graph.root(tensor);
-        let held = self.graph.nodes.iter().filter(|node| self.holds_block(node.block));
-        held.flat_map(|node| &node.outputs).any(|output| *output == root)
+        let mut nodes = self.graph.nodes.iter();
+        nodes.any(|node| self.holds_block(node.block) && node.outputs.contains(&root))
     }
 
     /// Returns the location of a tensor's elements, through aliases.
@@ -261,24 +262,28 @@ impl Plan {
 
     /// Returns the bytes of the states that a device with this plan has.
     pub fn state_bytes(&self) -> usize {
-        let held = self.graph.states.iter().filter(|state| self.is_placed(state.tensor));
-        held.map(|state| self.graph.tensor(state.tensor).bytes(0)).sum()
+        let mut bytes = 0;
+        for state in &self.graph.states {
+            if self.is_placed(state.tensor) {
+                bytes += self.graph.tensor(state.tensor).bytes(0);
+            }
+        }
+        bytes
     }
 
     /// Returns the segments of a pass, in canonical order.
     pub fn phase(&self, phase: PassKind) -> impl Iterator<Item = SegmentId> + '_ {
-        let of_phase = move |(index, segment): (usize, &Segment)| {
-            (segment.phase == phase).then_some(SegmentId(index as u32))
-        };
-        self.segments.iter().enumerate().filter_map(of_phase)
+        let ids = (0..self.segments.len() as u32).map(SegmentId);
+        ids.filter(move |id| self.segments[id.index()].phase == phase)
     }
 
-    /// Returns the buckets of which each segment reads or writes parameters.
+    /// Returns, for each segment, the buckets whose parameters it reads or writes.
     pub fn buckets_of_segments(&self) -> Vec<Vec<BucketId>> {
         let mut bucket_of = HashMap::new();
-        for (id, bucket) in (0..).map(BucketId).zip(&self.buckets) {
+        for (index, bucket) in self.buckets.iter().enumerate() {
             for (parameter, _) in &bucket.parameters {
-                bucket_of.insert(self.graph.parameters[parameter.index()].tensor, id);
+                let tensor = self.graph.parameters[parameter.index()].tensor;
+                bucket_of.insert(tensor, BucketId(index as u32));
             }
         }
         let mut found = Vec::with_capacity(self.segments.len());
@@ -308,11 +313,13 @@ impl Plan {
     /// Returns the bytes of the largest tensor that has memory, at the plan's capacity of rows,
     /// which one binding must hold.
     pub fn tensor_bytes_max(&self) -> usize {
-        let rows = self.options.rows;
-        let placed = (0..self.graph.tensors.len() as u32).map(TensorId);
-        let placed = placed.filter(|&tensor| self.is_placed(tensor));
-        let bytes = |t: TensorId| self.graph.tensor(t).bytes(rows);
-        placed.map(bytes).max().unwrap_or(0)
+        let mut largest = 0;
+        for id in (0..self.graph.tensors.len() as u32).map(TensorId) {
+            if self.is_placed(id) {
+                largest = largest.max(self.graph.tensor(id).bytes(self.options.rows));
+            }
+        }
+        largest
     }
 }
 
@@ -336,8 +343,8 @@ pub(super) fn segments(graph: &Graph) -> Vec<Segment> {
     segments
 }
 
-/// Order of buckets by their updates: trained ones, by their rates, before running averages and
-/// those before frozen ones. Parameters of one key are updated alike.
+/// Order of buckets by their updates: trained ones, by their rates, then running averages, then
+/// frozen ones. Parameters with the same key have the same update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum UpdateOrder {
     Trained { lr_scale: u32, weight_decay: Option<u32> },
@@ -368,16 +375,16 @@ pub(super) fn buckets(
     options: &PlanOptions,
 ) -> (Vec<Bucket>, Vec<Option<SegmentId>>) {
     let used = graph.users_of_parameters();
-    // Keyed so that iteration is the order of completion: by the first block that uses it, from
-    // the last block; within one, the block's own parameters before tied ones, each by its update,
-    // and what all ranks of a tensor group have before the slices of each.
+    // Keyed so that iteration is the order of completion: by the first block that uses the
+    // parameter, from the last block; within a block, its own parameters before tied ones, each by
+    // its update, and replicated parameters before the slices of the ranks of a tensor group.
     type Key = (std::cmp::Reverse<u32>, Option<u32>, UpdateOrder, Option<u32>);
     let mut groups: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
     for (index, blocks) in used.iter().enumerate() {
         let first = blocks.iter().min().copied().unwrap_or(0);
-        let tied = blocks.iter().any(|&block| block != first);
+        let is_tied = blocks.iter().any(|&block| block != first);
         let parameter = &graph.parameters[index];
-        let tied = tied.then_some(parameter.whole.number);
+        let tied = if is_tied { Some(parameter.whole.number) } else { None };
         let key = (std::cmp::Reverse(first), tied, UpdateOrder::of(parameter), parameter.rank);
         groups.entry(key).or_default().push(ParamId(index as u32));
     }
@@ -386,8 +393,10 @@ pub(super) fn buckets(
     for ((std::cmp::Reverse(block), ..), parameters) in groups {
         let last = segments.iter().rposition(|s| s.block == block && s.phase != PassKind::Forward);
         for bucket in pack(graph, parameters, options.bucket_bytes()) {
-            let last = last.filter(|_| bucket.is_updated());
-            finished_by.push(last.map(|index| SegmentId(index as u32)));
+            finished_by.push(match last {
+                Some(index) if bucket.is_updated() => Some(SegmentId(index as u32)),
+                _ => None,
+            });
             buckets.push(bucket);
         }
     }
@@ -396,49 +405,55 @@ pub(super) fn buckets(
 
 /// Packs parameters into one or more buckets of at most `bytes_max` (but at least a tensor) each.
 fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket> {
-    let parameter = |id: &ParamId| &graph.parameters[id.index()];
-    let padded = |id: &ParamId| {
-        graph.tensor(parameter(id).tensor).shape.per_row().next_multiple_of(ALIGNMENT)
-    };
-    let mut parts: Vec<Vec<ParamId>> = vec![Vec::new()];
+    let mut buckets = Vec::new();
+    let mut part: Vec<ParamId> = Vec::new();
     let mut length = 0;
     for id in parameters {
-        if length > 0 && (length + padded(&id)) * DType::F32.bytes() > bytes_max {
-            parts.push(Vec::new());
+        let padded = padded_length(graph, id);
+        if length > 0 && (length + padded) * DType::F32.bytes() > bytes_max {
+            buckets.push(lay_out(graph, std::mem::take(&mut part)));
             length = 0;
         }
-        length += padded(&id);
-        if let Some(part) = parts.last_mut() {
-            part.push(id);
-        }
+        length += padded;
+        part.push(id);
     }
-    let lay_out = |mut ids: Vec<ParamId>| {
-        ids.sort_by_key(|id| !parameter(id).decay);
-        // All have the same kind, rates and rank, and there is at least one.
-        let Parameter { kind, rates, rank, .. } = *parameter(&ids[0]);
-        let parameters = Vec::with_capacity(ids.len());
-        let mut bucket = Bucket { kind, rates, rank, parameters, length: 0, decay_end: 0 };
-        for id in ids {
-            bucket.parameters.push((id, bucket.length));
-            bucket.length += padded(&id);
-            if parameter(&id).decay || kind.is_state() {
-                bucket.decay_end = bucket.length;
-            }
-        }
-        bucket
-    };
-    parts.into_iter().map(lay_out).collect()
+    buckets.push(lay_out(graph, part));
+    buckets
 }
 
-/// Gives the parameters and gradients of the held buckets their places.
+/// Returns the elements of a parameter in a bucket, with the gap after it.
+fn padded_length(graph: &Graph, id: ParamId) -> usize {
+    let tensor = graph.parameters[id.index()].tensor;
+    graph.tensor(tensor).shape.per_row().next_multiple_of(ALIGNMENT)
+}
+
+/// Lays out the bucket of parameters, at least one, that have the same kind, rates and rank.
+fn lay_out(graph: &Graph, mut ids: Vec<ParamId>) -> Bucket {
+    ids.sort_by_key(|id| !graph.parameters[id.index()].decay);
+    let Parameter { kind, rates, rank, .. } = graph.parameters[ids[0].index()];
+    let parameters = Vec::with_capacity(ids.len());
+    let mut bucket = Bucket { kind, rates, rank, parameters, length: 0, decay_end: 0 };
+    for id in ids {
+        bucket.parameters.push((id, bucket.length));
+        bucket.length += padded_length(graph, id);
+        if graph.parameters[id.index()].decay || kind.is_state() {
+            bucket.decay_end = bucket.length;
+        }
+    }
+    bucket
+}
+
+/// Sets the places of the parameters and gradients of the held buckets.
 pub(super) fn place_parameters(
     graph: &Graph,
     buckets: &[Bucket],
     held: &[bool],
     places: &mut [TensorLocation],
 ) {
-    let held = buckets.iter().enumerate().filter(|(index, _)| held[*index]);
-    for (index, bucket) in held {
+    for (index, bucket) in buckets.iter().enumerate() {
+        if !held[index] {
+            continue;
+        }
         let bucket_id = BucketId(index as u32);
         for &(id, start) in &bucket.parameters {
             let parameter = &graph.parameters[id.index()];
@@ -451,7 +466,7 @@ pub(super) fn place_parameters(
     }
 }
 
-/// Gives the states that nodes of the held blocks use their places.
+/// Sets the places of the states that nodes of the held blocks use.
 pub(super) fn place_states(graph: &Graph, held: &[bool], places: &mut [TensorLocation]) {
     for node in graph.nodes.iter().filter(|node| held[node.block as usize]) {
         for tensor in node.inputs.iter().chain(&node.outputs) {

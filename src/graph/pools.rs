@@ -1,4 +1,4 @@
-//! The builder's poolings, and pictures of another size.
+//! The builder's poolings and the upsampling of pictures.
 
 use super::Builder;
 use super::builder::BuildResult;
@@ -55,13 +55,13 @@ impl Builder {
         if counts.iter().zip(options.kernel).all(|(at, all)| at.iter().all(|n| *n == all)) {
             return Ok(mean);
         }
-        let shares = counts[0].iter().flat_map(|rows| {
-            counts[1].iter().flat_map(|columns| {
+        let mut shares = Vec::with_capacity(counts[0].len() * counts[1].len() * dims[2]);
+        for rows in &counts[0] {
+            for columns in &counts[1] {
                 let count = (*rows * *columns) as f32;
-                std::iter::repeat_n(places / count, dims[2])
-            })
-        });
-        let shares: Vec<f32> = shares.collect();
+                shares.extend(std::iter::repeat_n(places / count, dims[2]));
+            }
+        }
         let name = format!("avg_pool2d{options} {divisor:?} of {} {}", by(size), dims[2]);
         let shares = self.shared_constant(&name, &dims, shares);
         self.mul(mean, shares)
@@ -101,7 +101,7 @@ impl Builder {
     /// pictures, it is a product with matrices: [`Interpolation::Area`].
     ///
     /// # Errors
-    /// Returns [`ShapeError`](crate::ShapeError) if `x` is no pictures, or a size is 0.
+    /// Returns [`ShapeError`](crate::ShapeError) if `x` is not `(b, h, w, c)`, or a size is 0.
     pub fn adaptive_avg_pool2d(&mut self, x: TensorId, size: [usize; 2]) -> BuildResult {
         let [_, h, w, _] = *self.shape(x).dims() else {
             let why = "pictures are (b, h, w, c)".into();
@@ -119,7 +119,7 @@ impl Builder {
     /// `interpolate` with `mode="nearest"` and whole scale factors.
     ///
     /// # Errors
-    /// Returns [`ShapeError`](crate::ShapeError) if `x` is no pictures, or a factor is 0.
+    /// Returns [`ShapeError`](crate::ShapeError) if `x` is not `(b, h, w, c)`, or a factor is 0.
     pub fn upsample_nearest(&mut self, x: TensorId, factors: [usize; 2]) -> BuildResult {
         let [b, h, w, c] = *self.shape(x).dims() else {
             let why = "pictures are (b, h, w, c)".into();

@@ -1,15 +1,15 @@
-//! Arithmetic class of a model: what its matrix products multiply.
+//! Arithmetic of a model: the number format of the operands of its matrix products.
 
 use super::{Graph, Op};
 
-/// Arithmetic of matrix products, convolutions and attention. All sums are in f32, and all other
-/// ops, the softmax of attention, the parameters and the moments too.
+/// Arithmetic of matrix products, convolutions and attention. All sums, all other ops, the softmax
+/// of attention and the parameters are in f32.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// Operands are what they are.
+    /// Operands are not rounded.
     #[default]
     F32,
     /// Operands are rounded to f16 (IEEE 754 binary16: to nearest, ties to even, with subnormals,

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use super::passes::fuse::{Fusion, rules};
 use super::{
-    Bucket, Graph, MomentFormat, PassKind, Plan, Role, SlotKind, TensorLocation, UpdateRates,
+    Bucket, Graph, MomentFormat, PassKind, Plan, Role, Slot, SlotKind, Tensor, TensorLocation,
+    UpdateRates,
 };
 use potluck_core::format::{counted, listed, size_text};
 use potluck_core::{DType, TensorId};
@@ -12,14 +13,15 @@ use potluck_core::{DType, TensorId};
 /// Formats a graph with one line per node: pass, block, op, and the shapes it maps.
 pub fn graph_table(graph: &Graph) -> String {
     let mut text = format!("{} parameters, {} nodes\n", graph.parameter_count(), graph.nodes.len());
-    let widths = graph.nodes.iter().map(|node| node.op.to_string().len());
-    let width = widths.max().unwrap_or(0);
+    let ops: Vec<String> = graph.nodes.iter().map(|node| node.op.to_string()).collect();
+    let width = ops.iter().map(String::len).max().unwrap_or(0);
     for (index, node) in graph.nodes.iter().enumerate() {
         let block = &graph.blocks[node.block as usize];
-        let list = |ids: &[TensorId]| listed(ids.iter().map(|id| operand(graph, *id)));
         let arrow = if node.accumulate.any() { "+=>" } else { "->" };
-        let (op, phase) = (node.op.to_string(), node.phase);
-        let (inputs, outputs) = (list(&node.inputs), list(&node.outputs));
+        let op = &ops[index];
+        let phase = node.phase;
+        let inputs = operands(graph, &node.inputs);
+        let outputs = operands(graph, &node.outputs);
         // Writing to a string cannot fail.
         let _ =
             writeln!(text, "{index:4} {phase} {block:<8} {op:<width$} {inputs} {arrow} {outputs}");
@@ -35,18 +37,22 @@ pub fn fusion_table(done: &[Fusion], rows: usize) -> String {
     }
     let mut text = format!("fused, saving memory traffic per micro-batch of {rows} rows\n");
     for (name, why) in rules() {
-        let applied = done.iter().filter(|fusion| fusion.rule == name);
-        let count = applied.clone().count();
-        if count > 0 {
-            let times = counted(count, "time", "times");
-            let saved = size_text(sum(applied.map(|fusion| fusion.bytes_saved(rows))));
-            let _ = writeln!(text, "  {name:<28}{times:>10}{saved:>14}  {why}");
+        let applied: Vec<&Fusion> = done.iter().filter(|fusion| fusion.rule == name).collect();
+        if applied.is_empty() {
+            continue;
         }
+        let times = counted(applied.len(), "time", "times");
+        let saved = size_text(sum(applied.iter().map(|fusion| fusion.bytes_saved(rows))));
+        let _ = writeln!(text, "  {name:<28}{times:>10}{saved:>14}  {why}");
     }
     let saved = size_text(sum(done.iter().map(|fusion| fusion.bytes_saved(rows))));
     let _ =
         writeln!(text, "  {:<28}{:>10}{saved:>14}", "all", counted(done.len(), "time", "times"));
     text
+}
+
+fn operands(graph: &Graph, ids: &[TensorId]) -> String {
+    listed(ids.iter().map(|id| operand(graph, *id)))
 }
 
 /// Formats a tensor as an operand: parameters and inputs by name, activations by number, with the
@@ -83,7 +89,7 @@ pub fn graph_dot(graph: &Graph) -> String {
                 }
                 None => {
                     let style = "shape=ellipse, style=dashed";
-                    let (name, shape) = (&tensor.name, &tensor.shape);
+                    let Tensor { name, shape, .. } = tensor;
                     let _ = writeln!(text, "  {input} [label=\"{name}\\n{shape}\", {style}];");
                     let _ = writeln!(text, "  {input} -> n{index};");
                 }
@@ -117,11 +123,10 @@ pub struct MemoryUsage {
     pub scratch: usize,
     /// Tensors that stay on the device from step to step.
     pub states: usize,
-    /// Memory in which kernels hand results on within one call; 0 unless the caller sets it.
+    /// Memory for intermediate results of kernels within one call; 0 unless the caller sets it.
     pub workspace: usize,
-    /// Copy of the parameters, the moments and the averages in f32, which a save makes in the
-    /// host's memory, with another one of the parameters that averages have displaced; no part of
-    /// the peak.
+    /// Host memory of a save: a copy of the parameters, the moments and the averages in f32, and
+    /// another copy of the parameters if averages have displaced them. Not part of the peak.
     pub saved: usize,
 }
 
@@ -136,24 +141,21 @@ impl MemoryUsage {
     pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
         let parameters = held_elements(plan) * DType::F32.bytes();
         let updated = updated_elements(plan) * DType::F32.bytes();
-        let of_format = |format: MomentFormat| format.bytes(owned).saturating_mul(moments);
-        let of_kind = |kind| {
-            let slots = plan.slots.iter().filter(|s| s.kind == kind);
-            sum(slots.map(|slot| slot.bytes.saturating_mul(slot.copies)))
-        };
+        let device_moments = plan.options.moments.bytes(owned).saturating_mul(moments);
+        let saved_moments = MomentFormat::F32.bytes(owned).saturating_mul(moments);
         let averages = plan.options.average_bytes(owned);
-        // Behind an evaluation with averages, the host has the parameters already.
+        // After an evaluation with averages, the host has the parameters already.
         let displaced = if plan.options.averages { parameters } else { 0 };
         Self {
             parameters,
             gradients: if plan.graph.is_trained() { updated } else { 0 },
-            moments: of_format(plan.options.moments),
+            moments: device_moments,
             averages,
-            stash: of_kind(SlotKind::Stash),
-            scratch: of_kind(SlotKind::Scratch),
+            stash: slot_bytes(plan, SlotKind::Stash),
+            scratch: slot_bytes(plan, SlotKind::Scratch),
             states: plan.state_bytes(),
             workspace: 0,
-            saved: sum([parameters, displaced, of_format(MomentFormat::F32), averages]),
+            saved: sum([parameters, displaced, saved_moments, averages]),
         }
     }
 
@@ -179,6 +181,15 @@ fn held_buckets(plan: &Plan) -> impl Iterator<Item = (usize, &Bucket)> {
     plan.buckets.iter().enumerate().filter(|(index, _)| plan.held[*index])
 }
 
+fn slots_of_kind(plan: &Plan, kind: SlotKind) -> impl Iterator<Item = &Slot> {
+    plan.slots.iter().filter(move |slot| slot.kind == kind)
+}
+
+/// Returns the bytes of all copies of the slots of a kind.
+fn slot_bytes(plan: &Plan, kind: SlotKind) -> usize {
+    sum(slots_of_kind(plan, kind).map(|slot| slot.bytes.saturating_mul(slot.copies)))
+}
+
 /// Returns the elements of the held buckets, with the gaps.
 fn held_elements(plan: &Plan) -> usize {
     held_buckets(plan).map(|(_, bucket)| bucket.length).sum()
@@ -191,7 +202,11 @@ fn updated_elements(plan: &Plan) -> usize {
 
 /// Returns the sum; on overflow, the largest number.
 fn sum(bytes: impl IntoIterator<Item = usize>) -> usize {
-    bytes.into_iter().fold(0, usize::saturating_add)
+    let mut sum = 0_usize;
+    for bytes in bytes {
+        sum = sum.saturating_add(bytes);
+    }
+    sum
 }
 
 /// Memory-relevant data of one rank in [`memory_tables`].
@@ -204,11 +219,11 @@ pub struct RankMemoryUsage<'a> {
     pub owned: usize,
     /// Bytes of the device that kernels use within one call.
     pub workspace: usize,
-    /// Bytes of host memory that the rank's transfers are staged in, where that is known, and of
-    /// the buffers of its messages.
+    /// Bytes of host memory in which the rank's transfers are staged, if known.
     pub staging: Option<usize>,
+    /// Bytes of host memory of the buffers of the rank's messages, if known.
     pub pool: Option<usize>,
-    /// Bytes of host memory that tensors take on their way to other stages of a pipeline.
+    /// Bytes of host memory of tensors in transit to other stages of a pipeline.
     pub edges: Option<usize>,
     /// Sentence on the stashes in flight in a pipeline.
     pub stashes: Option<&'a str>,
@@ -249,10 +264,16 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
         let note = format!("{moments} per parameter that it updates, {owned} of {all}{format}");
         let memory = MemoryUsage::of_shard(plan, moments, *owned);
         let memory = MemoryUsage { workspace: usage.workspace, ..memory };
-        let staging = staging.map(|bytes| ("staging", bytes, "of the host, for what travels"));
-        let pool = pool.map(|bytes| ("pool", bytes, "of the host, for messages of the rank"));
-        let edges = edges.map(|bytes| ("edges", bytes, "of the host, for tensors on their way"));
-        let host: Vec<_> = staging.into_iter().chain(pool).chain(edges).collect();
+        let mut host = Vec::new();
+        if let Some(bytes) = staging {
+            host.push(("staging", *bytes, "of the host, for what travels"));
+        }
+        if let Some(bytes) = pool {
+            host.push(("pool", *bytes, "of the host, for messages of the rank"));
+        }
+        if let Some(bytes) = edges {
+            host.push(("edges", *bytes, "of the host, for tensors on their way"));
+        }
         text += &memory_rows(plan, &memory, &note, &host);
         for line in stashes.iter().chain([limit]) {
             // Writing to a string cannot fail.
@@ -262,8 +283,10 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
             text += &bucket_rows(plan);
         }
     }
-    let shared = ranks.first().filter(|_| alike);
-    text + &shared.map_or_else(String::new, |first| bucket_rows(first.plan))
+    if alike && let Some(first) = ranks.first() {
+        text += &bucket_rows(first.plan);
+    }
+    text
 }
 
 /// Formats the memory of a device, then that of the host: names, bytes and notes.
@@ -273,13 +296,14 @@ fn memory_rows(
     moments: &str,
     host: &[(&'static str, usize, &'static str)],
 ) -> String {
-    let placed = plan.graph.tensors.iter().zip(&plan.places);
-    let in_slots = placed.filter(|(_, place)| matches!(place, TensorLocation::Slot(_)));
-    let rows = plan.options.rows;
-    let unshared = sum(in_slots.map(|(tensor, _)| tensor.bytes(rows)));
-    let slots =
-        |kind| counted(plan.slots.iter().filter(|s| s.kind == kind).count(), "slot", "slots");
-    let (stash, scratch) = (slots(SlotKind::Stash), slots(SlotKind::Scratch));
+    let mut unshared = 0_usize;
+    for (tensor, place) in plan.graph.tensors.iter().zip(&plan.places) {
+        if matches!(place, TensorLocation::Slot(_)) {
+            unshared = unshared.saturating_add(tensor.bytes(plan.options.rows));
+        }
+    }
+    let stash = counted(slots_of_kind(plan, SlotKind::Stash).count(), "slot", "slots");
+    let scratch = counted(slots_of_kind(plan, SlotKind::Scratch).count(), "slot", "slots");
     let copies = copies_text(plan);
     let mut rows = vec![
         ("parameters", memory.parameters, format!("{} values", held_values(plan))),
@@ -295,7 +319,9 @@ fn memory_rows(
     rows.retain(|(name, bytes, _)| {
         !["averages", "scratch", "states", "workspace"].contains(name) || *bytes > 0
     });
-    rows.extend(host.iter().map(|(name, bytes, note)| (*name, *bytes, (*note).into())));
+    for (name, bytes, note) in host {
+        rows.push((name, *bytes, note.to_string()));
+    }
     let mut text = String::new();
     for (name, bytes, note) in rows {
         let _ = writeln!(text, "  {name:<11}{:>12}  {note}", size_text(bytes));
@@ -308,18 +334,23 @@ fn memory_rows(
 
 /// Returns the number of trained values that a device with this plan holds.
 fn held_values(plan: &Plan) -> usize {
-    let ids = held_buckets(plan).flat_map(|(_, bucket)| &bucket.parameters);
-    let parameters = ids.map(|(id, _)| &plan.graph.parameters[id.index()]);
-    parameters.map(|parameter| plan.graph.tensor(parameter.tensor).shape.per_row()).sum()
+    let mut values = 0;
+    for (_, bucket) in held_buckets(plan) {
+        for (id, _) in &bucket.parameters {
+            let tensor = plan.graph.parameters[id.index()].tensor;
+            values += plan.graph.tensor(tensor).shape.per_row();
+        }
+    }
+    values
 }
 
 /// Formats the numbers of copies of the slots kept between segments: `times 2`, `1 to 4 copies`.
 fn copies_text(plan: &Plan) -> String {
-    let stash = plan.slots.iter().filter(|slot| slot.kind == SlotKind::Stash);
-    let copies = stash.map(|slot| slot.copies);
-    match (copies.clone().min(), copies.max()) {
+    let copies: Vec<usize> = slots_of_kind(plan, SlotKind::Stash).map(|slot| slot.copies).collect();
+    match (copies.iter().min(), copies.iter().max()) {
         (Some(least), Some(most)) if least < most => format!("{least} to {most} copies"),
-        (_, most) => format!("times {}", most.unwrap_or(plan.options.in_flight)),
+        (_, Some(most)) => format!("times {most}"),
+        (_, None) => format!("times {}", plan.options.in_flight),
     }
 }
 
@@ -334,13 +365,13 @@ fn bucket_rows(plan: &Plan) -> String {
     text
 }
 
-/// Returns the words that leave frozen parameters out, if there are any.
+/// Returns the words that exclude frozen parameters, if there are any.
 fn of_trained(plan: &Plan) -> &'static str {
     let all_are = plan.buckets.iter().all(Bucket::is_updated);
     if all_are { "" } else { " that is not frozen" }
 }
 
-/// Returns how a bucket is updated, if not as most are.
+/// Describes the update of a bucket, as far as it differs from the default.
 fn update_note(bucket: &Bucket) -> String {
     let UpdateRates { lr_scale, weight_decay } = bucket.rates;
     let mut note = String::new();

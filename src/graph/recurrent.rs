@@ -1,5 +1,5 @@
-//! The builder's recurrent layers beside [`Builder::recurrent`], whose steps are nodes of their
-//! own, and layers in both directions.
+//! The builder's recurrent layers whose time steps are separate nodes, unlike
+//! [`Builder::recurrent`], and bidirectional layers.
 
 use super::Builder;
 use super::builder::BuildResult;
@@ -10,8 +10,7 @@ use potluck_core::TensorId;
 /// Gates of a GRU: reset, update and new.
 const GRU_GATES: usize = 3;
 
-/// Sizes and parameters of a layer whose steps are nodes: sequences `(b, t, in)`, and the weights
-/// and biases of their gates.
+/// Sizes and parameters of a layer over sequences `(b, t, in)` whose steps are nodes.
 struct UnrolledLayer {
     b: usize,
     t: usize,
@@ -67,9 +66,9 @@ impl Builder {
     ) -> BuildResult {
         let (layer, gates) = self.unrolled("gru_reset_before", x, parameters, GRU_GATES)?;
         let h = layer.h;
-        let [of_gates, of_new] = [[0, 2 * h], [2 * h, h]];
+        // Rows of the reset and update gates, and of the new values.
         let mut parts = Vec::new();
-        for [start, length] in [of_gates, of_new] {
+        for [start, length] in [[0, 2 * h], [2 * h, h]] {
             parts.push(UnrolledLayer {
                 weight_hh: self.slice(layer.weight_hh, 0, start, length)?,
                 bias_hh: self.slice(layer.bias_hh, 0, start, length)?,
@@ -108,8 +107,8 @@ impl Builder {
 
     /// Computes a layer in both directions over `x (b, t, in)`: of `layer` on the sequences, and on
     /// them from the last step to the first, the hidden values side by side `(b, t, 2h)`, each at
-    /// its step, as PyTorch's `bidirectional=True`. The layer is told whether the sequences are
-    /// reversed, and has parameters of its own for each direction.
+    /// its step, as PyTorch's `bidirectional=True`. The last argument of `layer` is true for the
+    /// reversed sequences; each direction has separate parameters.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `x` has another number of dimensions, and the error of the layer.
@@ -129,7 +128,7 @@ impl Builder {
         self.concat(&[forward, backward], 2)
     }
 
-    /// Returns a layer of so many gates, and the product of its inputs for all steps.
+    /// Returns a layer with a number of gates, and the product of its inputs for all steps.
     fn unrolled(
         &mut self,
         op: &str,
@@ -138,13 +137,12 @@ impl Builder {
         gates: usize,
     ) -> Result<(UnrolledLayer, TensorId), ShapeError> {
         let [weight_ih, weight_hh, bias_ih, bias_hh] = parameters;
-        let (given, columns) = (self.shape(x).dims(), self.shape(weight_hh).dims());
-        let ([b, t, _], [rows, h]) = (given, columns) else {
+        let ([b, t, _], [rows, h]) = (self.shape(x).dims(), self.shape(weight_hh).dims()) else {
             let why = "sequences are (b, t, in), and weight_hh (gates h, h)".into();
             return Err(self.refused(op, &[x, weight_hh], why));
         };
-        let (b, t, h) = (*b, *t, *h);
-        if *rows != gates * h {
+        let [b, t, rows, h] = [*b, *t, *rows, *h];
+        if rows != gates * h {
             let why = format!("weight_hh of {gates} gates is ({}, {h})", gates * h);
             return Err(self.refused(op, &[x, weight_hh], why));
         }
@@ -159,7 +157,7 @@ impl Builder {
         self.reshape(own, &[layer.b, columns])
     }
 
-    /// Returns the product of the hidden values with their weight, of which zeros have the bias.
+    /// Returns the product of the hidden values with their weight, plus the bias; `None` are zeros.
     fn hidden_product(&mut self, layer: &UnrolledLayer, hidden: Option<TensorId>) -> BuildResult {
         match hidden {
             Some(hidden) => self.linear(hidden, layer.weight_hh, Some(layer.bias_hh)),

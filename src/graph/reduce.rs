@@ -1,5 +1,5 @@
-//! Reductions of what the ranks of a tensor group computed, on the host: in the order of the ranks,
-//! so that every rank goes on with the same bits.
+//! Reductions over the ranks of a tensor group, on the host: in the order of the ranks, so that
+//! every rank continues with the same bits.
 
 use super::Reduction;
 
@@ -18,8 +18,8 @@ impl Reduction {
     /// # Panics
     /// If there is no rank, or the ranks have tensors of other lengths or numbers.
     pub fn reduce<T: AsRef<[f32]>>(self, ranks: &[Vec<T>]) -> Vec<Vec<f32>> {
-        let own = |tensor: &T| tensor.as_ref().to_vec();
-        let mut reduced: Vec<Vec<f32>> = ranks[0].iter().map(own).collect();
+        let mut reduced: Vec<Vec<f32>> =
+            ranks[0].iter().map(|tensor| tensor.as_ref().to_vec()).collect();
         assert_eq!(reduced.len(), self.tensors(), "tensors of {self:?}");
         for rank in &ranks[1..] {
             let lengths = rank.iter().map(|tensor| tensor.as_ref().len());
@@ -29,21 +29,19 @@ impl Reduction {
         match self {
             Self::Sum => {
                 for rank in &ranks[1..] {
-                    reduced[0]
-                        .iter_mut()
-                        .zip(rank[0].as_ref())
-                        .for_each(|(sum, value)| *sum += value);
+                    for (sum, value) in reduced[0].iter_mut().zip(rank[0].as_ref()) {
+                        *sum += value;
+                    }
                 }
             }
             Self::CrossEntropy { .. } => {
                 for row in 0..reduced[1].len() {
-                    let of_rank = |tensors: &Vec<T>| ClassLoss {
+                    let parts = ranks.iter().map(|tensors| ClassLoss {
                         loss: f64::from(tensors[0].as_ref()[2 * row]),
                         count: f64::from(tensors[0].as_ref()[2 * row + 1]),
                         lse: f64::from(tensors[1].as_ref()[row]),
-                    };
-                    let ClassLoss { loss, count, lse } =
-                        ClassLoss::joined(ranks.iter().map(of_rank));
+                    });
+                    let ClassLoss { loss, count, lse } = ClassLoss::joined(parts);
                     reduced[0][2 * row] = loss as f32;
                     reduced[0][2 * row + 1] = count as f32;
                     reduced[1][row] = lse as f32;
@@ -58,7 +56,7 @@ impl Reduction {
 #[derive(Clone, Copy, Debug)]
 pub struct ClassLoss {
     pub loss: f64,
-    /// Count of the target: 0 if it is none of the classes.
+    /// Count of the target: 0 if it is not one of the classes.
     pub count: f64,
     /// Logarithm of the sum of the exponentials of the logits of the classes.
     pub lse: f64,
@@ -66,9 +64,9 @@ pub struct ClassLoss {
 
 impl ClassLoss {
     /// Returns the loss over the classes of all parts: `lse = m + log(sum_i exp(lse_i - m))` with
-    /// the largest `m` of the `lse_i`, and the sum of the losses, where in that of the part with
-    /// the target `lse_i` is replaced by `lse`. That is infinite where all logits of the part are
-    /// `-inf`, and so its `lse_i`.
+    /// the largest `m` of the `lse_i`, and the sum of the losses, with `lse_i` replaced by `lse` in
+    /// the loss of the part that has the target. The loss is infinite if all logits of that part,
+    /// and so its `lse_i`, are `-inf`.
     pub fn joined(parts: impl Iterator<Item = Self> + Clone) -> Self {
         let m = parts.clone().map(|part| part.lse).fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = parts.clone().map(|part| libm::exp(part.lse - m)).sum();
@@ -76,7 +74,7 @@ impl ClassLoss {
         let mut joined = Self { loss: 0.0, count: 0.0, lse };
         for part in parts {
             if part.count == 0.0 {
-                // What label smoothing gives its classes.
+                // The contribution of label smoothing.
                 joined.loss += part.loss;
                 continue;
             }

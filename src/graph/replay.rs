@@ -7,34 +7,37 @@ use super::{Graph, Node, PassKind, Plan, Role, Segment, SlotKind, TensorLocation
 use potluck_core::{SegmentId, SlotId, TensorId};
 
 /// Replays the segments that a rank runs, each with its micro-batch, on the slots of the rank's
-/// plan: tensor by tensor and copy by copy. Inputs are written before the first segment of a
-/// micro-batch, what other ranks compute before the first segment that reads it, and what other
-/// ranks read is read after the segment that computes it, as in a rank's program.
+/// plan: tensor by tensor and copy by copy. As in a rank's program, inputs are written before the
+/// first segment of a micro-batch, tensors of other ranks before the first segment that reads them,
+/// and other ranks read a tensor after the segment that computes it.
 ///
 /// # Errors
 /// Returns a sentence that names node, tensor and micro-batch if a node, another rank or the
-/// caller would read something else than what was written, if a node would write into the memory
-/// of an input of its own, or if something has no memory.
+/// caller would read memory that another tensor has overwritten, if a node would write into the
+/// memory of one of its own inputs, or if a tensor has no memory.
 pub fn replay(plan: &Plan, runs: &[(SegmentId, usize)]) -> Result<(), String> {
     let mut memory = Replay::new(plan, runs);
-    runs.iter().enumerate().try_for_each(|(index, run)| memory.run(index, *run))
+    for (index, (segment, micro_batch)) in runs.iter().enumerate() {
+        memory.run(index, *segment, *micro_batch)?;
+    }
+    Ok(())
 }
 
 /// Contents of the slots in the course of a replay.
 struct Replay<'a> {
     plan: &'a Plan,
-    /// By slot and copy: the tensor and the micro-batch that it holds.
+    /// Tensor and micro-batch held by each copy of each slot.
     holds: BTreeMap<(SlotId, usize), (TensorId, usize)>,
     /// Writes so far, by tensor and micro-batch.
     written: BTreeSet<(TensorId, usize)>,
-    /// By tensor: true if a node of this rank computes it.
+    /// True for each tensor that a node of this rank computes.
     own: Vec<bool>,
-    /// By tensor: true if a node of another rank reads it.
+    /// True for each tensor that a node of another rank reads.
     needed_elsewhere: Vec<bool>,
     /// Index of the last run of the forward pass of each micro-batch, after which the caller reads
     /// the outputs.
     forward_end: BTreeMap<usize, usize>,
-    /// Index of the last run of each micro-batch, after which the caller reads what is carried.
+    /// Index of the last run of each micro-batch, after which the caller reads carried states.
     end: BTreeMap<usize, usize>,
 }
 
@@ -45,23 +48,36 @@ impl<'a> Replay<'a> {
         let mut needed_elsewhere = own.clone();
         for node in &graph.nodes {
             if plan.holds_block(node.block) {
-                node.outputs.iter().for_each(|t| own[t.index()] = true);
+                for output in &node.outputs {
+                    own[output.index()] = true;
+                }
             } else {
-                node.inputs.iter().for_each(|t| needed_elsewhere[graph.root(*t).index()] = true);
+                for input in &node.inputs {
+                    needed_elsewhere[graph.root(*input).index()] = true;
+                }
             }
         }
-        let is_forward =
-            |segment: &SegmentId| plan.segments[segment.index()].phase == PassKind::Forward;
-        let forward = runs.iter().enumerate().filter(|(_, (segment, _))| is_forward(segment));
-        let forward_end = forward.map(|(index, (_, micro_batch))| (*micro_batch, index)).collect();
-        let end = runs.iter().enumerate().map(|(index, (_, micro_batch))| (*micro_batch, index));
-        let end = end.collect();
-        let (holds, written) = (BTreeMap::new(), BTreeSet::new());
-        Self { plan, holds, written, own, needed_elsewhere, forward_end, end }
+
+        let mut forward_end = BTreeMap::new();
+        let mut end = BTreeMap::new();
+        for (index, (segment, micro_batch)) in runs.iter().enumerate() {
+            if plan.segments[segment.index()].phase == PassKind::Forward {
+                forward_end.insert(*micro_batch, index);
+            }
+            end.insert(*micro_batch, index);
+        }
+        Self {
+            plan,
+            holds: BTreeMap::new(),
+            written: BTreeSet::new(),
+            own,
+            needed_elsewhere,
+            forward_end,
+            end,
+        }
     }
 
-    fn run(&mut self, index: usize, run: (SegmentId, usize)) -> Result<(), String> {
-        let (id, micro_batch) = run;
+    fn run(&mut self, index: usize, id: SegmentId, micro_batch: usize) -> Result<(), String> {
         let plan = self.plan;
         let segment = &plan.segments[id.index()];
         if !plan.holds_segment(id) {
@@ -82,18 +98,19 @@ impl<'a> Replay<'a> {
         }
         self.send(segment, micro_batch)?;
         if self.forward_end.get(&micro_batch) == Some(&index) {
-            let outputs = plan.graph.outputs.iter().map(|(name, output)| (name.as_str(), *output));
-            self.read_own(outputs, micro_batch)?;
+            for (name, output) in &plan.graph.outputs {
+                self.read_own(name, *output, micro_batch)?;
+            }
         }
         if self.end.get(&micro_batch) == Some(&index) {
-            let carried =
-                plan.graph.carried.iter().map(|carried| ("the next step", carried.output));
-            self.read_own(carried, micro_batch)?;
+            for carried in &plan.graph.carried {
+                self.read_own("the next step", carried.output, micro_batch)?;
+            }
         }
         Ok(())
     }
 
-    /// Writes what a transfer writes, once per micro-batch.
+    /// Writes a tensor by a transfer, once per micro-batch.
     fn write_once(&mut self, tensor: TensorId, micro_batch: usize) {
         if let Some(copy) = self.copy(tensor, micro_batch)
             && self.written.insert((tensor, micro_batch))
@@ -111,8 +128,8 @@ impl<'a> Replay<'a> {
         if graph.logits_bytes(node, self.plan.options.rows).is_some() {
             self.overwrite_logits(index, node)?;
         }
-        let real = |tensor: &&TensorId| graph.tensor(**tensor).alias_of.is_none();
-        let outputs: Vec<TensorId> = node.outputs.iter().filter(real).copied().collect();
+        let mut outputs: Vec<TensorId> = node.outputs.clone();
+        outputs.retain(|output| graph.tensor(*output).alias_of.is_none());
         for (nth, &output) in outputs.iter().enumerate() {
             if !self.plan.is_placed(output) {
                 let node = label(index, node);
@@ -123,7 +140,8 @@ impl<'a> Replay<'a> {
             let Some(copy) = self.copy(output, micro_batch) else { continue };
             let mut others = node.inputs.iter().chain(&outputs[..nth]);
             if let Some(other) = others.find(|t| self.copy(**t, micro_batch) == Some(copy)) {
-                let (node, (slot, copy)) = (label(index, node), copy);
+                let node = label(index, node);
+                let (slot, copy) = copy;
                 return Err(format!(
                     "{node} writes {output} of micro-batch {micro_batch} to {slot}, copy {copy}, \
                      where its {other} is"
@@ -135,23 +153,22 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Overwrites the slot of logits, in which a node that computes them has no tensor.
+    /// Overwrites the slot of logits, which must not hold a tensor of the node that computes them.
     fn overwrite_logits(&mut self, index: usize, node: &Node) -> Result<(), String> {
         let plan = self.plan;
-        let is_of_logits = |slot: SlotId| plan.slots[slot.index()].kind == SlotKind::Logits;
         for tensor in node.inputs.iter().chain(&node.outputs) {
             if let TensorLocation::Slot(slot) = plan.place(*tensor)
-                && is_of_logits(slot)
+                && plan.slots[slot.index()].kind == SlotKind::Logits
             {
                 let node = label(index, node);
                 return Err(format!("{node} has its {tensor} in {slot}, where its logits are"));
             }
         }
-        self.holds.retain(|(slot, _), _| !is_of_logits(*slot));
+        self.holds.retain(|(slot, _), _| plan.slots[slot.index()].kind != SlotKind::Logits);
         Ok(())
     }
 
-    /// Reads what other ranks need of a segment's results.
+    /// Reads the results of a segment that other ranks need.
     fn send(&mut self, segment: &Segment, micro_batch: usize) -> Result<(), String> {
         let graph = &self.plan.graph;
         for index in segment.nodes.clone() {
@@ -166,17 +183,11 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Reads those of some tensors, with their uses, that this rank computed.
-    fn read_own<'t>(
-        &self,
-        tensors: impl Iterator<Item = (&'t str, TensorId)>,
-        micro_batch: usize,
-    ) -> Result<(), String> {
-        for (name, output) in tensors {
-            let root = self.plan.graph.root(output);
-            if self.own[root.index()] && self.written.contains(&(root, micro_batch)) {
-                self.read(output, micro_batch, &|| format!("the caller, for {name},"))?;
-            }
+    /// Reads a tensor for the caller, if this rank computed it.
+    fn read_own(&self, purpose: &str, tensor: TensorId, micro_batch: usize) -> Result<(), String> {
+        let root = self.plan.graph.root(tensor);
+        if self.own[root.index()] && self.written.contains(&(root, micro_batch)) {
+            self.read(tensor, micro_batch, &|| format!("the caller, for {purpose},"))?;
         }
         Ok(())
     }
@@ -200,7 +211,10 @@ impl<'a> Replay<'a> {
         if held == Some(&(root, micro_batch)) {
             return Ok(());
         }
-        let held = held.map_or("nothing".into(), |(t, m)| format!("{t} of micro-batch {m}"));
+        let held = match held {
+            Some((other, of)) => format!("{other} of micro-batch {of}"),
+            None => "nothing".into(),
+        };
         let reader = reader();
         Err(format!(
             "{reader} reads {root} of micro-batch {micro_batch}, but {slot}, copy {copy}, holds \

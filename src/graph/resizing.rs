@@ -1,23 +1,23 @@
-//! The builder's functions that give an axis another length: entries that are repeated or left out,
-//! and weighted sums of neighbours, which are products with a matrix.
+//! The builder's functions that resize an axis: by repeating or dropping entries, or by weighted
+//! sums of neighbours, which are products with a matrix.
 
 use super::Builder;
 use super::builder::BuildResult;
 use potluck_core::TensorId;
 
-/// The most elements of a matrix of weights.
+/// Largest number of elements of a matrix of weights.
 const WEIGHTS_MAX: usize = 1 << 24;
 
 /// Coefficient of the cubic convolution (Keys 1981), as in PyTorch.
 const CUBIC: f64 = -0.75;
 
-/// Values between entries of an axis, by the names of PyTorch's `interpolate`. An axis has its
-/// entries at equal distances; with `align_corners`, the first and the last stay where they are.
+/// Interpolation between entries of an axis, by the names of PyTorch's `interpolate`. The entries
+/// are equidistant; with `align_corners`, the first and the last keep their positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interpolation {
     /// The entry at the place, rounded down: PyTorch's `nearest`.
     Nearest,
-    /// The entry in whose cell the middle of the new one is: PyTorch's `nearest-exact`.
+    /// The entry whose cell contains the middle of the new one: PyTorch's `nearest-exact`.
     NearestExact,
     /// The two neighbours by their distance: `linear`, `bilinear` and `trilinear`.
     Linear { align_corners: bool },
@@ -28,10 +28,9 @@ pub enum Interpolation {
 }
 
 impl Builder {
-    /// Gives axes of `x` other lengths, one for each. Several axes are resized one after the other,
-    /// as PyTorch's `interpolate` does: of pictures `(b, h, w, c)` these are the axes 1 and 2. All
-    /// but the nearest entries are products with a matrix of weights: in mixed precision they are
-    /// rounded as those are.
+    /// Resizes axes of `x` to `lengths`, one after the other, as PyTorch's `interpolate`: those of
+    /// pictures `(b, h, w, c)` are the axes 1 and 2. All interpolations but the nearest entries are
+    /// products with a matrix of weights, whose operands mixed precision rounds.
     ///
     /// # Errors
     /// Returns [`ShapeError`](crate::ShapeError) if there is no such axis, it is the batch's, a
@@ -67,13 +66,9 @@ impl Builder {
             let why = format!("axis {axis} of {known} entries cannot have {length}");
             return Err(self.refused("interpolate", &[x], why));
         }
-        let nearest = |middle: usize| {
-            let at = |new: usize| ((2 * new + middle) * known / (2 * length)).min(known - 1);
-            (0..length).map(at).collect::<Vec<usize>>()
-        };
         match by {
-            Interpolation::Nearest => self.take(x, axis, &nearest(0)),
-            Interpolation::NearestExact => self.take(x, axis, &nearest(1)),
+            Interpolation::Nearest => self.take(x, axis, &nearest(known, length, 0)),
+            Interpolation::NearestExact => self.take(x, axis, &nearest(known, length, 1)),
             _ => {
                 let name = format!("interpolate {by:?} {known} {length}");
                 let weights = weights(known, length, by);
@@ -82,6 +77,12 @@ impl Builder {
             }
         }
     }
+}
+
+/// Returns the nearest of `known` entries to each of `length` new ones, taken at its beginning
+/// (`middle` 0) or in its middle (1).
+fn nearest(known: usize, length: usize, middle: usize) -> Vec<usize> {
+    (0..length).map(|new| ((2 * new + middle) * known / (2 * length)).min(known - 1)).collect()
 }
 
 /// Returns the weights `(known, length)` of the entries of an axis in those of the new one.
@@ -95,34 +96,43 @@ fn weights(known: usize, length: usize, by: Interpolation) -> Vec<f32> {
     weights
 }
 
-/// Returns the entries that a new one is made of, and their weights.
-fn neighbours(new: usize, known: usize, length: usize, by: Interpolation) -> Vec<(usize, f64)> {
-    let place = |align_corners: bool| {
-        if !align_corners {
-            return (new as f64 + 0.5) * known as f64 / length as f64 - 0.5;
-        }
+/// Returns the position of a new entry among the `known` ones.
+fn position(new: usize, known: usize, length: usize, align_corners: bool) -> f64 {
+    if align_corners {
         (new * (known - 1)) as f64 / (length - 1).max(1) as f64
-    };
+    } else {
+        (new as f64 + 0.5) * known as f64 / length as f64 - 0.5
+    }
+}
+
+/// Returns the entries that contribute to a new one, and their weights.
+fn neighbours(new: usize, known: usize, length: usize, by: Interpolation) -> Vec<(usize, f64)> {
     let clamped = |entry: f64| entry.clamp(0.0, (known - 1) as f64) as usize;
+    let mut neighbours = Vec::new();
     match by {
         Interpolation::Linear { align_corners } => {
-            let place = place(align_corners).max(0.0);
-            let (below, part) = (place.floor(), place.fract());
-            vec![(clamped(below), 1.0 - part), (clamped(below + 1.0), part)]
+            let place = position(new, known, length, align_corners).max(0.0);
+            let below = place.floor();
+            let part = place.fract();
+            neighbours.push((clamped(below), 1.0 - part));
+            neighbours.push((clamped(below + 1.0), part));
         }
         Interpolation::Cubic { align_corners } => {
-            let place = place(align_corners);
-            let weight = |tap: f64| {
+            let place = position(new, known, length, align_corners);
+            for tap in [-1.0, 0.0, 1.0, 2.0] {
                 let entry = place.floor() + tap;
-                (clamped(entry), cubic((place - entry).abs()))
-            };
-            [-1.0, 0.0, 1.0, 2.0].map(weight).to_vec()
+                neighbours.push((clamped(entry), cubic((place - entry).abs())));
+            }
         }
         Interpolation::Nearest | Interpolation::NearestExact | Interpolation::Area => {
-            let (first, end) = (new * known / length, ((new + 1) * known).div_ceil(length));
-            (first..end).map(|entry| (entry, 1.0 / (end - first) as f64)).collect()
+            let first = new * known / length;
+            let end = ((new + 1) * known).div_ceil(length);
+            for entry in first..end {
+                neighbours.push((entry, 1.0 / (end - first) as f64));
+            }
         }
     }
+    neighbours
 }
 
 /// Returns the weight of an entry at this distance in a cubic convolution (Keys 1981).

@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-/// Angles of rotary positions (Su et al. 2021): pair `i` of a head of `d` columns turns by
+/// Angles of rotary positions (Su et al. 2021): pair `i` of a head of `d` columns is rotated by
 /// `position * theta^(-2i/d)`, scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryAngles {
@@ -29,9 +29,10 @@ impl RotaryAngles {
         let frequencies = self.frequencies(d);
         let mut table = Vec::with_capacity(positions * d);
         for position in 0..positions {
-            let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
-            table.extend(angles.clone().map(libm::cos));
-            table.extend(angles.map(libm::sin));
+            let angles: Vec<f64> =
+                frequencies.iter().map(|frequency| position as f64 * frequency).collect();
+            table.extend(angles.iter().map(|angle| libm::cos(*angle)));
+            table.extend(angles.iter().map(|angle| libm::sin(*angle)));
         }
         table
     }

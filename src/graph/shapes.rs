@@ -1,5 +1,5 @@
 //! Shape rule of each op: computes the shapes of the outputs from those of the inputs, or the
-//! reason why they do not fit. The rules are in the modules here, by topic.
+//! reason why they do not fit. The rules are in the submodules, by topic.
 
 mod attention;
 mod checks;
@@ -27,7 +27,7 @@ pub struct ShapeError {
     pub why: String,
 }
 
-/// The most inputs of an [`Op::Concat`]: with the output, as many as every device binds.
+/// Largest number of inputs of an [`Op::Concat`]: with the output, as many as every device binds.
 pub(super) const CONCAT_INPUTS_MAX: usize = 7;
 
 /// Shape and type of a tensor: the input of a shape rule.
@@ -49,23 +49,34 @@ pub fn outputs(op: &Op, inputs: &[Typed]) -> Result<Vec<Typed>, ShapeError> {
         return Err(fail(format!("input {at} must be of {want:?}")));
     }
     let shapes: Vec<&Shape> = inputs.iter().map(|(shape, _)| shape).collect();
-    shapes.iter().try_for_each(|shape| is_computable(shape)).map_err(fail)?;
-    let computed = rule(op, &shapes).map_err(fail)?;
-    computed.iter().try_for_each(is_computable).map_err(fail)?;
-    Ok(computed.into_iter().map(|shape| (shape, DType::F32)).collect())
+    for shape in &shapes {
+        check_computable(shape).map_err(fail)?;
+    }
+    let mut outputs = Vec::new();
+    for shape in rule(op, &shapes).map_err(fail)? {
+        check_computable(&shape).map_err(fail)?;
+        outputs.push((shape, DType::F32));
+    }
+    Ok(outputs)
 }
 
-/// Checks that a tensor has elements, because no kernel takes one without, and no more than a
-/// `usize` counts.
-fn is_computable(shape: &Shape) -> Result<(), String> {
+/// Checks that a tensor has at least one element, which kernels require, and that their number fits
+/// in a `usize`.
+fn check_computable(shape: &Shape) -> Result<(), String> {
     if shape.dims().contains(&0) {
         return Err(format!("{shape} has a dimension of size 0, of which nothing is computed"));
     }
-    let count = shape.dims().iter().try_fold(1usize, |count, dim| count.checked_mul(*dim));
-    count.map(|_| ()).ok_or_else(|| format!("{shape} has more elements than can be counted"))
+    let mut count = 1usize;
+    for dim in shape.dims() {
+        let Some(product) = count.checked_mul(*dim) else {
+            return Err(format!("{shape} has more elements than can be counted"));
+        };
+        count = product;
+    }
+    Ok(())
 }
 
-/// Returns true if the op takes so many inputs.
+/// Returns true if the op takes this number of inputs.
 pub(super) fn fits_arity(op: &Op, count: usize) -> bool {
     let (least, most) = arity(op);
     (least..=most).contains(&count)

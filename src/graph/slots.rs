@@ -9,14 +9,14 @@ use potluck_core::{SegmentId, SlotId, TensorId};
 
 /// Nodes in the order in which a device runs them for one micro-batch.
 pub(super) struct NodeOrder {
-    /// By position: the index of the node, and that of its segment among the segments that run.
+    /// Index of each node, and of its segment among the segments that run.
     nodes: Vec<(usize, usize)>,
     /// Position of the first node of each segment that runs, then the number of nodes.
     starts: Vec<usize>,
 }
 
 /// Live range of a tensor, from its first write to its last read, in positions of a [`NodeOrder`]
-/// and in the segments of these.
+/// and in their segments.
 #[derive(Clone, Copy)]
 pub(super) struct Life {
     first: usize,
@@ -45,12 +45,12 @@ impl NodeOrder {
     }
 
     /// Returns the live range of each tensor that a node of the order writes or reads, of the
-    /// inputs for which `loads` is true, and of what comes from other devices.
+    /// inputs for which `loads` is true, and of tensors from other devices.
     ///
-    /// Inputs are live before the first node, what another device sends is live from the start of
-    /// the first segment that reads it, what another device needs to the end of the segment that
-    /// computes it, outputs to the end of the last segment of the forward pass, and what is carried
-    /// to the next step to the end.
+    /// Inputs are live before the first node, and a tensor from another device from the start of
+    /// the first segment that reads it. A tensor for another device is live to the end of the
+    /// segment that computes it, an output to the end of the last segment of the forward pass, and
+    /// a state for the next step to the end.
     pub(super) fn lifetimes(
         &self,
         graph: &Graph,
@@ -93,7 +93,7 @@ impl NodeOrder {
         lives
     }
 
-    /// Returns the lives of the logits that kernels hand on within a node.
+    /// Returns the lives of the logits that kernels keep within a node.
     pub(super) fn logits(&self, graph: &Graph, rows: usize) -> LogitsLives {
         let mut logits = LogitsLives { lives: Vec::new(), bytes: usize::MAX };
         for (position, (index, _)) in self.nodes.iter().enumerate() {
@@ -106,21 +106,29 @@ impl NodeOrder {
     }
 
     fn life(&self, position: usize, kind: SlotKind) -> Life {
-        let segment = self.nodes.get(position).map_or(0, |(_, segment)| *segment);
+        let segment = self.segment_at(position);
         let span = SegmentSpan { first: segment, last: segment };
         Life { first: position, last: position, kind, span }
     }
 
+    /// Returns the segment of a position; 0 if no nodes run.
+    fn segment_at(&self, position: usize) -> usize {
+        match self.nodes.get(position) {
+            Some((_, segment)) => *segment,
+            None => 0,
+        }
+    }
+
     fn extend(&self, life: &mut Life, position: usize) {
         life.last = life.last.max(position);
-        life.span.last = self.nodes.get(life.last).map_or(0, |(_, segment)| *segment);
+        life.span.last = self.segment_at(life.last);
         if life.span.first != life.span.last {
             life.kind = SlotKind::Stash;
         }
     }
 
-    /// Extends the lives of what nodes of other devices read: it is sent after the segment that
-    /// computes it.
+    /// Extends the lives of tensors that nodes of other devices read, which are sent after the
+    /// segment that computes them.
     fn keep_what_is_sent(
         &self,
         graph: &Graph,
@@ -128,13 +136,14 @@ impl NodeOrder {
         own: &[bool],
         lives: &mut [Option<Life>],
     ) {
-        let elsewhere = graph.nodes.iter().filter(|node| !held[node.block as usize]);
-        for &tensor in elsewhere.flat_map(|node| &node.inputs) {
-            let root = graph.root(tensor);
-            let is_sent = own[root.index()] && graph.tensor(root).role == Role::Activation;
-            if let Some(life) = lives[root.index()].as_mut().filter(|_| is_sent) {
-                self.extend(life, self.starts[life.span.first + 1] - 1);
-                life.kind = SlotKind::Stash;
+        for node in graph.nodes.iter().filter(|node| !held[node.block as usize]) {
+            for &tensor in &node.inputs {
+                let root = graph.root(tensor);
+                let is_sent = own[root.index()] && graph.tensor(root).role == Role::Activation;
+                if is_sent && let Some(life) = &mut lives[root.index()] {
+                    self.extend(life, self.starts[life.span.first + 1] - 1);
+                    life.kind = SlotKind::Stash;
+                }
             }
         }
     }
@@ -142,16 +151,15 @@ impl NodeOrder {
     /// Extends the lives of the graph's outputs, which the caller reads after the last forward
     /// node.
     fn keep_outputs(&self, graph: &Graph, own: &[bool], lives: &mut [Option<Life>]) {
-        let is_forward =
-            |(index, _): &(usize, usize)| graph.nodes[*index].phase == PassKind::Forward;
-        let forward_end = self.nodes.iter().rposition(is_forward).unwrap_or(0);
+        let mut nodes = self.nodes.iter();
+        let last = nodes.rposition(|(index, _)| graph.nodes[*index].phase == PassKind::Forward);
         for (_, output) in &graph.outputs {
-            self.keep(graph.root(*output), forward_end, own, lives);
+            self.keep(graph.root(*output), last.unwrap_or(0), own, lives);
         }
     }
 
-    /// Extends the lives of what the next step reads: the caller reads it when the micro-batch has
-    /// ended, so that the device does not wait between the forward and the backward pass.
+    /// Extends the lives of the states for the next step: the caller reads them at the end of the
+    /// micro-batch, so that the device does not wait between the forward and the backward pass.
     fn keep_carried(&self, graph: &Graph, own: &[bool], lives: &mut [Option<Life>]) {
         let end = self.nodes.len().saturating_sub(1);
         for carried in &graph.carried {
@@ -163,7 +171,9 @@ impl NodeOrder {
     /// node at a position.
     fn keep(&self, tensor: TensorId, end: usize, own: &[bool], lives: &mut [Option<Life>]) {
         let index = tensor.index();
-        if let Some(life) = lives[index].as_mut().filter(|_| own[index]) {
+        if own[index]
+            && let Some(life) = &mut lives[index]
+        {
             self.extend(life, end);
             life.kind = SlotKind::Stash;
         }
@@ -178,15 +188,15 @@ pub(super) struct Liveness<'a> {
     pub rows: usize,
 }
 
-/// Logits that kernels of a device hand on within a node.
+/// Logits that kernels of a device keep within a node.
 pub(super) struct LogitsLives {
     lives: Vec<Life>,
-    /// Bytes that the kernels of each node have memory for.
+    /// Bytes of memory that the logits of every node have.
     bytes: usize,
 }
 
 impl LogitsLives {
-    /// Returns the slot that shares their memory, if there are any.
+    /// Returns the slot that shares the memory of the logits; `None` without logits.
     fn slot(&self) -> Option<SharedSlot> {
         let span = self.lives.iter().map(|life| life.span).reduce(SegmentSpan::with)?;
         let slot = Slot { kind: SlotKind::Logits, bytes: 0, copies: 1 };
@@ -197,7 +207,7 @@ impl LogitsLives {
 /// Slot while tensors are assigned to it.
 struct SharedSlot {
     slot: Slot,
-    /// Bytes of the first tensor, which is the largest, or of logits.
+    /// Bytes of the first and largest tensor, or of the logits.
     bytes_max: usize,
     /// Lives of its tensors, none of which overlap.
     lives: Vec<Life>,
@@ -208,8 +218,8 @@ struct SharedSlot {
 /// Assigns slots, the largest tensors first and of equal ones the earliest: the smallest slot that
 /// is free for the life of the tensor, or a new one, so that no slot is larger than its first
 /// tensor (greedy by size for shared objects, Pisarchyk and Lee 2020). A node's inputs stay live
-/// while its outputs are placed, so that no kernel reads and writes one buffer. `copies` returns
-/// the number of copies of a slot that is kept over some segments.
+/// while its outputs are placed, so that no kernel reads and writes the same buffer. `copies`
+/// returns the number of copies of a slot whose contents live over a span of segments.
 pub(super) fn assign(
     liveness: &Liveness,
     places: &mut [TensorLocation],
@@ -235,11 +245,11 @@ pub(super) fn assign(
                 && slot.is_free(&life)
                 && slot.has_copies(&life, copies_of_tensor, &mut copies)
         });
-        let index = shared.unwrap_or_else(|| {
+        let index = shared.unwrap_or(slots.len());
+        if index == slots.len() {
             let slot = Slot { kind: life.kind, bytes: 0, copies: copies_of_tensor };
             slots.push(SharedSlot { slot, bytes_max: bytes, lives: Vec::new(), span: life.span });
-            slots.len() - 1
-        });
+        }
         slots[index].add(life, bytes);
         places[tensor] = TensorLocation::Slot(SlotId(index as u32));
     }
@@ -252,8 +262,8 @@ impl SharedSlot {
         self.lives.iter().all(|other| life.last < other.first || other.last < life.first)
     }
 
-    /// Returns true if the slot takes a tensor that alone needs so many `copies`, and neither it
-    /// nor what is in the slot needs more than the slot has.
+    /// Returns true if the slot can take a tensor that alone needs `copies`, and the span of all
+    /// its tensors then still needs as many copies as the slot has.
     fn has_copies(
         &self,
         life: &Life,

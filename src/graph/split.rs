@@ -1,24 +1,24 @@
-//! Splits of parameters: the dimension in which the ranks of a tensor group divide one, and the
-//! units of which each has some.
+//! Splits of parameters: the dimension along which the ranks of a tensor group divide a parameter,
+//! and the unit of the division.
 
 use std::ops::Range;
 
 use potluck_core::format::counted;
 
-/// Things that the ranks of a tensor group divide.
+/// Unit of a division: a rank has a whole number of units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SplitUnit {
     /// Heads of attention, of `columns` columns each.
     Heads { columns: usize },
     /// Columns of a hidden layer, in multiples of 32.
     Columns,
-    /// Rows of a vocabulary, in multiples of 64, or of less where there are too few.
+    /// Rows of a vocabulary, in multiples of 64, or of less for a small vocabulary.
     Vocabulary,
 }
 
-/// The most columns that are divided together: the width of a tile of a product.
+/// Columns of a unit: the width of a tile of a product.
 const COLUMNS: usize = 32;
-/// The most rows of a vocabulary that are divided together.
+/// Largest number of rows of a vocabulary in a unit.
 const ROWS: usize = 64;
 
 /// Split of a parameter over the ranks of a tensor group.
@@ -29,7 +29,7 @@ pub struct ParameterSplit {
     /// Tensors that are packed in this dimension, each of which is divided: 3 for queries, keys and
     /// values in one.
     pub packed: usize,
-    /// Things of which each rank has whole ones.
+    /// Unit of the division.
     pub unit: SplitUnit,
 }
 
@@ -61,15 +61,15 @@ impl ParameterSplit {
     }
 }
 
-/// Reason why something cannot be divided over so many ranks.
+/// Error of a division over more ranks than there are units.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} cannot be divided over {}: {}", counted(*.ranks, "rank", "ranks"), self.why())]
 pub struct SplitError {
-    /// The things, with their number: `4 heads`.
+    /// Divided units with their number: `4 heads`.
     pub what: String,
-    /// The ranks that they were to be divided over.
+    /// Requested number of ranks.
     pub ranks: usize,
-    /// The most ranks that they can be divided over.
+    /// Largest possible number of ranks.
     pub most: usize,
 }
 
@@ -84,8 +84,8 @@ impl SplitError {
 }
 
 impl SplitUnit {
-    /// Returns the range of each rank of a dimension of `size` entries. A rank has as many units as
-    /// the shares say, at least one, and the last also what remains of a unit.
+    /// Returns the range of each rank of a dimension of `size` entries. A rank has units in
+    /// proportion to its share, at least one, and the last rank also has the remainder.
     ///
     /// # Errors
     /// Returns [`SplitError`] if there are fewer units than ranks.
@@ -97,7 +97,7 @@ impl SplitUnit {
             // A vocabulary of few characters is divided more finely.
             Self::Vocabulary => largest_unit(size, ranks),
         };
-        // Heads without columns are none.
+        // Without columns there are no heads.
         let units = size.checked_div(unit).unwrap_or(0);
         if units < ranks {
             let what = match self {
@@ -118,7 +118,7 @@ impl SplitUnit {
     }
 }
 
-/// Returns the largest power of two, up to 64 rows, of which a vocabulary has one for each rank.
+/// Returns the largest power of two, up to 64 rows, with which each rank has a unit.
 fn largest_unit(size: usize, ranks: usize) -> usize {
     let mut unit = ROWS;
     while unit > 1 && size / unit < ranks {
@@ -127,8 +127,8 @@ fn largest_unit(size: usize, ranks: usize) -> usize {
     unit
 }
 
-/// Returns how many of `units`, at least as many as shares, each share has: one, and then each
-/// further unit goes to the share that has the fewest for its size, the first of equal ones.
+/// Distributes `units`, at least as many as shares: each share gets one, and each further unit goes
+/// to the share with the fewest units for its size, the first of equal ones.
 fn apportion(units: usize, shares: &[f64]) -> Vec<usize> {
     let mut counts = vec![1; shares.len()];
     for _ in shares.len()..units {

@@ -1,5 +1,5 @@
-//! Optimizer update as data: `optim` decides it for a step, and `kernels` compute it over a range
-//! of a bucket.
+//! Optimizer update as data: `optim` determines it for a step, and `kernels` compute it over a
+//! range of a bucket.
 
 use std::fmt;
 use std::ops::Range;
@@ -34,7 +34,7 @@ impl fmt::Display for BucketTensor {
 pub struct UpdateRates {
     /// Factor of the learning rate, at every step of its schedule.
     pub lr_scale: f32,
-    /// Weight decay in place of the optimizer's; `None` for that one.
+    /// Weight decay; `None` for that of the optimizer.
     pub weight_decay: Option<f32>,
 }
 
@@ -114,9 +114,9 @@ impl Update {
         update
     }
 
-    /// Returns the update that moves an average by `weight` of its distance to other values:
-    /// `a -= weight (a - p)`. It is that of SGD with the average in the place of the parameters and
-    /// the values in that of the gradients, over [`UpdateRange::of_average`].
+    /// Returns the update `a -= weight (a - p)` that moves an average towards values `p`: an SGD
+    /// with the average as parameters and the values as gradients, over
+    /// [`UpdateRange::of_average`].
     pub fn of_average(weight: f32) -> Self {
         Self::Sgd { lr: weight, momentum: 0.0, weight_decay: 1.0 }
     }
@@ -146,9 +146,9 @@ impl Update {
 pub enum MomentFormat {
     #[default]
     F32,
-    /// bfloat16, two in a word, the first in its low half. An update computes in f32 and rounds
-    /// what it keeps up or down at random, so that the mean of what is kept is what was computed:
-    /// rounded to nearest, a running average would ignore what is less than 1/512 of it.
+    /// bfloat16, two in a word, the first in its low half. An update computes in f32 and rounds the
+    /// result stochastically, so that its expected value is exact: rounded to nearest, a running
+    /// average would ignore changes of less than 1/512 of it.
     Bf16,
 }
 
@@ -175,9 +175,9 @@ impl MomentFormat {
     }
 }
 
-/// How the moments of a range of one parameter are rounded to bf16: the random numbers of an
-/// element depend on its place in the whole tensor, so that they are the same however the tensor is
-/// divided.
+/// Stochastic rounding to bf16 of the moments of a range of one parameter. The random numbers of an
+/// element depend on its place in the whole tensor, and so do not depend on the division of the
+/// tensor.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MomentRounding {
     /// Random numbers of the parameter in this step. Elements `2 n` and `2 n + 1` of the whole
@@ -200,11 +200,12 @@ impl MomentRounding {
 /// Range of elements of a bucket that an update covers.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct UpdateRange {
-    /// First element, and `length`, the number of elements.
+    /// First element.
     pub start: usize,
+    /// Number of elements.
     pub length: usize,
     /// Elements of the bucket before this one have weight decay, later ones have none: buckets
-    /// hold the parameters with weight decay in front, so that one dispatch serves both.
+    /// begin with the parameters with weight decay, so that one dispatch updates both.
     pub decay_end: usize,
     /// Factor that gradient sums are multiplied by first: 1/count and the clipping factor.
     pub gradient_scale: f32,

@@ -1,4 +1,4 @@
-//! Training API for Rust code: any graph, one device or several, batches of your own.
+//! Training API for Rust code: any graph, one device or several, batches of the caller.
 
 #[cfg(test)]
 mod average_tests;

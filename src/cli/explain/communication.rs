@@ -11,7 +11,7 @@ use potluck_parallel::collective::{CollectiveKind, CommCost, RankGroup, Topology
 use potluck_parallel::{Edge, Mesh};
 use potluck_train::runtime::trace_labels::edge_source;
 
-/// Returns the tables of the edges, the buckets and what each rank sends.
+/// Returns the tables of the edges, the buckets and the messages of each rank.
 pub fn communication(placement: &ExplainedPlacement) -> String {
     if placement.world() == 1 {
         return "one device: nothing travels\n".into();
@@ -76,8 +76,8 @@ fn head_of_pipelines(placement: &ExplainedPlacement) -> String {
     head
 }
 
-/// Returns the line on tensor groups: their shares, and what a rank all-reduces for a micro-batch,
-/// which it reads back and writes again.
+/// Returns the line on tensor groups: their shares, and the all-reduces of a rank for a
+/// micro-batch, whose tensors it reads back and writes again.
 fn tensor_line(placement: &ExplainedPlacement) -> String {
     let planned = &placement.planned;
     let edges = &placement.laid_out.written.edges;
@@ -85,7 +85,7 @@ fn tensor_line(placement: &ExplainedPlacement) -> String {
     let mut bytes = 0;
     let mut sums = 0;
     for reduction in edges.reductions.iter() {
-        // The first rank of each group of the first pipeline: all others have the same.
+        // The first rank of each group of the first pipeline; all others have the same bytes.
         let own = &reduction.parts[0];
         if planned.mesh.coordinates(edges.edge(own[0]).from).data > 0 {
             continue;
@@ -154,7 +154,7 @@ fn edge_rows(placement: &ExplainedPlacement) -> String {
     text
 }
 
-/// Table of the all-reduces of tensor groups: what each rank reads back of each, and writes after
+/// Table of the all-reduces of tensor groups: the bytes that each rank reads back, and writes after
 /// the sum.
 fn reduction_rows(placement: &ExplainedPlacement) -> String {
     let graph = &placement.laid_out.whole().graph;
@@ -164,7 +164,7 @@ fn reduction_rows(placement: &ExplainedPlacement) -> String {
     let mut text =
         format!("  {id:<12}{tensor:<28}{ranks:<10}{batch:>16}{step:>13}{messages:>10}\n");
     for (index, reduction) in edges.reductions.iter().enumerate() {
-        // All ranks send as much: the same tensors.
+        // All ranks send the same tensors.
         let mut all = CommCost::default();
         let mut largest = 0;
         for edge in &reduction.parts[0] {
@@ -191,8 +191,8 @@ fn buckets(plan: &Plan) -> impl Iterator<Item = BucketId> {
     (0..plan.buckets.len() as u32).map(BucketId)
 }
 
-/// Table of the buckets: the ranks that hold each, where they are not all, and the values that
-/// each of them updates.
+/// Table of the buckets: the ranks that hold each, if not all do, and the values that each rank
+/// updates.
 fn bucket_rows(placement: &ExplainedPlacement) -> String {
     let layout = &placement.laid_out.layout;
     let plan = placement.laid_out.whole();
@@ -242,7 +242,7 @@ fn group_text(ranks: impl Iterator<Item = Rank>) -> String {
     format!("{{{}}}", listed(ranks.map(Rank::index)))
 }
 
-/// Row of what a rank sends.
+/// Row with the messages of a rank.
 struct SenderRow {
     title: String,
     /// Costs by column.

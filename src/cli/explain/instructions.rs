@@ -12,33 +12,32 @@ use potluck_train::runtime::trace_labels::edge_source;
 /// Returns the programs of the ranks, each below the rank and its samples if there are several.
 pub fn program(placement: &ExplainedPlacement) -> String {
     let LaidOut { written, group, .. } = &placement.laid_out;
-    let names_of =
-        |tensor: usize| InstructionNames { plan: &group.plans[tensor], edges: &written.edges };
     if let [program] = &written.programs[..] {
-        return names_of(0).program(program);
+        return InstructionNames { plan: &group.plans[0], edges: &written.edges }.program(program);
     }
     let mut texts = Vec::new();
     for (rank, program) in written.programs.iter().enumerate() {
         let title = placement.title(rank);
         let Coordinates { data, tensor, .. } = placement.coordinates(rank);
         let samples = placement.planned.shares[data].count;
-        let program = names_of(tensor).program(program);
+        let names = InstructionNames { plan: &group.plans[tensor], edges: &written.edges };
+        let program = names.program(program);
         let samples = counted(samples as usize, "sample", "samples");
         texts.push(format!("rank {rank}: {title}, {samples}\n{program}"));
     }
     texts.join("\n")
 }
 
-/// Names of what the instructions of a program work on.
+/// Names of the operands of a program's instructions.
 struct InstructionNames<'a> {
-    /// Plan of what the rank's place in a tensor group computes of all stages.
+    /// Plan of all stages for the rank's position in a tensor group.
     plan: &'a Plan,
-    /// Edges of pipelines and tensor groups; none without them.
+    /// Edges of pipelines and tensor groups; empty without them.
     edges: &'a EdgeLayout,
 }
 
 impl InstructionNames<'_> {
-    /// Formats a program with the names of what it works on.
+    /// Formats a program with the names of its operands.
     fn program(&self, program: &Program) -> String {
         program.text_of(|instruction| self.instruction(instruction))
     }

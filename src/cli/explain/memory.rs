@@ -1,4 +1,4 @@
-//! Memory of the devices of a placement, and that of the host.
+//! Memory of the devices of a placement, and of the host.
 
 use super::Explanation;
 use super::placement::ExplainedPlacement;
@@ -18,8 +18,9 @@ use potluck_train::runtime::placement::shares::owned_elements;
 use potluck_train::spec::RunSpec;
 use potluck_train::{carried, loader};
 
-/// Returns the table of the memory of each rank, and a line about that of the host; it fits if both
-/// the devices and the host have as much, or as the smallest micro-batches need that the run tries.
+/// Returns the table of the memory of each rank, and a line about the memory of the host. It fits
+/// if the devices and the host have enough memory for it, or for the smallest micro-batches that
+/// the run tries.
 pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let ExplainedPlacement { spec, request, laid_out, .. } = placement;
     let plans = &laid_out.written.plans;
@@ -32,7 +33,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let mut limits = Vec::new();
     let mut stashes = Vec::new();
     let mut owned = Vec::new();
-    // With fewer rows, if the run tries these.
+    // Memory with fewer rows, if the run tries fewer.
     let mut least = Vec::new();
     let mut fitting = 0;
     for (rank, memory) in ranks.iter().enumerate() {
@@ -76,7 +77,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let of_host = host_bytes(request, most, pools).saturating_add(batches);
     let least_of_host = host_bytes(request, least, pools).saturating_add(batches);
     let available = available_memory().map(|bytes| (bytes, "which are available"));
-    // The run leaves out devices that were not named.
+    // The run leaves out devices that do not fit, unless they were selected by name.
     let leaves_out = tries_fewer && !is_named(&spec.devices);
     let enough = if leaves_out { fitting > 0 } else { fitting == world };
     let fits = enough && available.is_none_or(|(has, _)| least_of_host as u64 <= has);
@@ -107,8 +108,8 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     Explanation { text: memory_tables(&usages, count) + &last, fits }
 }
 
-/// Returns lines with the memory that the device with the most of it would take with fewer samples
-/// at a time, with recomputation, with both, with moments in bf16, and with all three.
+/// Returns lines with the memory of the device that needs the most, with smaller micro-batches,
+/// with recomputation, with both, with moments in bf16, and with all three.
 fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
     let ExplainedPlacement { spec, request, laid_out, planned, .. } = placement;
     let most = (0..ranks.len()).max_by_key(|rank| ranks[*rank].device);
@@ -149,12 +150,13 @@ fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
     text
 }
 
-/// Returns a line on what is computed again for the backward pass; none if nothing is to be.
+/// Returns a line on the recomputation for the backward pass; empty without recomputation.
 fn recomputation_line(spec: &RunSpec, graph: &Graph) -> String {
     if spec.recompute == Recompute::None {
         return String::new();
     }
-    let (again, all) = (graph.repeated_nodes().count(), graph.forward_nodes().count());
+    let again = graph.repeated_nodes().count();
+    let all = graph.forward_nodes().count();
     let name = spec.recompute.name();
     format!(
         "recomputation (train.recompute = \"{name}\"): {again} of {all} forward operations run \
@@ -171,8 +173,8 @@ fn batches_bytes(graph: &Graph, batch: usize) -> usize {
     loader::bytes(batch, of_sample).saturating_add(carried::bytes(graph, batch))
 }
 
-/// Returns a line that compares the bytes that a device needs with the memory that it has. A run
-/// that `tries_fewer` samples at a time may fit all the same.
+/// Returns a line that compares the bytes that a device needs with its memory. A run that
+/// `tries_fewer` samples per micro-batch may still fit.
 fn limit_line(
     selection: &Selection,
     needed: usize,

@@ -1,5 +1,5 @@
-//! Placement of a run as far as it is known before its devices are opened: pipelines beside each
-//! other, of one stage each if every device holds the whole model.
+//! Placement of a run as far as it is known before its devices are opened: data-parallel pipelines,
+//! of one stage each if every device holds the whole model.
 
 use super::data_shape;
 use potluck_core::Rank;
@@ -29,7 +29,7 @@ use potluck_train::spec::RunSpec;
 
 /// Note on the shares of a run that measures them at its start.
 const CAVEAT: &str = "shares are measured when the run starts; here they are even\n";
-/// The same for devices that were not named.
+/// The same for devices that were selected automatically.
 const CAVEAT_OF_AUTO: &str = "shares are measured when the run starts, and devices may be left \
                               out; here they are even\n";
 /// Note on the stages of a run that measures them at its start.
@@ -43,7 +43,7 @@ const CAVEAT_OF_TENSORS: &str = "the shares of tensor groups are measured when t
                                  here they are even (--set tensor_shares=.. shows those of a \
                                  run)\n";
 
-/// Returns true if devices are not all of one kind.
+/// Returns true if the devices are of several kinds.
 fn has_unlike(devices: &[Selection]) -> bool {
     let kinds = candidates(devices);
     kinds.iter().any(|kind| *kind != kinds[0])
@@ -62,19 +62,19 @@ pub struct ExplainedPlacement<'a> {
     measured: Option<MeasuredBlocks>,
     /// True if shares or stages are not known before the run measures them at its start.
     is_measured: bool,
-    /// Messages for the user about what was measured.
+    /// Messages for the user about measurements.
     pub notes: Vec<String>,
     /// Message for the user about parameters that are cut.
     pub cut_note: Option<String>,
 }
 
-/// Calls `explain` with the placement of a run. `saved_data` is that of a checkpoint, and `saved`
-/// its placement, which is kept as by the run. With a `probe`, stages of pipelines and
+/// Calls `explain` with the placement of a run. `saved_data` are the data of a checkpoint, and
+/// `saved` is its placement, which is kept as by the run. With a `probe`, stages of pipelines and
 /// their shares that are not given are measured as by the run.
 ///
 /// # Errors
-/// Returns the errors of loading the text, building the graph and choosing devices, and those with
-/// which the run refuses its shares or its pipelines.
+/// Returns the errors of loading the text, building the graph and choosing devices, and the run's
+/// refusals of its shares or its pipelines.
 pub fn with_placement<R>(
     spec: &RunSpec,
     saved_data: &SavedData,
@@ -144,9 +144,9 @@ impl<'a> ExplainedPlacement<'a> {
         })
     }
 
-    /// Returns the times of the blocks of the model on the devices for the most rows of a
-    /// micro-batch, by rank, then by block: of a rank of a tensor group, its part of them. They are
-    /// measured if that was not done before.
+    /// Returns the times of the blocks of the model on the devices for the largest micro-batch, by
+    /// rank, then by block; for a rank of a tensor group, in proportion to its part. They are
+    /// measured unless that was done before.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a device fails, or if there is no probe.
@@ -163,17 +163,20 @@ impl<'a> ExplainedPlacement<'a> {
         let mut of_ranks = Vec::new();
         for (rank, position) in self.planned.positions.iter().enumerate() {
             let part = self.tensor_part(rank);
-            let of_part = |whole: &BlockTimes| BlockTimes {
-                forward_s: part * whole.forward_s,
-                backward_input_s: part * whole.backward_input_s,
-                backward_weight_s: part * whole.backward_weight_s,
-            };
-            of_ranks.push(times[*position].iter().map(of_part).collect());
+            let mut of_rank = Vec::new();
+            for whole in &times[*position] {
+                of_rank.push(BlockTimes {
+                    forward_s: part * whole.forward_s,
+                    backward_input_s: part * whole.backward_input_s,
+                    backward_weight_s: part * whole.backward_weight_s,
+                });
+            }
+            of_ranks.push(of_rank);
         }
         Ok(of_ranks)
     }
 
-    /// Returns the part of its stage's tensors that a rank has, from 0 to 1.
+    /// Returns the rank's part of the tensors of its stage, from 0 to 1.
     fn tensor_part(&self, rank: usize) -> f64 {
         let ranks = self.planned.mesh.tensor;
         if ranks == 1 {
@@ -210,7 +213,6 @@ impl<'a> ExplainedPlacement<'a> {
         self.measured_rows().is_some() && self.spec.fits_micro_batch
     }
 
-    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.names.len()
     }
@@ -230,7 +232,6 @@ impl<'a> ExplainedPlacement<'a> {
         &self.names[rank]
     }
 
-    /// Returns the coordinates of a rank.
     pub fn coordinates(&self, rank: usize) -> Coordinates {
         self.planned.mesh.coordinates(Rank(rank as u32))
     }
@@ -265,8 +266,8 @@ impl<'a> ExplainedPlacement<'a> {
         self.laid_out.written.programs[rank].micro_batches.len()
     }
 
-    /// Returns the sentence on the stashes that the schedule lets a rank of a pipeline hold at a
-    /// time.
+    /// Returns the sentence on the largest number of stashes that a rank of a pipeline holds at
+    /// once.
     pub fn stashes(&self, rank: usize) -> String {
         let at = self.coordinates(rank);
         let stages = self.planned.mesh.pipeline;

@@ -1,4 +1,4 @@
-//! The archive of a report, small enough for a message: logs are cut to their ends.
+//! The archive of a report, small enough for a message: only the ends of logs are included.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -9,11 +9,11 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use potluck_core::files;
 
-/// The most bytes of the archive.
+/// Upper bound of the archive, in bytes.
 const BYTES_MAX: usize = 5_000_000;
-/// The most bytes of the end of a file that are kept at first; half of it if all is too long.
+/// Bytes kept of the end of a log; halved until the archive is small enough.
 const TAIL: usize = 1 << 20;
-/// Endings of files that the archive has.
+/// Extensions of files in the archive.
 const ENDINGS: [&str; 3] = ["md", "json", "log"];
 
 /// Writes the archive beside the folder of a report; returns its path.
@@ -32,7 +32,7 @@ pub fn write(folder: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the archive, with so many bytes of the end of each log at most.
+/// Returns the archive, with at most `tail` bytes of the end of each log.
 fn packed(folder: &Path, name: &Path, tail: usize) -> io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
     for path in contents(folder)? {
@@ -50,7 +50,7 @@ fn packed(folder: &Path, name: &Path, tail: usize) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// Returns the files of a report that are sent, in the order of their names.
+/// Returns the files of a report that belong to the archive, sorted by name.
 fn contents(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -65,7 +65,7 @@ fn contents(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Returns the end of a text, with a line in front that says so if it is not all of it.
+/// Returns the end of a text, after a line with the number of bytes that are left out, if any.
 fn ended(bytes: &[u8], most: usize) -> Vec<u8> {
     if bytes.len() <= most {
         return bytes.to_vec();

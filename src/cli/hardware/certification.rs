@@ -1,4 +1,4 @@
-//! Certification of every kernel, with the time that compiling takes, and what the caches hold.
+//! Certification of every kernel, the time of compilation, and the contents of the caches.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use super::facts;
 use super::measures::{Findings, Measure};
 use super::workshop::{Halt, Workshop};
 
-/// Kernels with the largest deviations that the file of the part names.
+/// Number of kernels with the largest deviations in the file of the part.
 const WORST: usize = 10;
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
@@ -46,16 +46,14 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
 
 /// Returns the rates of reading mapped memory, and the gain of streaming loads where they are used.
 fn readbacks(rates: &Value) -> Vec<Measure> {
-    let rate = |key: &str| rates[key].as_f64();
-    let (Some(mapped), Some(own)) = (rate("mapped_bytes_per_s"), rate("own_bytes_per_s")) else {
-        return Vec::new();
-    };
+    let Some(mapped) = rates["mapped_bytes_per_s"].as_f64() else { return Vec::new() };
+    let Some(own) = rates["own_bytes_per_s"].as_f64() else { return Vec::new() };
     let mut measures = vec![
         Measure::number("reading mapped memory", mapped * 1e-9, "GB/s"),
         Measure::number("reading the host's own memory", own * 1e-9, "GB/s"),
     ];
-    if let Some(streaming) =
-        rate("streaming_bytes_per_s").filter(|_| rates["method"] == "streaming")
+    if rates["method"] == "streaming"
+        && let Some(streaming) = rates["streaming_bytes_per_s"].as_f64()
     {
         measures.push(Measure::number("gain of streaming loads", streaming / mapped, "times"));
     }

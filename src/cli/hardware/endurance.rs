@@ -1,5 +1,5 @@
-//! Steps until the time is up: with Ctrl-C in the middle and a resumption to the same bits, at a
-//! steady rate and in steady memory.
+//! Endurance: an interruption by Ctrl-C and a resumption to the same bits, then steps until the end
+//! of the time at a constant rate and with constant memory.
 
 use std::fs;
 use std::path::Path;
@@ -15,14 +15,14 @@ use super::workshop::{Halt, Workshop};
 /// Steps of the run without an interruption.
 const STEPS: usize = 20;
 const TOY_STEPS: usize = 60;
-/// The longest time of the steps behind that; the part may end before.
+/// Longest time of the following steps; the part may end before.
 const TOY_TIME: Duration = Duration::from_secs(5);
-/// Time that is left for saving and for the summary.
+/// Time reserved for saving and for the summary.
 const RESERVE: Duration = Duration::from_secs(20);
-/// Time between two looks at the memory.
+/// Time between two samples of the memory.
 const LOOK: Duration = Duration::from_secs(5);
 const TOY_LOOK: Duration = Duration::from_millis(500);
-/// Steps of the long run: more than there is time for.
+/// Steps of the long run: more than the time allows.
 const STEPS_MAX: usize = 1_000_000;
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
@@ -60,16 +60,15 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         measures.push(Measure::fact("steps until the end", "no time was left"));
     }
     if has_time && measures.iter().all(|measure| measure.is_right) {
-        long_run(shop, &stopped, steps, resume(STEPS_MAX)?, &mut measures).map(|details| {
-            let details = json!({ "hash": hashes[0], "samples": details });
-            Findings { measures, details, skipped: None }
-        })
+        let samples = long_run(shop, &stopped, steps, resume(STEPS_MAX)?, &mut measures)?;
+        let details = json!({ "hash": hashes[0], "samples": samples });
+        Ok(Findings { measures, details, skipped: None })
     } else {
         Ok(Findings { measures, details: json!({ "hashes": hashes }), skipped: None })
     }
 }
 
-/// Goes on with a run until the time is up; returns what was seen on the way.
+/// Continues a run until the time is up; returns the samples of its rate and memory.
 fn long_run(
     shop: &Workshop,
     run: &Path,
@@ -106,10 +105,11 @@ fn long_run(
             Measure::number("last by first", last / first, "")
         });
     }
-    // In the first half, drivers still compile, and allocators still take what they keep.
+    // In the first half, drivers still compile, and allocators still grow.
     let warm = &samples[samples.len() / 2..];
     if let Some((first, last)) = ends(&numbers(warm, "host_kib")) {
-        let (name, growth) = ("growth of the process's memory", last / first - 1.0);
+        let name = "growth of the process's memory";
+        let growth = last / first - 1.0;
         // In the seconds of a rehearsal, a process is still growing.
         measures.push(if shop.is_toy {
             Measure::number(name, growth, "")
@@ -124,20 +124,25 @@ fn long_run(
     Ok(json!({ "tokens_per_s": means(&rates, 100), "memory": samples }))
 }
 
-/// Returns the means of the first and of the last tenth of some values, the very first left out:
-/// those are of steps that compile. `None` if there are fewer than four.
+/// Returns the means of the first and of the last tenth of some values, without the very first
+/// values, whose steps compile. `None` if there are fewer than four.
 fn ends(values: &[f64]) -> Option<(f64, f64)> {
     let values = &values[(values.len() / 4).min(3)..];
+    if values.len() < 3 {
+        return None;
+    }
     let count = (values.len() / 10).max(1);
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    (values.len() >= 3).then(|| (mean(&values[..count]), mean(&values[values.len() - count..])))
+    Some((mean(&values[..count]), mean(&values[values.len() - count..])))
 }
 
-/// Returns the means of about so many windows.
+/// Returns the means of about `windows` windows.
 fn means(values: &[f64], windows: usize) -> Vec<f64> {
     let size = values.len().div_ceil(windows).max(1);
-    let mean = |window: &[f64]| window.iter().sum::<f64>() / window.len() as f64;
     values.chunks(size).map(mean).collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
 }
 
 /// Returns the hash of the parameters in the checkpoint of a step.
@@ -149,7 +154,7 @@ fn parameters(run: &Path, step: usize) -> Option<String> {
     Some(file["blake3"].as_str()?.to_string())
 }
 
-/// Returns the memory that a process has, where the system tells.
+/// Returns the memory of a process, if the system provides it.
 fn resident_kib(child: &Child) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

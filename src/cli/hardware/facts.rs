@@ -1,4 +1,4 @@
-//! Facts of the adapter and of the machine, as the driver and the vendor's tools tell them.
+//! Facts about the adapter and the machine from the driver and the vendor's tools.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::measures::{Findings, Measure};
 use super::workshop::{Halt, Workshop};
 use potluck_bench::System;
 
-/// Vendors' tools, which are asked where they are installed, with what they are asked.
+/// Vendors' tools with their arguments, which are run if they are installed.
 const TOOLS: [(&str, &[&str]); 4] = [
     (
         "nvidia-smi",
@@ -24,7 +24,7 @@ const TOOLS: [(&str, &[&str]); 4] = [
     ("vulkaninfo", &["--summary"]),
     ("system_profiler", &["SPDisplaysDataType"]),
 ];
-/// The longest time of a tool.
+/// Time limit of a tool.
 const TOOL_TIME: Duration = Duration::from_secs(20);
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
@@ -34,10 +34,8 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         let measure = Measure::expected("list of devices", ended.end(), "exit code 0", false);
         return Ok(Findings { measures: vec![measure], ..Findings::default() });
     };
-    let text = |key: &str| entry[key].as_str().unwrap_or_default().to_string();
-    let gibibytes = |key: &str| entry[key].as_f64().map(|bytes| bytes / f64::from(1 << 30));
     let mut measures = vec![
-        Measure::fact("driver", text("driver")),
+        Measure::fact("driver", entry["driver"].as_str().unwrap_or_default()),
         Measure::expected(
             "can run kernels",
             entry["why_not"].as_str().unwrap_or("yes"),
@@ -46,7 +44,9 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         ),
     ];
     for (name, key) in [("memory", "memory_bytes"), ("memory that is free", "memory_free_bytes")] {
-        measures.extend(gibibytes(key).map(|size| Measure::number(name, size, "GiB")));
+        if let Some(bytes) = entry[key].as_f64() {
+            measures.push(Measure::number(name, bytes / f64::from(1 << 30), "GiB"));
+        }
     }
     let [least, most] = [0, 1].map(|end| &entry["features"]["subgroups"][end]);
     if !least.is_null() {
@@ -66,12 +66,14 @@ pub fn entry(listed: &str, selector: &str) -> Option<Value> {
 }
 
 fn listed(names: &Value) -> String {
-    let names = names.as_array().map_or(&[][..], Vec::as_slice);
-    let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
-    if names.is_empty() { "none".into() } else { names.join(", ") }
+    let mut texts = Vec::new();
+    for name in names.as_array().into_iter().flatten() {
+        texts.extend(name.as_str());
+    }
+    if texts.is_empty() { "none".into() } else { texts.join(", ") }
 }
 
-/// Asks the vendors' tools; those that are not installed are left out.
+/// Runs the vendors' tools; those that are not installed are left out.
 fn tools(shop: &Workshop) -> Result<Value, Halt> {
     let mut answers = serde_json::Map::new();
     for (tool, words) in TOOLS {

@@ -1,5 +1,5 @@
-//! Steps of GPT-2 124M, with kernels that were not timed and with timed ones, and the time of each
-//! kernel beside the roofline.
+//! Steps of GPT-2 124M with untuned and with tuned kernels, and the time of each kernel compared
+//! with the roofline.
 
 use serde_json::{Value, json};
 
@@ -17,11 +17,11 @@ use potluck_bench::profile::{KernelFigures, ProfileFigures};
 const TUNED: &str = "tuned";
 const STEPS: usize = 20;
 const TOY_STEPS: usize = 4;
-/// Share of a step in which a hardware GPU is busy at least.
+/// Smallest share of a step in which a hardware GPU should be busy.
 const BUSY: f64 = 0.9;
-/// Largest share by which the loss of mixed precision may be off.
+/// Largest relative deviation of the loss in mixed precision.
 const MIXED_LOSS: f64 = 0.005;
-/// Kernels that the summary names: those that lose the most time.
+/// Number of kernels in the summary: those that lose the most time.
 const SLOW: usize = 3;
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
@@ -39,9 +39,9 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let mut measures = Vec::new();
     for (name, run) in [("untuned", &untuned), (TUNED, &tuned)] {
         measures.push(run.end(name, steps));
-        let rate = run.tokens_per_second();
-        let name = format!("{name} rate");
-        measures.extend(rate.map(|rate| Measure::number(&name, rate, "tokens/s")));
+        if let Some(rate) = run.tokens_per_second() {
+            measures.push(Measure::number(&format!("{name} rate"), rate, "tokens/s"));
+        }
     }
     measures.extend(in_mixed_precision(shop, &with_tuning(seconds), &tuned)?);
     if let Some(busy) = tuned.busy() {
@@ -86,8 +86,9 @@ fn in_mixed_precision(
     let mut measures = vec![run.end("mixed", steps)];
     if let Some(rate) = run.tokens_per_second() {
         measures.push(Measure::number("mixed rate", rate, "tokens/s"));
-        let exact = tuned.tokens_per_second();
-        measures.extend(exact.map(|exact| Measure::number("gain of mixed", rate / exact, "times")));
+        if let Some(exact) = tuned.tokens_per_second() {
+            measures.push(Measure::number("gain of mixed", rate / exact, "times"));
+        }
     }
     if let (Some(loss), Some(exact)) = (run.losses().last(), tuned.losses().last()) {
         let difference = (loss - exact).abs() / exact;
@@ -96,8 +97,8 @@ fn in_mixed_precision(
     Ok(measures)
 }
 
-/// Returns the measures of the kernels that the runs have checked at full size, which those on a
-/// software adapter do not.
+/// Returns the measures of the kernels that the runs have checked at full size; runs on a software
+/// adapter check none.
 fn full_size(shop: &Workshop) -> Result<Vec<Measure>, Halt> {
     let listed = shop.run(&["devices", "--json"])?;
     let entry = facts::entry(&listed.stdout, &shop.selector).unwrap_or_default();
@@ -122,9 +123,10 @@ pub fn known_rate(shop: &Workshop) -> Option<f64> {
 /// Adds measures of all kernels and of those that lose the most time; returns a row per kernel.
 fn beside_roofline(
     kernels: &[KernelFigures],
-    (flops, bytes): (f64, f64),
+    peak: (f64, f64),
     measures: &mut Vec<Measure>,
 ) -> Value {
+    let (flops, bytes) = peak;
     let mut rows = Vec::with_capacity(kernels.len());
     for kernel in kernels {
         rows.push((kernel, kernel.roofline_ms(flops, bytes)));
@@ -141,9 +143,11 @@ fn beside_roofline(
         let text = format!("{:.3} ms, {ms:.3} by the roofline: {}", kernel.ms, kernel.kernel);
         measures.push(Measure::fact("loses time", text));
     }
-    let row =
-        |(kernel, ms): &(&KernelFigures, f64)| json!({ "figures": kernel, "roofline_ms": ms });
-    rows.iter().map(row).collect()
+    let mut listed = Vec::new();
+    for (kernel, ms) in rows {
+        listed.push(json!({ "figures": kernel, "roofline_ms": ms }));
+    }
+    listed.into()
 }
 
 #[cfg(test)]

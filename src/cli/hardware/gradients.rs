@@ -1,5 +1,5 @@
 //! Gradients of GPT-2 124M at its full context on the adapter against those of the CPU device,
-//! tensor by tensor. A step of plain SGD makes them of the parameters before it and behind it.
+//! tensor by tensor. They are computed from the parameters before and after a step of plain SGD.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use super::record::{largest_difference, words};
 use super::workshop::{Halt, Workshop};
 use potluck_train::checkpoint::{Checkpoint, NamedTensor};
 
-/// Learning rate of the step: so large that rounding of the parameters does not count, and a power
-/// of two, by which values are multiplied without rounding.
+/// Learning rate of the step: so large that the rounding of the parameters does not matter, and a
+/// power of two, so that multiplications by it are exact.
 const RATE: f32 = 512.0;
-/// The largest NMSE of the gradient of a tensor: f32 sums in other orders, through all layers. On
+/// Largest NMSE of the gradient of a tensor, for f32 sums in other orders through all layers. On
 /// llvmpipe it is 1.4e-12 at full size.
 const NMSE_MAX: f64 = 1e-9;
-/// Tensors that the file of the part names: those with the largest error.
+/// Number of tensors in the file of the part: those with the largest error.
 const WORST: usize = 20;
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
@@ -48,9 +48,11 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     let name = format!("largest NMSE of a tensor, {}", worst.name);
     measures.push(Measure::at_most(&name, worst.nmse, NMSE_MAX, ""));
     errors.truncate(WORST);
-    let row = |error: &TensorDeviation| json!({ "tensor": error.name, "nmse": error.nmse });
-    let details = json!({ "worst": errors.iter().map(row).collect::<Vec<_>>() });
-    Ok(Findings { measures, details, skipped: None })
+    let mut worst = Vec::new();
+    for TensorDeviation { name, nmse } in &errors {
+        worst.push(json!({ "tensor": name, "nmse": nmse }));
+    }
+    Ok(Findings { measures, details: json!({ "worst": worst }), skipped: None })
 }
 
 /// Error of the gradient of a tensor.
@@ -63,11 +65,6 @@ struct TensorDeviation {
 
 /// Returns the errors of all gradients of the first step of two runs.
 fn compared(expected: &Path, run: &Path) -> Result<Vec<TensorDeviation>, String> {
-    let load = |run: &Path, step: u64| {
-        let path = run.join(format!("checkpoints/step-{step:08}"));
-        let loaded = Checkpoint::load(&path).map_err(|why| why.to_string())?;
-        Ok::<_, String>(loaded.parameters)
-    };
     let before = load(expected, 0)?;
     if before != load(run, 0)? {
         return Err("the initial parameters differ".into());
@@ -76,8 +73,14 @@ fn compared(expected: &Path, run: &Path) -> Result<Vec<TensorDeviation>, String>
     if errors.is_empty() { Err("there are no parameters".into()) } else { Ok(errors) }
 }
 
-/// Returns the error of each tensor, given the parameters before a step and behind it. An error of
-/// a gradient that is 0 is that of its square.
+fn load(run: &Path, step: u64) -> Result<Vec<NamedTensor>, String> {
+    let path = run.join(format!("checkpoints/step-{step:08}"));
+    let loaded = Checkpoint::load(&path).map_err(|why| why.to_string())?;
+    Ok(loaded.parameters)
+}
+
+/// Returns the error of each tensor, given the parameters before and after a step: the NMSE, or the
+/// sum of squares where the expected gradient is 0.
 fn errors(
     before: &[NamedTensor],
     expected: &[NamedTensor],
@@ -85,7 +88,8 @@ fn errors(
 ) -> Vec<TensorDeviation> {
     let mut errors = Vec::with_capacity(before.len());
     for ((before, expected), found) in before.iter().zip(expected).zip(found) {
-        let (mut wrong, mut all) = (0.0, 0.0);
+        let mut wrong = 0.0;
+        let mut all = 0.0;
         let values = before.values.iter().zip(&expected.values).zip(&found.values);
         for ((before, expected), found) in values {
             let gradient = f64::from((before - expected) / RATE);

@@ -1,4 +1,4 @@
-//! Numbers that a part finds out, with their limits.
+//! Results of a part, with their limits.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,7 +13,7 @@ pub struct Measure {
     pub text: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// Limit as the summary shows it; `None`: nothing is expected.
+    /// Limit as the summary shows it; `None` without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
     pub is_right: bool,
@@ -22,8 +22,7 @@ pub struct Measure {
 impl Measure {
     /// Creates a statement without a limit.
     pub fn fact(name: &str, text: impl Into<String>) -> Self {
-        let (name, text) = (name.into(), text.into());
-        Self { name, text, value: None, limit: None, is_right: true }
+        Self { name: name.into(), text: text.into(), value: None, limit: None, is_right: true }
     }
 
     /// Creates a number without a limit.
@@ -43,13 +42,13 @@ impl Measure {
         Self { limit: limit_text, is_right: value >= limit, ..Self::number(name, value, unit) }
     }
 
-    /// Creates a statement that should be another one, if it is not right.
+    /// Creates a statement with the expected one.
     pub fn expected(name: &str, text: impl Into<String>, expected: &str, is_right: bool) -> Self {
         Self { limit: Some(expected.into()), is_right, ..Self::fact(name, text) }
     }
 }
 
-/// Formats a number with four digits, and its unit behind it.
+/// Formats a number with four digits, followed by its unit.
 fn with_unit(value: f64, unit: &str) -> String {
     let text = if value == 0.0 || (value.fract() == 0.0 && value.abs() < 1e6) {
         format!("{value}")
@@ -67,7 +66,7 @@ fn with_unit(value: f64, unit: &str) -> String {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
     pub measures: Vec<Measure>,
-    /// All that was found out, for the file of the part.
+    /// All results, for the file of the part.
     pub details: Value,
     /// Reason for which the part does not apply here.
     pub skipped: Option<String>,
@@ -80,7 +79,7 @@ impl Findings {
     }
 }
 
-/// Report of a part that is done: its file.
+/// Report of a completed part: its file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PartReport {
     pub part: HardwarePart,

@@ -1,6 +1,6 @@
-//! `potluck hardware`: all that is to be known of this machine's graphics cards, for whoever has
-//! borrowed one for an hour. Each part of the report has a limit of time, and a file of its own
-//! that survives a stop; a page sums them up, and an archive of both is made to be sent.
+//! `potluck hardware`: a report on the graphics cards of this machine, made within an hour. Each
+//! part of the report has a time limit and a separate file, which is kept after an interruption; a
+//! page summarizes them, and an archive contains both.
 
 mod archive;
 mod certification;
@@ -41,10 +41,10 @@ use potluck_train::signals::Signals;
 use report::Header;
 use workshop::{Halt, Workshop};
 
-/// Exit code of a report of which a part has failed.
+/// Exit code of a report with a failed part.
 const EXIT_FAILED: i32 = 1;
 
-/// Adapter of the report, with its place in the list of all of them.
+/// Adapter of the report, with its index in the list of all adapters.
 struct ChosenAdapter {
     index: usize,
     adapter: Adapter,
@@ -53,8 +53,8 @@ struct ChosenAdapter {
 /// Makes the report; returns the process's exit code.
 ///
 /// # Errors
-/// Returns `UsageError` for a folder with a report of other adapters, sizes or another version, the
-/// errors of selecting devices, `InterruptedReportError` behind a signal, and those of files.
+/// Returns `UsageError` for a folder with a report of other adapters, sizes or another version,
+/// `InterruptedReportError` after a signal, and the errors of selecting devices and of files.
 pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     let chosen = chosen(&args.devices)?;
     if chosen.is_empty() {
@@ -79,7 +79,8 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     header.claim(&folder).map_err(UsageError)?;
     let report = Reporting { folder: &folder, header, args, signals: &signals };
     let outcome = report.all(&chosen);
-    let (page, archived) = (report.sum_up()?, archive::write(&folder)?);
+    let page = report.sum_up()?;
+    let archived = archive::write(&folder)?;
     super::print(&page.text);
     let place = archived.display();
     match outcome {
@@ -96,12 +97,9 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     }
 }
 
-/// Returns the adapters that are named, or else all graphics cards.
+/// Returns the adapters with these names, or else all graphics cards.
 fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
     let listed = list_adapters();
-    let place = |adapter: &Adapter| {
-        listed.iter().position(|one| one.api == adapter.api && one.is_same(adapter))
-    };
     let mut chosen: Vec<ChosenAdapter> = Vec::new();
     if names.is_empty() {
         for (index, adapter) in listed.iter().enumerate() {
@@ -121,7 +119,10 @@ fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
             let selector = name.clone();
             return Err(potluck_kernels::device::DeviceError::BadSelector { selector, why }.into());
         };
-        let index = place(&adapter).expect("a selected adapter is one of the list");
+        let index = listed
+            .iter()
+            .position(|one| one.api == adapter.api && one.is_same(&adapter))
+            .expect("a selected adapter is one of the list");
         if !chosen.iter().any(|one| one.index == index) {
             chosen.push(ChosenAdapter { index, adapter: *adapter });
         }
@@ -129,7 +130,7 @@ fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
     Ok(chosen)
 }
 
-/// Returns the command that goes on with a report.
+/// Returns the command that continues a report.
 fn command_to_go_on(args: &HardwareArgs) -> String {
     let mut command = format!("potluck hardware --out '{}'", args.out.display());
     if args.minutes != parts::MINUTES as u32 {
@@ -156,7 +157,7 @@ struct Reporting<'a> {
 }
 
 impl Reporting<'_> {
-    /// Performs all parts that are not done, or those that were asked for, on all adapters.
+    /// Performs all unfinished parts, or the requested ones, on all adapters.
     fn all(&self, chosen: &[ChosenAdapter]) -> Result<(), Halt> {
         let cache = self.folder.join("cache");
         fs::create_dir_all(&cache)?;
@@ -182,14 +183,16 @@ impl Reporting<'_> {
         cache: &Path,
         plan: &PartPlan,
     ) -> Result<(), Halt> {
-        let (name, time) = (plan.part.name(), plan.time(self.args.minutes));
+        let name = plan.part.name();
+        let time = plan.time(self.args.minutes);
         let device = &chosen.adapter.name;
         print_line(&format!("{device}: {name}, for at most {}", minutes(time)));
-        // One of its own, because a process that hung in another part may still write there.
+        // Separate for each part, because a hung process of another part may still write to its
+        // folder.
         let work = place.join(report::SCRATCH).join(&name);
         empty(&work)?;
         let log = place.join(format!("{name}.log"));
-        // Of an earlier attempt.
+        // Removes the log of an earlier attempt.
         fs::write(&log, "")?;
         let started = Instant::now();
         let shop = Workshop {
@@ -204,7 +207,7 @@ impl Reporting<'_> {
             signals: self.signals,
         };
         let performed = (plan.perform)(&shop);
-        // What an ended process still writes is lost.
+        // A process that was ended may still write to the folder, so errors are ignored.
         let _ = fs::remove_dir_all(&work);
         let found = performed?;
         let report = PartReport {
@@ -221,7 +224,7 @@ impl Reporting<'_> {
         Ok(())
     }
 
-    /// Writes the summary of what is known so far.
+    /// Writes the summary of the parts so far.
     fn sum_up(&self) -> io::Result<summary::Page> {
         let mut found = Vec::new();
         for (index, name) in &self.header.adapters {
@@ -235,7 +238,7 @@ impl Reporting<'_> {
     }
 }
 
-/// Makes a folder, or removes what is in it.
+/// Creates an empty folder, or empties an existing one.
 fn empty(folder: &PathBuf) -> io::Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)?;

@@ -42,17 +42,17 @@ pub enum HardwarePart {
     Endurance,
 }
 
-/// Place of a part in the report: its minutes of an hour, and the function that performs it.
+/// A part with its minutes of an hour, and the function that performs it.
 pub struct PartPlan {
     pub part: HardwarePart,
     pub minutes: f64,
     pub perform: fn(&Workshop) -> Result<Findings, Halt>,
 }
 
-/// Minutes of which the shares of the parts are.
+/// Sum of the minutes of all parts.
 pub const MINUTES: f64 = 60.0;
 
-/// All parts in their order: first what is needed to believe the rest.
+/// All parts in their order: those on which the others depend come first.
 pub const PLANS: [PartPlan; 12] = [
     PartPlan { part: HardwarePart::Facts, minutes: 1.0, perform: facts::perform },
     PartPlan { part: HardwarePart::Certification, minutes: 5.0, perform: certification::perform },
@@ -69,14 +69,14 @@ pub const PLANS: [PartPlan; 12] = [
 ];
 
 impl PartPlan {
-    /// Returns the longest time that the part may take, of so many minutes for an adapter.
+    /// Returns the time limit of the part, given the minutes for an adapter.
     pub fn time(&self, minutes: u32) -> Duration {
         Duration::from_secs_f64(60.0 * f64::from(minutes) * self.minutes / MINUTES)
     }
 }
 
 impl HardwarePart {
-    /// Returns the name of the part, as `--only` has it and its files are called.
+    /// Returns the name of the part for `--only` and for its files.
     pub fn name(self) -> String {
         let value = clap::ValueEnum::to_possible_value(&self);
         value.expect("no part is hidden").get_name().to_string()

@@ -1,4 +1,4 @@
-//! Peak rates, and matrix products with every tile: those of `potluck bench`.
+//! Peak rates, and matrix products with every tile, from `potluck bench`.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ const FIGURES: [&str; 9] = [
 ];
 /// Parts of the benchmark suite.
 const PARTS: &str = "peaks,matmul,precision";
-/// Share of the peak that the best product of a hardware GPU has at least.
+/// Smallest share of the peak that the best product of a hardware GPU should reach.
 const OF_PEAK: f64 = 0.4;
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
@@ -33,16 +33,18 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         let measure = Measure::number(&figure.name, figure.median, &figure.unit);
         measures.push(measure.by(figure));
     }
-    let products = device.figures.iter().filter(|figure| figure.kind == FigureKind::Matmul);
-    let count = products.clone().count();
-    measures.push(Measure::at_least("products measured", count as f64, 1.0, ""));
-    let best = products.max_by(|one, other| one.median.total_cmp(&other.median));
+    let mut products: Vec<&Figure> = device.figures.iter().collect();
+    products.retain(|figure| figure.kind == FigureKind::Matmul);
+    measures.push(Measure::at_least("products measured", products.len() as f64, 1.0, ""));
+    let best = products.iter().max_by(|one, other| one.median.total_cmp(&other.median));
     if let Some(best) = best {
         let name = format!("best product, {}", best.on.as_deref().unwrap_or_default());
         measures.push(Measure::number(&name, best.median, &best.unit).by(best));
-    }
-    if let Some(share) = best.and_then(|best| best.of_peak).filter(|_| shop.times_count()) {
-        measures.push(Measure::at_least("the same, of the peak", share, OF_PEAK, ""));
+        if shop.times_count()
+            && let Some(share) = best.of_peak
+        {
+            measures.push(Measure::at_least("the same, of the peak", share, OF_PEAK, ""));
+        }
     }
     if let [Some(f32), Some(mixed)] =
         ["precision.f32", "precision.mixed"].map(|name| device.figure(name))
@@ -78,7 +80,9 @@ pub struct Benchmarked {
 /// Returns `Halt` as [`Workshop::run`] does.
 pub fn benchmark(shop: &Workshop, parts: &str, file: &str) -> Result<Benchmarked, Halt> {
     let mut words = vec!["bench", "--only", parts, "--devices", &shop.selector, "--json", file];
-    words.extend(shop.is_toy.then_some("--tiny"));
+    if shop.is_toy {
+        words.push("--tiny");
+    }
     let ended = shop.run(&words)?;
     let text = fs::read_to_string(shop.work.join(file)).unwrap_or_default();
     let report = Report::from_json(&text).ok().and_then(|mut report| report.devices.pop());
@@ -87,7 +91,7 @@ pub fn benchmark(shop: &Workshop, parts: &str, file: &str) -> Result<Benchmarked
     Ok(Benchmarked { measure, report })
 }
 
-/// Returns the peak rates in GFLOP/s and GB/s, if the part is done.
+/// Returns the peak rates in GFLOP/s and GB/s, if the part is complete.
 pub fn known(shop: &Workshop) -> Option<(f64, f64)> {
     let report = super::report::read(shop.place, super::parts::HardwarePart::Peaks)?;
     let device: DeviceReport = serde_json::from_value(report.details).ok()?;

@@ -1,4 +1,4 @@
-//! Steps of the same model in PyTorch, on whatever device it finds.
+//! Steps of the same model in PyTorch, on the device that it selects.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ const SCRIPT: &str = include_str!("peer.py");
 const SIZES: [&str; 6] = ["12", "12", "768", "1024", "50257", "20"];
 const TOY_SIZES: [&str; 6] = ["2", "2", "32", "32", "64", "2"];
 
-/// Exit code of the shell of Windows for a program that it does not find.
+/// Exit code of the shell of Windows for a missing program.
 const NOT_INSTALLED: i32 = 9009;
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
@@ -27,7 +27,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         }
         Err(halt) => return Err(halt),
     };
-    // The name of a program that Windows has in the place of one that is not installed.
+    // Windows has a placeholder of this name for a program that is not installed.
     if ended.code() == Some(NOT_INSTALLED) {
         return Ok(Findings::skipped("there is no python3"));
     }
@@ -44,9 +44,9 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         let measure = Measure::expected("PyTorch", text, "exit status: 0", false);
         return Ok(Findings { measures: vec![measure], ..Findings::default() });
     };
-    let text = |key: &str| details[key].as_str().unwrap_or("unknown").to_string();
-    let mut measures =
-        vec![Measure::fact("PyTorch", format!("{} on {}", text("torch"), text("device")))];
+    let version = details["torch"].as_str().unwrap_or("unknown");
+    let device = details["device"].as_str().unwrap_or("unknown");
+    let mut measures = vec![Measure::fact("PyTorch", format!("{version} on {device}"))];
     let own = gpt2::known_rate(shop);
     for row in details["rows"].as_array().into_iter().flatten() {
         let name = row["precision"].as_str().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Two ranks: the adapter twice, and the adapter with the CPU device. Equal parameters, the losses
-//! of one device, and the share of a step in which ranks wait for each other.
+//! Two ranks: the adapter twice, and the adapter with the CPU device. Checks equal parameters, the
+//! losses against those of one device, and the share of a step in which ranks wait for each other.
 
 use serde_json::{Value, json};
 
@@ -33,9 +33,9 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
             let what = format!("{name}: difference of a loss from one device's");
             measures.push(Measure::at_most(&what, difference, 1e-3, "nats"));
         }
-        let waiting = median(run.steps.iter().filter_map(waiting).collect());
-        let what = format!("{name}: waiting");
-        measures.extend(waiting.map(|share| Measure::number(&what, share, "of a step")));
+        if let Some(share) = median(run.steps.iter().filter_map(waiting).collect()) {
+            measures.push(Measure::number(&format!("{name}: waiting"), share, "of a step"));
+        }
         details.insert(name.into(), json!({ "losses": run.losses(), "last": run.steps.last() }));
     }
     Ok(Findings { measures, details: details.into(), skipped: None })
@@ -43,13 +43,15 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
 
 /// Returns the share of a step, over all ranks, in which they wait.
 fn waiting(step: &Value) -> Option<f64> {
-    let (mut waited, mut time) = (0.0, 0.0);
+    let mut waited = 0.0;
+    let mut time = 0.0;
     for rank in step["ranks"].as_array()? {
-        let (work, wait) = (rank["work_ms"].as_f64()?, rank["wait_ms"].as_f64()?);
+        let work = rank["work_ms"].as_f64()?;
+        let wait = rank["wait_ms"].as_f64()?;
         waited += wait;
         time += work + wait;
     }
-    (time > 0.0).then_some(waited / time)
+    if time > 0.0 { Some(waited / time) } else { None }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Runs of `potluck train` in a part: their words, and what their records tell.
+//! Runs of `potluck train` in a part: their arguments and their records.
 
 use std::fs;
 use std::path::Path;
@@ -8,8 +8,9 @@ use serde_json::Value;
 use super::measures::Measure;
 use super::workshop::{Ended, Halt, Workshop};
 
-/// Samples per step of GPT-2 124M, of 1,024 tokens each; and of the model of a rehearsal.
+/// Samples per step of GPT-2 124M, of 1,024 tokens each.
 pub const BATCH: usize = 8;
+/// Samples per step of the model of a rehearsal.
 const TOY_BATCH: usize = 4;
 
 impl Workshop<'_> {
@@ -18,33 +19,37 @@ impl Workshop<'_> {
         if self.is_toy { TOY_BATCH } else { BATCH }
     }
 
-    /// Returns one of two sizes: that of a rehearsal, or else the other one.
+    /// Returns the first size in a rehearsal, else the second.
     pub fn sized<T>(&self, toy: T, full: T) -> T {
         if self.is_toy { toy } else { full }
     }
 
-    /// Returns the words that choose GPT-2 124M with random parameters, or in a rehearsal a GPT
-    /// that is as small as can be.
+    /// Returns the arguments that choose GPT-2 124M with random parameters, or in a rehearsal a
+    /// very small GPT.
     pub fn gpt2(&self) -> Vec<String> {
         let sets: &[&str] = if self.is_toy {
             &["model.layers=2", "model.heads=2", "model.width=32", "model.context=32"]
         } else {
             &["model.preset=gpt2"]
         };
-        sets.iter().flat_map(|set| ["--set".to_string(), (*set).to_string()]).collect()
+        let mut words = Vec::new();
+        for set in sets {
+            words.extend(["--set".to_string(), set.to_string()]);
+        }
+        words
     }
 
-    /// Returns the words of a run that only trains.
+    /// Returns the arguments of a run that only trains.
     pub fn train(&self, devices: &str, more: &[String]) -> Vec<String> {
         let line = "train --seed 1 --quiet --set train.sample_tokens=0 --set train.eval_every=0 \
                     --set train.checkpoint_every=0 --set schedule.kind=constant --devices";
-        let mut words = line.split_whitespace().map(String::from).collect::<Vec<_>>();
+        let mut words = words(line);
         words.push(devices.into());
         words.extend_from_slice(more);
         words
     }
 
-    /// Trains in a directory of the part, and returns what came of it.
+    /// Trains in a directory of the part, and returns the result.
     ///
     /// # Errors
     /// Returns `Halt` as [`Workshop::run`] does.
@@ -57,7 +62,7 @@ impl Workshop<'_> {
     }
 }
 
-/// Words of a line, with values that contain no spaces.
+/// Returns the words of a line whose values contain no spaces.
 pub fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(String::from).collect()
 }
@@ -74,7 +79,7 @@ impl Trained {
         numbers(&self.steps, "loss")
     }
 
-    /// Returns the measure of whether all steps were taken, and how the run ended.
+    /// Returns the measure of the number of steps and of the end of the run.
     pub fn end(&self, name: &str, steps: usize) -> Measure {
         let text = if self.ended.is_right() {
             format!("{} steps", self.steps.len())
@@ -85,7 +90,7 @@ impl Trained {
         Measure::expected(name, text, &format!("{steps} steps"), is_right)
     }
 
-    /// Returns the tokens per second of the median step, the first ones left out.
+    /// Returns the tokens per second of the median step, without the first steps.
     pub fn tokens_per_second(&self) -> Option<f64> {
         median(numbers(&self.steps[self.warm()..], "tokens_per_s"))
     }
@@ -95,21 +100,28 @@ impl Trained {
         median(numbers(&self.steps[self.warm()..], "busy"))
     }
 
-    /// Returns the steps that are not counted, because they compile.
+    /// Returns the number of first steps that are left out, because they compile.
     fn warm(&self) -> usize {
         (self.steps.len() / 4).min(3)
     }
 }
 
-/// Returns the lines of a record that are steps; none if there is no record.
+/// Returns the steps of a record; empty without a record.
 pub fn steps_of(run: &Path) -> Vec<Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
-    // The last line may be half written.
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line.get("loss").is_some()).collect()
+    // The last line may be incomplete.
+    let mut steps = Vec::new();
+    for line in text.lines() {
+        if let Ok(step) = serde_json::from_str::<Value>(line)
+            && step.get("loss").is_some()
+        {
+            steps.push(step);
+        }
+    }
+    steps
 }
 
-/// Returns the values of a key, of the steps that have it.
+/// Returns the values of a key in the steps that have it.
 pub fn numbers(steps: &[Value], key: &str) -> Vec<f64> {
     steps.iter().filter_map(|step| step.get(key)?.as_f64()).collect()
 }
@@ -120,13 +132,17 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// Returns the largest difference of losses of the same step; `None` if there are not as many.
+/// Returns the largest difference of losses of the same step; `None` for different numbers of
+/// steps.
 pub fn largest_difference(one: &[f64], other: &[f64]) -> Option<f64> {
     if one.len() != other.len() || one.is_empty() {
         return None;
     }
-    let differences = one.iter().zip(other).map(|(one, other)| (one - other).abs());
-    Some(differences.fold(0.0, f64::max))
+    let mut largest: f64 = 0.0;
+    for (one, other) in one.iter().zip(other) {
+        largest = largest.max((one - other).abs());
+    }
+    Some(largest)
 }
 
 #[cfg(test)]

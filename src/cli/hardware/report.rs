@@ -1,4 +1,4 @@
-//! Files of a report: one per part, and one of what all of them are about.
+//! Files of a report: one per part, and one for their common subject.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,10 +13,10 @@ use potluck_bench::System;
 use potluck_core::files;
 use potluck_kernels::device::Adapter;
 
-/// Name of the file of what all parts are about.
+/// Name of the file of the subject.
 const HEADER: &str = "report.json";
 
-/// Name of the folder of an adapter in which parts run, and which is no part of the report.
+/// Name of the folder of an adapter in which parts run, which is not part of the report.
 pub const SCRATCH: &str = "scratch";
 
 /// Subject of a report: the program, the machine and the adapters.
@@ -25,7 +25,7 @@ pub struct Header {
     pub potluck: String,
     /// Hash of the sources.
     pub build: String,
-    /// True for a rehearsal, whose figures mean nothing.
+    /// True for a rehearsal, whose figures are meaningless.
     pub is_toy: bool,
     pub system: System,
     /// Names of adapters and APIs by index.
@@ -34,19 +34,31 @@ pub struct Header {
 
 impl Header {
     pub fn of<'a>(adapters: impl Iterator<Item = (usize, &'a Adapter)>, is_toy: bool) -> Self {
-        let name = |adapter: &Adapter| {
-            format!("{} on {}, {}, {}", adapter.name, adapter.api, adapter.kind, adapter.driver)
-        };
+        let mut names = BTreeMap::new();
+        for (index, Adapter { name, api, kind, driver, .. }) in adapters {
+            names.insert(index, format!("{name} on {api}, {kind}, {driver}"));
+        }
         Self {
             potluck: env!("CARGO_PKG_VERSION").into(),
             build: env!("POTLUCK_BUILD").into(),
             is_toy,
             system: System::here(),
-            adapters: adapters.map(|(index, adapter)| (index, name(adapter))).collect(),
+            adapters: names,
         }
     }
 
-    /// Writes the file into the folder of the report, and adds the adapters that it has.
+    /// Returns true for another program, other sizes, another machine, or another adapter under an
+    /// index of both.
+    fn differs(&self, found: &Self) -> bool {
+        if self.build != found.build || self.is_toy != found.is_toy || self.system != found.system {
+            return true;
+        }
+        self.adapters
+            .iter()
+            .any(|(index, name)| found.adapters.get(index).is_some_and(|other| other != name))
+    }
+
+    /// Writes the file into the folder of the report, and adds the adapters of an existing file.
     ///
     /// # Errors
     /// Returns a sentence if the folder has a report of another program or of other sizes, or
@@ -56,17 +68,7 @@ impl Header {
         if let Ok(bytes) = fs::read(&path) {
             let found: Self = serde_json::from_slice(&bytes)
                 .map_err(|why| format!("{} is no report: {why}", path.display()))?;
-            let differs = |one: &Self, other: &Self| {
-                let adapters = other.adapters.iter();
-                let is_other = |(index, name): (&usize, &String)| {
-                    one.adapters.get(index).is_some_and(|known| known != name)
-                };
-                one.build != other.build
-                    || one.is_toy != other.is_toy
-                    || one.system != other.system
-                    || adapters.into_iter().any(is_other)
-            };
-            if differs(&found, self) {
+            if self.differs(&found) {
                 return Err(format!(
                     "{} has the report of another program or machine, or of other sizes; name \
                      another folder with --out",
@@ -86,13 +88,13 @@ pub fn place_of(folder: &Path, index: usize) -> PathBuf {
     folder.join(format!("adapter-{index}"))
 }
 
-/// Returns the report of a part that is done.
+/// Returns the report of a completed part.
 pub fn read(place: &Path, part: HardwarePart) -> Option<PartReport> {
     let bytes = fs::read(path(place, part)).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
-/// Writes the report of a part, whole or not at all.
+/// Writes the report of a part atomically.
 pub fn write(place: &Path, report: &PartReport) -> io::Result<()> {
     let text = serde_json::to_string_pretty(report).map_err(io::Error::other)?;
     files::replace(&path(place, report.part), (text + "\n").as_bytes())

@@ -1,5 +1,5 @@
-//! A large product with the checks that wgpu adds to shaders, and as runs have it, without them.
-//! Those that a driver adds by itself (`robustBufferAccess`) are in both.
+//! A large product with the checks that wgpu adds to shaders, and without them, as in runs. The
+//! checks of the driver (`robustBufferAccess`) are in both.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! The longest submissions of a step by the device's clock, at two lengths that are asked for, and
-//! what the shorter ones cost.
+//! The longest submissions of a step by the device's clock, at two requested lengths, and the cost
+//! of the shorter ones.
 
 use serde_json::json;
 
@@ -8,9 +8,9 @@ use super::record::words;
 use super::workshop::{Halt, Workshop};
 use potluck_bench::profile::ProfileFigures;
 
-/// Lengths in milliseconds: where nothing draws a screen, and where something may.
+/// Lengths in milliseconds: without a screen on the device, and with one.
 const LENGTHS: [u32; 2] = [200, 20];
-/// Times the length that a submission may take: its end is an estimate.
+/// Largest ratio of a submission to the requested length, which is based on estimates.
 const TOLERANCE: f64 = 2.0;
 
 pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {

@@ -1,4 +1,4 @@
-//! The page that sums up a report, made of the files of its parts.
+//! The page that summarizes a report, made from the files of its parts.
 
 use std::fmt::Write as _;
 
@@ -6,25 +6,26 @@ use super::measures::{Measure, PartReport};
 use super::parts::{PLANS, PartPlan};
 use super::report::Header;
 
-/// Longest text of a cell; the file of the part has all of it.
+/// Longest text of a cell; the file of the part has the whole text.
 const CELL_MAX: usize = 160;
 
-/// Numbers of a part in a line.
+/// Number of measures of a part in a line.
 const NUMBERS: usize = 4;
 
-/// The page, and whether a part has failed.
+/// The page of a report.
 pub struct Page {
     pub text: String,
+    /// True if a part has failed.
     pub has_failed: bool,
 }
 
-/// Reports of an adapter, in the order of [`PLANS`]; `None`: a part is not done.
+/// Reports of an adapter, in the order of [`PLANS`]; `None` for an unfinished part.
 pub struct OfAdapter<'a> {
     pub name: &'a str,
     pub reports: Vec<Option<PartReport>>,
 }
 
-/// Returns the page of a report, of so many minutes for each adapter.
+/// Returns the page of a report with a time in minutes for each adapter.
 pub fn page(header: &Header, adapters: &[OfAdapter], minutes: u32) -> Page {
     let Header { potluck, build, system, .. } = header;
     let mut text = format!(
@@ -50,15 +51,21 @@ pub fn page(header: &Header, adapters: &[OfAdapter], minutes: u32) -> Page {
     Page { text, has_failed }
 }
 
-/// Returns a sentence on how many parts are done, and which have failed.
+/// Returns a sentence with the number of completed parts and the names of failed ones.
 fn in_short(reports: &[Option<PartReport>]) -> String {
-    let done = reports.iter().flatten().count();
-    let failed: Vec<String> =
-        reports.iter().flatten().filter(|r| r.has_failed()).map(|r| r.part.name()).collect();
+    let mut done = 0;
+    let mut failed = Vec::new();
+    for report in reports.iter().flatten() {
+        done += 1;
+        if report.has_failed() {
+            failed.push(report.part.name());
+        }
+    }
     let parts = format!("{done} of {} parts are done", reports.len());
-    match failed.as_slice() {
-        [] => format!("{parts}; none has failed."),
-        failed => format!("{parts}; **failed: {}**.", failed.join(", ")),
+    if failed.is_empty() {
+        format!("{parts}; none has failed.")
+    } else {
+        format!("{parts}; **failed: {}**.", failed.join(", "))
     }
 }
 
@@ -68,10 +75,11 @@ fn not_done(plan: &PartPlan, minutes: u32) -> String {
     format!("| {part} | | | | not done | of {limit:.0} s |\n")
 }
 
-/// Returns the rows of a part, of which the first one has its name and its time.
+/// Returns the rows of a part; the first row has its name and its time.
 fn rows(report: &PartReport) -> String {
     let PartReport { seconds, seconds_max, .. } = report;
-    let (mut part, mut time) = (report.part.name(), format!("{seconds:.0} of {seconds_max:.0} s"));
+    let mut part = report.part.name();
+    let mut time = format!("{seconds:.0} of {seconds_max:.0} s");
     if let Some(why) = &report.skipped {
         return format!("| {part} | | | | skipped: {} | {time} |\n", cell(why));
     }
@@ -91,7 +99,7 @@ fn rows(report: &PartReport) -> String {
     text
 }
 
-/// Returns a text that is one cell of a table.
+/// Returns a text as a cell of a table: its first line, shortened.
 fn cell(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default().replace('|', "\\|");
     let mut short: String = line.chars().take(CELL_MAX).collect();
@@ -101,19 +109,25 @@ fn cell(text: &str) -> String {
     short
 }
 
-/// Returns the result of a part in a line: what failed, or else its first numbers.
+/// Returns the result of a part in a line: the failed measures, or else the first ones.
 pub fn in_a_line(report: &PartReport) -> String {
     if let Some(why) = &report.skipped {
         return format!("skipped: {why}");
     }
-    let shown = |measure: &Measure| format!("{} {}", measure.name, cell(&measure.text));
-    let failed: Vec<String> =
-        report.measures.iter().filter(|measure| !measure.is_right).map(shown).collect();
+    let mut all = Vec::new();
+    let mut failed = Vec::new();
+    for measure in &report.measures {
+        let text = format!("{} {}", measure.name, cell(&measure.text));
+        if !measure.is_right {
+            failed.push(text.clone());
+        }
+        all.push(text);
+    }
     if !failed.is_empty() {
         return format!("FAILED: {}", failed.join("; "));
     }
-    let numbers: Vec<String> = report.measures.iter().take(NUMBERS).map(shown).collect();
-    format!("pass, {:.0} s: {}", report.seconds, numbers.join("; "))
+    all.truncate(NUMBERS);
+    format!("pass, {:.0} s: {}", report.seconds, all.join("; "))
 }
 
 #[cfg(test)]

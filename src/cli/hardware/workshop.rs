@@ -1,5 +1,5 @@
-//! Processes of a part, each of which has until the time of the part is up: a driver that crashes
-//! or hangs in one of them leaves the others.
+//! Processes of a part, each limited by the time of the part: a driver that crashes or hangs in one
+//! of them does not affect the others.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use potluck_kernels::device::{Adapter, AdapterKind};
 use potluck_train::signals::{Interruption, Signals};
 
-/// Time between two looks at a process.
+/// Time between two checks of a process.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Time that an ended process gets to be gone: a driver that hangs may hold it for longer.
+/// Time for a killed process to exit: a hung driver may keep it for longer.
 const END_TIME: Duration = Duration::from_secs(5);
 /// Time for an interrupted process to save its state, after which it is terminated.
 const SAVE_TIME: Duration = Duration::from_secs(60);
@@ -25,9 +25,9 @@ pub struct Workshop<'a> {
     pub selector: String,
     /// Folder of the adapter, with what the report keeps.
     pub place: &'a Path,
-    /// Empty folder in which processes run, which is removed behind the part.
+    /// Empty folder in which processes run, removed after the part.
     pub work: PathBuf,
-    /// Cache of kernels: what other runs found out about the adapter is not this report's.
+    /// Separate cache of kernels, so that results of other runs do not enter the report.
     pub cache: &'a Path,
     pub log: PathBuf,
     pub deadline: Instant,
@@ -74,12 +74,12 @@ impl Ended {
         self.status.and_then(|status| status.code())
     }
 
-    /// Returns the first error that it told.
+    /// Returns the first error message.
     pub fn error(&self) -> Option<&str> {
         self.stderr.lines().find(|line| line.starts_with("error: "))
     }
 
-    /// Returns how it ended in a few words.
+    /// Describes the end of the process.
     pub fn end(&self) -> String {
         let Some(status) = self.status else {
             return format!("did not end within {:.0} s", self.seconds);
@@ -93,8 +93,8 @@ impl Ended {
 }
 
 impl Workshop<'_> {
-    /// Returns true if times have limits: not at toy sizes, and not on the processor, which does
-    /// other things as well.
+    /// Returns true if times have limits: not at toy sizes, and not on the processor, which is
+    /// shared with other programs.
     pub fn times_count(&self) -> bool {
         self.adapter.kind != AdapterKind::Software && !self.is_toy
     }
@@ -118,7 +118,7 @@ impl Workshop<'_> {
         self.run_command(self.potluck(words)?, self.deadline, |_| Ok(()))
     }
 
-    /// Runs a command, whose output is in the log of the part, until it ends or until a time.
+    /// Runs a command, with its output in the log of the part, until it ends or until a deadline.
     /// `watch` is called every few milliseconds.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl Workshop<'_> {
         Ok(ended)
     }
 
-    /// Runs a command that is stopped by Ctrl-C once `is_enough` says so, and then has a time to
-    /// save its state.
+    /// Runs a command, stops it by Ctrl-C once `is_enough` returns true, and gives it time to save
+    /// its state.
     ///
     /// # Errors
     /// Returns `Halt` as [`Workshop::run`] does.
@@ -181,7 +181,7 @@ impl Workshop<'_> {
                     asked = Some(Instant::now());
                     interrupt(child)?;
                 }
-                // Who starts the report in the background of a script ignores Ctrl-C.
+                // A process in the background of a script ignores Ctrl-C.
                 Some(since) if since.elapsed() > SAVE_TIME / 2 && !is_terminated => {
                     is_terminated = true;
                     terminate(child)?;
@@ -216,7 +216,7 @@ fn text_from(path: &Path, begin: u64) -> io::Result<String> {
 
 /// Ends a process, and waits for it briefly.
 fn end(child: &mut Child) {
-    // It may have ended by itself.
+    // It may have exited already.
     let _ = child.kill();
     let begun = Instant::now();
     while begun.elapsed() < END_TIME && matches!(child.try_wait(), Ok(None)) {

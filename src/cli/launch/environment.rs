@@ -1,8 +1,8 @@
 //! Place of a process among those that a launcher started, from flags, `POTLUCK_*` or the variables
 //! of the launcher.
 //!
-//! Variables are those that the programs themselves set: torchrun 2.15, Slurm 22.05, Open MPI 4.1
-//! and 5, MPICH 4.0 and Intel MPI, Kubernetes' Indexed Job and JobSet, SkyPilot, Ray Train.
+//! The variables are those of torchrun 2.15, Slurm 22.05, Open MPI 4.1 and 5, MPICH 4.0 and Intel
+//! MPI, Kubernetes' Indexed Job and JobSet, SkyPilot, Ray Train.
 
 use std::fmt;
 
@@ -14,19 +14,22 @@ use potluck_net::cluster::NODES_MAX;
 /// Environment of a process: the value of a variable.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Ports of runs that Slurm starts, below those that a system hands out: a number in this range
-/// follows from the job and the step, so that neighbouring jobs on one machine have different ones.
+/// Number of ports of runs that Slurm starts, below the ephemeral ports of a system: the port is
+/// computed from the job and the step, so that neighbouring jobs on one machine have different
+/// ones.
 const SLURM_PORTS: u64 = 12_000;
+/// First port of runs that Slurm starts.
 const SLURM_PORTS_FROM: u64 = 20_000;
 
-/// Place that flags or variables give a process; what they do not tell is `None`.
+/// Place of a process by flags or variables; `None` for a part that they do not give.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskPlace {
     pub rank: Option<u32>,
     /// Number of processes.
     pub world: Option<u32>,
-    /// Number of this process among those of its host, and how many these are.
+    /// Number of this process among those of its host.
     pub local_rank: Option<u32>,
+    /// Number of processes on its host.
     pub local_world: Option<u32>,
     /// Host and UDP port of the first process.
     pub address: Option<String>,
@@ -36,14 +39,14 @@ pub struct TaskPlace {
 #[derive(Debug)]
 pub struct Launcher {
     name: &'static str,
-    /// How near to the process it is: torchrun is started by srun, and never the other way round.
+    /// Nesting level: srun starts torchrun, and never the other way round.
     level: LauncherLevel,
     /// Variables of the place, as they are shown.
     variables: &'static str,
     place: fn(Variables) -> Result<Option<TaskPlace>, UsageError>,
 }
 
-/// What starts processes within what, the innermost first.
+/// Nesting levels of launchers, the innermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LauncherLevel {
     Workers,
@@ -52,7 +55,7 @@ enum LauncherLevel {
     Cluster,
 }
 
-/// All launchers, those inside of others first.
+/// All launchers, the innermost first.
 static LAUNCHERS: &[Launcher] = &[
     Launcher {
         name: "torchrun or Ray Train",
@@ -92,7 +95,7 @@ static LAUNCHERS: &[Launcher] = &[
     },
 ];
 
-/// Place of this process, and what told it.
+/// Place of this process, and the source of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundTask {
     pub rank: u32,
@@ -114,13 +117,13 @@ impl fmt::Display for FoundTask {
     }
 }
 
-/// Finds the place of this process. What flags do not tell is taken from `POTLUCK_RANK`,
+/// Finds the place of this process. Parts that flags do not give are taken from `POTLUCK_RANK`,
 /// `POTLUCK_WORLD`, `POTLUCK_LOCAL_RANK`, `POTLUCK_LOCAL_WORLD` and `POTLUCK_ADDRESS`, and then,
 /// with `use_launcher`, from the innermost launcher. Without any of them the process is alone.
 ///
 /// # Errors
-/// Returns `UsageError` if a value is no number, if two sources contradict each other, and if the
-/// place is incomplete.
+/// Returns `UsageError` if a value is not a number, if two sources contradict each other, and if
+/// the place is incomplete.
 pub fn find(
     flags: &TaskPlace,
     use_launcher: bool,
@@ -174,7 +177,7 @@ pub fn find(
     complete(&place, &sources)
 }
 
-/// Refuses the shell of a batch script of Slurm with several tasks or nodes: it is none of them.
+/// Refuses the shell of a batch script of Slurm with several tasks or nodes, which is not a task.
 fn require_no_batch_script(variables: Variables) -> Result<(), UsageError> {
     let has_many = |name| variables(name).is_some_and(|count| count != "1");
     if variables("SLURM_JOB_ID").is_some()
@@ -187,7 +190,7 @@ fn require_no_batch_script(variables: Variables) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Returns the place with what follows from it.
+/// Returns the complete place, with defaults for missing parts.
 fn complete(place: &TaskPlace, sources: &[String]) -> Result<FoundTask, UsageError> {
     if sources.is_empty() {
         return Ok(FoundTask {
@@ -225,7 +228,7 @@ fn complete(place: &TaskPlace, sources: &[String]) -> Result<FoundTask, UsageErr
     }
     let address = match &place.address {
         Some(address) => address.clone(),
-        // All are here.
+        // All processes are on this host.
         None if local_world == world => format!("127.0.0.1:{PORT}"),
         None => {
             let what = "the address of the first node";
@@ -236,7 +239,7 @@ fn complete(place: &TaskPlace, sources: &[String]) -> Result<FoundTask, UsageErr
 }
 
 impl TaskPlace {
-    /// Returns this place, with what it does not tell from another one.
+    /// Returns this place, with missing parts from another one.
     fn or(&self, other: &Self) -> Self {
         Self {
             rank: self.rank.or(other.rank),
@@ -294,24 +297,25 @@ fn own_variables(variables: Variables) -> Result<TaskPlace, UsageError> {
     })
 }
 
-/// torchrun, Ray Train, and whoever else sets what `torch.distributed` reads. The TCP port of the
-/// store is free as a UDP port, and differs from run to run.
+/// torchrun, Ray Train, and other launchers that set the variables of `torch.distributed`. The TCP
+/// port of the store is free as a UDP port, and differs from run to run.
 fn of_workers(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let rank = number(variables, "RANK")?;
     let world = number(variables, "WORLD_SIZE")?;
     if rank.is_none() || world.is_none() {
         return Ok(None);
     }
-    let address = variables("MASTER_ADDR").map(|host| match variables("MASTER_PORT") {
-        Some(port) => format!("{}:{port}", bracketed(&host)),
-        None => bracketed(&host),
-    });
+    let address = match (variables("MASTER_ADDR"), variables("MASTER_PORT")) {
+        (Some(host), Some(port)) => Some(format!("{}:{port}", bracketed(&host))),
+        (Some(host), None) => Some(bracketed(&host)),
+        (None, _) => None,
+    };
     let local_rank = number(variables, "LOCAL_RANK")?;
     let local_world = number(variables, "LOCAL_WORLD_SIZE")?;
     Ok(Some(TaskPlace { rank, world, local_rank, local_world, address }))
 }
 
-/// Open MPI. Version 4 tells the address of `mpirun`, beside which the first process usually is.
+/// Open MPI. Version 4 provides the address of `mpirun`, usually the host of the first process.
 fn of_open_mpi(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let Some(rank) = number(variables, "OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let world = number(variables, "OMPI_COMM_WORLD_SIZE")?;
@@ -383,11 +387,10 @@ fn tasks_of_node(variables: Variables, node: u32) -> Result<Option<u32>, UsageEr
     Ok(None)
 }
 
-/// Returns the UDP port of a step: that of the numbers of the job and of the step.
+/// Returns the UDP port of a step, computed from the numbers of the job and of the step.
 fn slurm_port(variables: Variables, step: &str) -> u64 {
-    let of = |text: Option<String>| text.and_then(|text| text.parse::<u64>().ok());
-    let job = of(variables("SLURM_JOB_ID")).unwrap_or_default();
-    let step = of(Some(step.to_string())).unwrap_or_default();
+    let job = variables("SLURM_JOB_ID").unwrap_or_default().parse::<u64>().unwrap_or_default();
+    let step = step.parse::<u64>().unwrap_or_default();
     SLURM_PORTS_FROM + job.wrapping_mul(16).wrapping_add(step) % SLURM_PORTS
 }
 
@@ -401,14 +404,14 @@ fn of_sky_pilot(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     Ok(Some(TaskPlace { rank: Some(rank), world, address, ..TaskPlace::default() }))
 }
 
-/// Pods of an Indexed Job, of a JobSet too. They are told neither how many they are nor the name of
-/// the first one.
+/// Pods of an Indexed Job, also of a JobSet. Their variables contain neither their number nor the
+/// name of the first one.
 fn of_indexed_job(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     let Some(rank) = number(variables, "JOB_COMPLETION_INDEX")? else { return Ok(None) };
     Ok(Some(TaskPlace { rank: Some(rank), ..TaskPlace::default() }))
 }
 
-/// Returns a host as it stands before a port.
+/// Returns a host in the form that precedes a port.
 fn bracketed(host: &str) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.into() }
 }

@@ -22,8 +22,8 @@ const WAIT: u64 = 600;
 /// Runs `potluck launch` and returns the process's exit code.
 ///
 /// # Errors
-/// Returns `UsageError` if the place of this process is not told or contradictory, and what the
-/// command returns that it has in the run.
+/// Returns `UsageError` if the place of this process is missing or contradictory, and the errors of
+/// the command that it runs.
 pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
     let TrainArgs { nodes, resume, explain, .. } = &args.train;
     if nodes.is_some() || resume.is_some() || explain.is_some() {
@@ -55,8 +55,8 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
     nodes::join(&other_node(&args.train, &found, devices))
 }
 
-/// Returns the arguments of the first node: those that were given, the nodes to wait for, and the
-/// checkpoint to go on from if there is one.
+/// Returns the arguments of the first node: the given ones, the nodes to wait for, and the
+/// checkpoint from which it continues if there is one.
 fn first_node(
     args: &TrainArgs,
     found: &FoundTask,
@@ -75,7 +75,7 @@ fn first_node(
     first.devices = devices;
     first.watched = watched(args, found);
     if holds {
-        // What starts a run starts none twice.
+        // The arguments of a new run do not apply to its continuation.
         first.resume = Some(out.to_string_lossy().into_owned());
         first.init = None;
         first.add_tokens = false;
@@ -87,7 +87,7 @@ fn first_node(
         first.wait = Some(args.wait.unwrap_or(WAIT));
         first.listen = Some(args.listen.unwrap_or_else(|| listening(&found.address)));
     } else {
-        // Nobody is awaited.
+        // There are no other nodes.
         first.listen = None;
         first.advertise = Vec::new();
         first.wait = None;
@@ -96,15 +96,15 @@ fn first_node(
     Ok(first)
 }
 
-/// Returns where the first node listens: all of its addresses, at the port of the one that the
-/// others dial.
+/// Returns the address at which the first node listens: all of its addresses, at the port to which
+/// the others connect.
 fn listening(address: &str) -> SocketAddr {
     let address = with_port(address);
     let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
     all_addresses(port.unwrap_or(PORT))
 }
 
-/// Returns the arguments of another node, which has the rank that the launcher gave it.
+/// Returns the arguments of another node, with its rank by the launcher.
 fn other_node(args: &TrainArgs, found: &FoundTask, devices: Option<String>) -> JoinArgs {
     let sets = args.sets.iter().filter(|typed| nodes::is_own_key(typed)).cloned().collect();
     JoinArgs {
@@ -124,20 +124,20 @@ fn other_node(args: &TrainArgs, found: &FoundTask, devices: Option<String>) -> J
     }
 }
 
-/// Returns how this process is watched: of several on a host each has a port of its own.
+/// Returns the arguments of monitoring, with a separate port for each process of a host.
 fn watched(args: &TrainArgs, found: &FoundTask) -> WatchedArgs {
     let mut watched = args.watched.clone();
     if let Some(address) = &mut watched.status
         && address.port() != 0
     {
-        // The number is below that of the processes of a run.
+        // The local rank is less than the number of processes of a run.
         address.set_port(address.port().saturating_add(found.local_rank as u16));
     }
     watched
 }
 
-/// Returns the devices of this process: those that were named, or its part of the graphics cards of
-/// a host on which there are several processes.
+/// Returns the devices of this process: the given ones, or its part of the graphics cards of a host
+/// with several processes.
 ///
 /// # Errors
 /// Returns `UsageError` if there are fewer cards than processes.
@@ -164,7 +164,7 @@ fn devices(args: &TrainArgs, found: &FoundTask) -> Result<Option<String>, UsageE
     Ok(Some(part.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")))
 }
 
-/// Returns the part of a process: every `processes`th card. Nothing if one process had none.
+/// Returns the part of a process: every `processes`th card. Empty if there are too few cards.
 fn part(cards: &[usize], process: u32, processes: u32) -> Vec<usize> {
     let processes = processes as usize;
     if cards.len() < processes {

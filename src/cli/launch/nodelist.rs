@@ -5,7 +5,7 @@ use crate::cli::UsageError;
 /// Returns the first host of a list.
 ///
 /// # Errors
-/// Returns `UsageError` if the text is no list of hosts.
+/// Returns `UsageError` if the text is not a list of hosts.
 pub fn first_host(list: &str) -> Result<String, UsageError> {
     let bad = || UsageError(format!("'{list}' is no list of hosts"));
     let mut host = String::new();

@@ -2,7 +2,7 @@
 //! rows of 32 pixels each. Krizhevsky, "The CIFAR-10 dataset",
 //! <https://www.cs.toronto.edu/~kriz/cifar.html>.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::files::{self, FileSets, entries, file_name, invalid};
 use super::{DataError, FileSet, ReadSet, Request, Samples, Targets};
@@ -32,17 +32,21 @@ pub(super) fn find(path: &Path) -> Result<FileSets, DataError> {
     }
     let batches = entries(path)?.into_iter().filter(|path| is_batch(&file_name(path)));
     let (held_out, train): (Vec<_>, Vec<_>) = batches.partition(|path| file_name(path) == HELD_OUT);
-    let set = |inputs: Vec<_>| {
-        let targets = names.clone();
-        (!inputs.is_empty()).then_some(FileSet { inputs, targets })
-    };
-    FileSets::new(set(train), set(held_out)).ok_or_else(|| {
+    FileSets::new(set_of(train, &names), set_of(held_out, &names)).ok_or_else(|| {
         let why = "has no files named like data_batch_1.bin or test_batch.bin";
         invalid(&path.display().to_string(), "", why)
     })
 }
 
-/// Reads batches, one behind the other.
+/// Returns the set of some batches; `None` without any.
+fn set_of(inputs: Vec<PathBuf>, names: &Option<PathBuf>) -> Option<FileSet> {
+    if inputs.is_empty() {
+        return None;
+    }
+    Some(FileSet { inputs, targets: names.clone() })
+}
+
+/// Reads batches, one after the other.
 pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataError> {
     let mut files = Vec::new();
     let names = match &set.targets {
@@ -55,7 +59,8 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
     };
     let is_numbered = names.is_none();
     let names = names.unwrap_or_else(|| (0..CLASSES).map(|class| class.to_string()).collect());
-    let (mut ids, mut features) = (Vec::new(), Vec::new());
+    let mut ids = Vec::new();
+    let mut features = Vec::new();
     for path in &set.inputs {
         let (bytes, file) = files::read(path, request.base)?;
         files.push(file);
@@ -110,7 +115,8 @@ pub(super) fn parse(
 ) -> Result<(), DataError> {
     let (records, rest) = bytes.as_chunks::<RECORD>();
     if records.is_empty() || !rest.is_empty() {
-        let (length, whole) = (bytes.len(), records.len());
+        let length = bytes.len();
+        let whole = records.len();
         let why = format!(
             "is {length} bytes long, which is no multiple of the {RECORD} of a record; \
              record {} is cut off, or this is not CIFAR-10",

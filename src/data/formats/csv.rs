@@ -33,20 +33,20 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
     Ok(ReadSet { samples, files: vec![file], is_numbered: false })
 }
 
-/// Targets that are asked of a table.
+/// Requested targets of a table.
 pub(super) struct TableTargets<'a> {
     /// Columns; if empty, the expected ones, or else the last one.
     pub names: &'a [String],
-    /// Kind; classes if `None` and a value is no number.
+    /// Kind; if `None`, classes if a value is not a number.
     pub kind: Option<TargetKind>,
     pub(crate) are_required: bool,
 }
 
-/// Reads a table. All columns that are no targets are features, or those that are expected.
+/// Reads a table. The features are the expected columns, or else all columns that are not targets.
 ///
 /// # Errors
 /// Returns `DataError` with line and column if a column is missing, if rows are not as long as the
-/// header, or if a feature is no finite number.
+/// header, or if a feature is not a finite number.
 pub(super) fn parse(
     name: &str,
     bytes: &[u8],
@@ -71,13 +71,12 @@ pub(super) fn parse(
     if values.is_empty() {
         return Err(invalid(name, "", "has no rows below its header line"));
     }
-    let names = |columns: &[usize]| columns.iter().map(|at| table.header[*at].clone()).collect();
-    let columns: Vec<String> = names(&features);
+    let columns = table.names(&features);
     Ok(Samples {
         name: name.into(),
         shape: vec![columns.len()],
         columns,
-        target_columns: names(&targets),
+        target_columns: table.names(&targets),
         features: Features::Floats(values),
         targets: labels.finish(),
         ids: None,
@@ -111,18 +110,21 @@ impl<'a> CsvTable<'a> {
         Ok(table)
     }
 
-    /// Checks that columns have names of their own.
+    fn names(&self, columns: &[usize]) -> Vec<String> {
+        columns.iter().map(|at| self.header[*at].clone()).collect()
+    }
+
+    /// Checks that columns have unique names.
     fn check_header(&self) -> Result<(), DataError> {
         let refuse = |why: String| Err(invalid(self.name, "line 1", why));
         let mut columns = HashMap::new();
-        for (at, name) in self.header.iter().enumerate() {
+        for (column, name) in (1..).zip(&self.header) {
             if name.is_empty() {
-                let column = at + 1;
                 return refuse(format!("column {column} has no name; give it one, or drop it"));
             }
-            if let Some(first) = columns.insert(name, at) {
-                let (a, b) = (first + 1, at + 1);
-                return refuse(format!("columns {a} and {b} have the same name {name:?}"));
+            if let Some(first) = columns.insert(name, column) {
+                let why = format!("columns {first} and {column} have the same name {name:?}");
+                return refuse(why);
             }
         }
         // Tables whose columns are numbered from 0 are common.
@@ -155,7 +157,8 @@ impl<'a> CsvTable<'a> {
                 continue;
             }
             if record.len() != self.header.len() {
-                let (found, expected) = (record.len(), self.header.len());
+                let found = record.len();
+                let expected = self.header.len();
                 let why = format!("has {found} columns, and the header line has {expected}");
                 return Err(invalid(self.name, format!("line {}", self.line(&record)), why));
             }
@@ -170,15 +173,20 @@ impl<'a> CsvTable<'a> {
         }
     }
 
-    /// Returns the line on which a quoted cell begins that does not end: the reader takes all of
-    /// the rest of the table for its text.
+    /// Returns the line on which an unterminated quoted cell begins, which the reader extends to
+    /// the end of the table.
     fn open_quote(&self) -> Option<usize> {
-        let (mut line, mut opened, mut is_begin) = (1, None, true);
+        let mut line = 1;
+        let mut opened = None;
+        let mut is_begin = true;
         for byte in self.bytes {
             line += usize::from(*byte == b'\n');
             match (opened, *byte) {
                 // A doubled mark within a cell closes it and opens it again.
-                (Some(_), b'"') => (opened, is_begin) = (None, true),
+                (Some(_), b'"') => {
+                    opened = None;
+                    is_begin = true;
+                }
                 (Some(_), _) => {}
                 (None, b'"') if is_begin => opened = Some(line),
                 (None, byte) => is_begin = byte == self.delimiter || b"\r\n".contains(&byte),
@@ -191,21 +199,20 @@ impl<'a> CsvTable<'a> {
         invalid(self.name, "", format!("cannot be read as a table ({why})"))
     }
 
-    /// Returns the line, from 1, that a record begins on.
+    /// Returns the line on which a record begins, counted from 1.
     fn line(&self, record: &ByteRecord) -> usize {
         let at = record.position().map_or(0, |position| position.byte() as usize);
-        // The position of a record is that of the line end and the empty lines before it.
+        // The position of a record includes the line end and the empty lines before it.
         let breaks = self.bytes[at..].iter().take_while(|byte| b"\r\n".contains(byte)).count();
         1 + self.bytes[..at + breaks].iter().filter(|byte| **byte == b'\n').count()
     }
 
-    /// Returns the error of a cell.
     fn wrong(&self, record: &ByteRecord, column: usize, why: impl Into<Wording>) -> DataError {
         let place = format!("line {}, column {:?}", self.line(record), self.header[column]);
         invalid(self.name, place, why)
     }
 
-    /// Returns the number in a cell; `otherwise` is what to do with a text.
+    /// Returns the number in a cell; `otherwise` is the advice if it is a text.
     fn number(
         &self,
         record: &ByteRecord,
@@ -223,7 +230,6 @@ impl<'a> CsvTable<'a> {
         Err(self.wrong(record, column, why))
     }
 
-    /// Returns the index of a column.
     fn column(&self, name: &str, whose: &str) -> Result<usize, DataError> {
         self.header.iter().position(|other| other == name).ok_or_else(|| {
             let names = listed(&self.header);
@@ -232,7 +238,7 @@ impl<'a> CsvTable<'a> {
         })
     }
 
-    /// Returns the target columns; none if there are none and none is required.
+    /// Returns the target columns; empty if they are absent and not required.
     fn target_columns(
         &self,
         wanted: &TableTargets,
@@ -240,8 +246,10 @@ impl<'a> CsvTable<'a> {
     ) -> Result<Vec<usize>, DataError> {
         let is_feature =
             |name: &String| expected.is_some_and(|expected| expected.columns.contains(name));
-        let known = expected.map_or(&[][..], |expected| &expected.target_columns);
-        let names = if wanted.names.is_empty() { known } else { wanted.names };
+        let names = match expected {
+            Some(expected) if wanted.names.is_empty() => &expected.target_columns,
+            _ => wanted.names,
+        };
         if let Some((at, name)) =
             names.iter().enumerate().find(|(at, name)| names[..*at].contains(name))
         {
@@ -249,27 +257,25 @@ impl<'a> CsvTable<'a> {
             return Err(invalid(self.name, "line 1", why));
         }
         if !names.is_empty() {
-            let is_absent = |name| !self.header.contains(name);
-            if !wanted.are_required && names.iter().all(is_absent) {
+            if !wanted.are_required && names.iter().all(|name| !self.header.contains(name)) {
                 return Ok(Vec::new());
             }
-            if let (Some(name), Some(Expected { whose, .. })) =
-                (names.iter().find(|name| is_feature(name)), expected)
+            if let Some(Expected { whose, .. }) = expected
+                && let Some(name) = names.iter().find(|name| is_feature(name))
             {
                 let why = format!("the column {name:?} is a feature of {whose}, and no target of");
                 let whose = if *whose == "the model" { "it" } else { "them" };
                 return Err(invalid(self.name, "line 1", format!("{why} {whose}")));
             }
-            let column = |name: &String| self.column(name, "which is a target");
-            return names.iter().map(column).collect();
+            return names.iter().map(|name| self.column(name, "which is a target")).collect();
         }
         let last = self.header.len() - 1;
         if !is_feature(&self.header[last]) {
             return Ok(vec![last]);
         }
         // The last column is a feature, so the only other one is the target.
-        let others = (0..last).filter(|at| !is_feature(&self.header[*at]));
-        match others.collect::<Vec<usize>>()[..] {
+        let others: Vec<usize> = (0..last).filter(|at| !is_feature(&self.header[*at])).collect();
+        match others[..] {
             [target] => Ok(vec![target]),
             _ if !wanted.are_required => Ok(Vec::new()),
             _ => {
@@ -279,13 +285,15 @@ impl<'a> CsvTable<'a> {
         }
     }
 
-    /// Returns the columns of features: the expected ones, or all that are no targets.
+    /// Returns the columns of features: the expected ones, or all that are not targets.
     fn feature_columns(
         &self,
         targets: &[usize],
         expected: Option<&Expected>,
     ) -> Result<Vec<usize>, DataError> {
-        if let Some(Expected { whose, columns, .. }) = expected.filter(|e| !e.columns.is_empty()) {
+        if let Some(Expected { whose, columns, .. }) = expected
+            && !columns.is_empty()
+        {
             let whose =
                 format!("which {whose} {}", if *whose == "the model" { "needs" } else { "have" });
             return columns.iter().map(|name| self.column(name, &whose)).collect();
@@ -300,13 +308,13 @@ impl<'a> CsvTable<'a> {
     }
 }
 
-/// Targets that are collected row by row.
+/// Targets, collected row by row.
 struct Labels<'a> {
     table: &'a CsvTable<'a>,
     columns: &'a [usize],
     /// Classes by their text, if the targets are classes.
     classes: Option<HashMap<String, u32>>,
-    /// Names that the classes must have, and whose they are.
+    /// Allowed names of classes, and their owner for messages.
     known: Option<(&'a [String], &'static str)>,
     ids: Vec<u32>,
     values: Vec<f32>,
@@ -328,11 +336,17 @@ impl<'a> Labels<'a> {
             let why = format!("classes have one target column, and {} are given", columns.len());
             return Err(invalid(table.name, "line 1", why));
         }
-        let known = expected
-            .filter(|expected| expected.kind == TargetKind::Classes)
-            .map(|expected| (&expected.names[..], expected.whose));
-        let names = known.into_iter().flat_map(|(names, _)| names.iter().cloned());
-        let classes = (kind == TargetKind::Classes).then(|| names.zip(0..).collect());
+        let known = match expected {
+            Some(expected) if expected.kind == TargetKind::Classes => {
+                Some((&expected.names[..], expected.whose))
+            }
+            _ => None,
+        };
+        let mut classes = None;
+        if kind == TargetKind::Classes {
+            let names = known.map_or(&[][..], |(names, _)| names);
+            classes = Some(names.iter().cloned().zip(0..).collect());
+        }
         Ok(Self { table, columns, classes, known, ids: Vec::new(), values: Vec::new() })
     }
 
@@ -358,7 +372,8 @@ impl<'a> Labels<'a> {
                 (Some(id), _) => *id,
                 (None, None) => *classes.entry(text.into()).or_insert(next),
                 (None, Some((names, whose))) => {
-                    let (text, names) = (shown(text), listed(names));
+                    let text = shown(text);
+                    let names = listed(names);
                     let why = format!("the class {text:?} is none of those of {whose}: {names}");
                     return Err(table.wrong(record, *column, why));
                 }
@@ -368,13 +383,13 @@ impl<'a> Labels<'a> {
         Ok(())
     }
 
-    /// Returns the targets; classes in the order of their names, or as they are known.
+    /// Returns the targets; classes in the order of their names, or in the known order.
     fn finish(self) -> Targets {
         if self.columns.is_empty() {
             return Targets::Absent;
         }
         let Some(classes) = self.classes else {
-            let names = self.columns.iter().map(|at| self.table.header[*at].clone()).collect();
+            let names = self.table.names(self.columns);
             return Targets::Values { values: self.values, names };
         };
         if let Some((names, _)) = self.known {
@@ -397,13 +412,15 @@ impl<'a> Labels<'a> {
 }
 
 impl CsvTable<'_> {
-    /// Returns true if a column has values that are no numbers.
+    /// Returns true if a column has values that are not numbers.
     ///
     /// # Errors
-    /// Returns `DataError::Invalid` if most of its values are numbers: the others are then rather
-    /// errors in the table than names of classes.
+    /// Returns `DataError::Invalid` if most of its values are numbers: the others are then probably
+    /// errors in the table, and not names of classes.
     fn is_of_text(&self, column: usize) -> Result<bool, DataError> {
-        let (mut numbers, mut texts, mut first) = (0, 0, None);
+        let mut numbers = 0;
+        let mut texts = 0;
+        let mut first = None;
         self.rows(|record| {
             let cell = String::from_utf8_lossy(record[column].trim_ascii());
             if cell.parse::<f64>().is_ok() {
@@ -428,7 +445,7 @@ impl CsvTable<'_> {
     }
 }
 
-/// Returns the delimiter that the first line has most of; a comma if it has none.
+/// Returns the most frequent delimiter of the first line; a comma if it has none.
 fn delimiter(bytes: &[u8]) -> u8 {
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut counts = [(0, b','), (0, b';'), (0, b'\t')];
@@ -439,11 +456,14 @@ fn delimiter(bytes: &[u8]) -> u8 {
             *count += usize::from(byte == delimiter && !is_quoted);
         }
     }
-    let [comma, semicolon, tab] = counts;
-    [semicolon, tab]
-        .into_iter()
-        .fold(comma, |best, next| if next.0 > best.0 { next } else { best })
-        .1
+    let (mut most, mut delimiter) = counts[0];
+    for (count, other) in &counts[1..] {
+        if *count > most {
+            most = *count;
+            delimiter = *other;
+        }
+    }
+    delimiter
 }
 
 /// Returns the beginning of a cell, for a message.

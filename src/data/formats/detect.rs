@@ -1,4 +1,4 @@
-//! The format of what a path holds, found by looking.
+//! Detection of the format of the data at a path.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,8 +9,8 @@ use flate2::read::GzDecoder;
 use super::files::{entries, file_name, has_ending};
 use super::{SampleFormat, cifar, idx, npy, pictures};
 
-/// Returns the format of the samples at a path, by names, first bytes and structure; `None` if
-/// they are none: a text, or tokens.
+/// Returns the format of the samples at a path, by names, first bytes and structure; `None` for
+/// other data: a text, or tokens.
 pub fn detect(path: &Path) -> Option<SampleFormat> {
     if path.is_dir() { of_directory(path) } else { of_file(path) }
 }
@@ -28,7 +28,7 @@ fn of_directory(path: &Path) -> Option<SampleFormat> {
         let is_pictures = pictures::has_classes(path)
             || pictures::splits(path).iter().any(|split| pictures::has_classes(split))
             || entries.iter().any(|path| pictures::is_picture(path) && path.is_file());
-        is_pictures.then_some(SampleFormat::Pictures)
+        if is_pictures { Some(SampleFormat::Pictures) } else { None }
     }
 }
 
@@ -54,7 +54,7 @@ fn of_file(path: &Path) -> Option<SampleFormat> {
 /// Returns the first bytes of a file, unpacked if it is gzipped; none if it cannot be read.
 fn head(path: &Path) -> Vec<u8> {
     let mut head = Vec::new();
-    // Anything but a regular file might block, or lose what is read here.
+    // Reading anything but a regular file might block, or consume its data.
     if path.is_file()
         && let Ok(file) = File::open(path)
         && file.take(64).read_to_end(&mut head).is_ok()
@@ -62,7 +62,7 @@ fn head(path: &Path) -> Vec<u8> {
         && let Ok(file) = File::open(path)
     {
         head.clear();
-        // What is unpacked up to an error is enough to tell.
+        // The bytes unpacked before an error are sufficient.
         let _ = GzDecoder::new(file).take(64).read_to_end(&mut head);
     }
     head

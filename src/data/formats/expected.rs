@@ -1,4 +1,4 @@
-//! Demands on samples that a model can take: the shape, and the classes by name.
+//! Demands of a model on its samples: the shape, and the classes by name.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use potluck_core::format::dims_text;
 /// Demands on samples.
 #[derive(Debug)]
 pub(crate) struct Expected {
-    /// Name of whoever expects it, for messages.
+    /// Origin of the demands, for messages.
     pub whose: &'static str,
     /// Empty if any will do.
     pub shape: Vec<usize>,
@@ -23,7 +23,7 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// Returns what a trained model expects.
+    /// Returns the demands of a trained model.
     pub fn of_model(known: &KnownSamples) -> Self {
         let is_values = known.classes.is_empty();
         Self {
@@ -36,7 +36,7 @@ impl Expected {
         }
     }
 
-    /// Returns what held-out samples must be like beside training samples.
+    /// Returns the demands of training samples on held-out samples.
     pub(crate) fn of_training(train: &Samples) -> Self {
         let (kind, names) = match &train.targets {
             Targets::Classes { names, .. } => (TargetKind::Classes, names.clone()),
@@ -53,12 +53,12 @@ impl Expected {
         }
     }
 
-    /// Checks samples, and gives their classes the indices and names that are expected. Numbered
-    /// classes keep their numbers.
+    /// Checks samples, and changes the indices and names of their classes to the expected ones.
+    /// Numbered classes keep their numbers.
     ///
     /// # Errors
-    /// Returns `DataError` if the shape, the columns or the kind of the targets, or a class is
-    /// another one.
+    /// Returns `DataError` if the shape, the columns or the kind of the targets, or a class is not
+    /// the expected one.
     pub(crate) fn conform(
         &self,
         samples: &mut Samples,
@@ -86,7 +86,8 @@ impl Expected {
                 if names.is_empty() || found.len() == names.len() {
                     return Ok(());
                 }
-                let (found, expected) = (found.len(), names.len());
+                let found = found.len();
+                let expected = names.len();
                 let why = format!("has {found} values per sample, and {whose} {expected}");
                 Err(invalid(name, "", why))
             }
@@ -101,7 +102,7 @@ impl Expected {
         }
     }
 
-    /// Gives classes the expected indices and names.
+    /// Changes the indices and names of classes to the expected ones.
     fn rename(
         &self,
         name: &str,
@@ -109,20 +110,26 @@ impl Expected {
         found: &mut Vec<String>,
         is_numbered: bool,
     ) -> Result<(), DataError> {
-        let known = |index: usize| (index < self.names.len()).then_some(index as u32);
         let by_name: HashMap<&String, u32> = self.names.iter().zip(0..).collect();
-        let new: Vec<Option<u32>> = if is_numbered {
-            (0..found.len()).map(known).collect()
-        } else {
-            found.iter().map(|name| by_name.get(name).copied()).collect()
-        };
+        let mut new = Vec::with_capacity(found.len());
+        for (index, class) in found.iter().enumerate() {
+            new.push(if !is_numbered {
+                by_name.get(class).copied()
+            } else if index < self.names.len() {
+                Some(index as u32)
+            } else {
+                None
+            });
+        }
         for (index, id) in ids.iter_mut().enumerate() {
-            *id = new[*id as usize].ok_or_else(|| {
-                let (class, whose) = (&found[*id as usize], self.whose);
+            let Some(known) = new[*id as usize] else {
+                let class = &found[*id as usize];
+                let whose = self.whose;
                 let names = listed(&self.names);
                 let why = format!("its class {class:?} is none of those of {whose}: {names}");
-                invalid(name, format!("sample at index {index}"), why)
-            })?;
+                return Err(invalid(name, format!("sample at index {index}"), why));
+            };
+            *id = known;
         }
         found.clone_from(&self.names);
         Ok(())

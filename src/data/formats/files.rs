@@ -6,7 +6,7 @@ use std::{fs, io};
 use super::{DataError, DataFile, FileSet};
 use potluck_core::Wording;
 
-/// Sets of samples that a path has.
+/// Sets of samples at a path.
 #[derive(Debug, PartialEq)]
 pub(super) struct FileSets {
     /// The set to train on, or the only one.
@@ -15,12 +15,12 @@ pub(super) struct FileSets {
 }
 
 impl FileSets {
-    /// Creates a set without another one.
+    /// Creates one set, without held-out samples.
     pub fn only(first: FileSet) -> Self {
         Self { first, held_out: None }
     }
 
-    /// Creates the sets of what was found; `None` if nothing was.
+    /// Creates the sets from those that were found; `None` if there are none.
     pub fn new(train: Option<FileSet>, held_out: Option<FileSet>) -> Option<Self> {
         match (train, held_out) {
             (Some(first), held_out) => Some(Self { first, held_out }),
@@ -30,7 +30,7 @@ impl FileSets {
     }
 }
 
-/// Directory that the names of files are relative to.
+/// Directory to which the names of files are relative.
 pub(super) struct Base(PathBuf);
 
 impl Base {
@@ -81,17 +81,11 @@ pub(super) fn listed(names: &[String]) -> String {
 /// Reads a file whole.
 ///
 /// # Errors
-/// Returns `DataError` if it cannot be read, is no regular file (which might never end), or is
+/// Returns `DataError` if it cannot be read, is not a regular file (which might never end), or is
 /// empty.
 pub(super) fn read(path: &Path, base: &Base) -> Result<(Vec<u8>, DataFile), DataError> {
     let name = path.display().to_string();
-    let read = || {
-        if !path.metadata()?.is_file() {
-            return Err(io::Error::other("it is not a regular file"));
-        }
-        fs::read(path)
-    };
-    let bytes = read().map_err(|why| DataError::Read { name: name.clone(), why })?;
+    let bytes = read_regular(path).map_err(|why| DataError::Read { name: name.clone(), why })?;
     if bytes.is_empty() {
         return Err(DataError::Empty { name });
     }
@@ -99,18 +93,26 @@ pub(super) fn read(path: &Path, base: &Base) -> Result<(Vec<u8>, DataFile), Data
     Ok((bytes, file))
 }
 
-/// Returns the entries of a directory by their names; those that begin with a dot are hidden.
+fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    if !path.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    fs::read(path)
+}
+
+/// Returns the entries of a directory, sorted by name, without those that begin with a dot.
 ///
 /// # Errors
 /// Returns `DataError` if the directory cannot be listed.
 pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let list = || -> io::Result<Vec<PathBuf>> {
-        let entries = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
-        entries.collect()
-    };
-    let name = || directory.display().to_string();
-    let mut paths = list().map_err(|why| DataError::Read { name: name(), why })?;
-    paths.retain(|path| !file_name(path).starts_with('.'));
+    let unread = |why| DataError::Read { name: directory.display().to_string(), why };
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory).map_err(unread)? {
+        let path = entry.map_err(unread)?.path();
+        if !file_name(&path).starts_with('.') {
+            paths.push(path);
+        }
+    }
     paths.sort();
     Ok(paths)
 }
@@ -120,7 +122,7 @@ pub(super) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Returns true if the name of a file ends with one of some endings, in small or capital letters.
+/// Returns true if a file has one of some extensions, ignoring case.
 pub(super) fn has_ending(path: &Path, endings: &[&str]) -> bool {
     let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
     endings.contains(&ending.as_str())

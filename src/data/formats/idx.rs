@@ -1,7 +1,7 @@
 //! IDX files, the format of MNIST: a head of two zero bytes, the type of the values, the number of
 //! dimensions, and each dimension as a big-endian `u32`; then the values, the last dimension
 //! fastest. LeCun, Cortes, Burges, "The MNIST database of handwritten digits",
-//! <http://yann.lecun.com/exdb/mnist/>. Also gzipped (RFC 1952), told by the first bytes.
+//! <http://yann.lecun.com/exdb/mnist/>. Also gzipped (RFC 1952), detected by the first bytes.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(super) const GZIP: &[u8] = &[0x1f, 0x8b];
 /// Prefixes of held-out samples; if there are several, the first one is taken.
 const HELD_OUT: [&str; 4] = ["val", "validation", "test", "t10k"];
 
-/// Bytes that one byte of gzip can stand for at most: 258 in two bits.
+/// Largest compression factor of gzip: 258 bytes in two bits.
 const GZIP_FACTOR_MAX: usize = 1032;
 
 /// Meaning of the name of an IDX file, as in `PREFIX-images-idx3-ubyte.gz`.
@@ -35,13 +35,16 @@ impl IdxRole {
     /// Returns the prefix without the word that names the set (`emnist-` of `emnist-train`), and
     /// that word.
     fn set(&self) -> (&str, &str) {
-        let words = ["train"].into_iter().chain(HELD_OUT);
-        let cut = |word| self.prefix.strip_suffix(word).map(|base| (base, word));
-        words.into_iter().find_map(cut).unwrap_or((&self.prefix, ""))
+        for word in ["train"].into_iter().chain(HELD_OUT) {
+            if let Some(base) = self.prefix.strip_suffix(word) {
+                return (base, word);
+            }
+        }
+        (&self.prefix, "")
     }
 }
 
-/// Returns what the name of an IDX file says; `None` if it is not named like one.
+/// Returns the meaning of the name of an IDX file; `None` if it is not named like one.
 pub(super) fn role_of(name: &str) -> Option<IdxRole> {
     let name = name.strip_suffix(".gz").unwrap_or(name);
     for (word, is_images) in [("images", true), ("labels", false)] {
@@ -61,57 +64,76 @@ pub(super) fn role_of(name: &str) -> Option<IdxRole> {
 
 /// Finds images and labels in a directory, or those that belong to a file.
 pub(super) fn find(path: &Path) -> Result<FileSets, DataError> {
-    let file = (!path.is_dir()).then(|| role_of(&file_name(path)));
-    let (directory, wanted) = match &file {
-        None => (path, None),
-        Some(Some(role)) if role.is_images => {
-            (path.parent().filter(|p| *p != Path::new("")).unwrap_or(Path::new(".")), Some(role))
+    let mut directory = path;
+    let mut wanted = None;
+    if !path.is_dir() {
+        match role_of(&file_name(path)) {
+            Some(role) if role.is_images => wanted = Some(role),
+            // A file of labels is refused when it is read.
+            _ => return Ok(FileSets::only(FileSet { inputs: vec![path.into()], targets: None })),
         }
-        // Labels by mistake are refused by what they hold.
-        Some(_) => return Ok(FileSets::only(FileSet { inputs: vec![path.into()], targets: None })),
-    };
-    let files = entries(directory)?;
-    let roles: Vec<(IdxRole, &PathBuf)> =
-        files.iter().filter_map(|path| Some((role_of(&file_name(path))?, path))).collect();
-    let set_of = |images: &PathBuf, prefix: &str| {
-        let labels = roles.iter().find(|(role, _)| !role.is_images && role.prefix == prefix);
-        let targets = labels.map(|(_, path)| (*path).clone());
-        FileSet { inputs: vec![images.clone()], targets }
-    };
-    let mut images: Vec<(&IdxRole, &PathBuf)> =
-        roles.iter().filter(|(role, _)| role.is_images).map(|(role, path)| (role, *path)).collect();
-    // Unpacked files come before gzipped ones of the same name.
-    images.dedup_by(|(b, _), (a, _)| a.prefix == b.prefix);
+        directory = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+    }
 
+    let mut images: Vec<IdxFile> = Vec::new();
+    let mut labels: Vec<IdxFile> = Vec::new();
+    for path in entries(directory)? {
+        match role_of(&file_name(&path)) {
+            Some(role) if role.is_images => images.push(IdxFile { role, path }),
+            Some(role) => labels.push(IdxFile { role, path }),
+            None => {}
+        }
+    }
+    // Unpacked files come before gzipped ones of the same name.
+    images.dedup_by(|b, a| a.role.prefix == b.role.prefix);
     if let Some(role) = wanted {
         let (base, word) = role.set();
-        images.retain(|(other, _)| other.set().0 == base && word == "train");
-        let first = set_of(&path.to_path_buf(), &role.prefix);
+        images.retain(|other| other.role.set().0 == base && word == "train");
         return Ok(FileSets {
-            first,
-            held_out: held_out(&images).map(|(r, p)| set_of(p, &r.prefix)),
+            first: set_of(path, &role, &labels),
+            held_out: held_out(&images).map(|file| set_of(&file.path, &file.role, &labels)),
         });
     }
-    let trains: Vec<_> =
-        images.iter().filter(|(role, _)| !HELD_OUT.contains(&role.set().1)).collect();
-    let bases = images.iter().filter(|(role, _)| role.set().0 != images[0].0.set().0);
-    if trains.len() > 1 || bases.count() > 0 {
-        let names: Vec<String> = images.iter().map(|(_, path)| file_name(path)).collect();
+
+    let trains: Vec<&IdxFile> =
+        images.iter().filter(|file| !HELD_OUT.contains(&file.role.set().1)).collect();
+    let has_bases = images.iter().any(|file| file.role.set().0 != images[0].role.set().0);
+    if trains.len() > 1 || has_bases {
+        let names: Vec<String> = images.iter().map(|file| file_name(&file.path)).collect();
         let why = format!("has several sets of images ({}); give one file", names.join(", "));
         return Err(invalid(&path.display().to_string(), "", why));
     }
-    let train = trains.first().map(|(role, path)| set_of(path, &role.prefix));
-    let held_out = held_out(&images).map(|(role, path)| set_of(path, &role.prefix));
+    let train = trains.first().map(|file| set_of(&file.path, &file.role, &labels));
+    let held_out = held_out(&images).map(|file| set_of(&file.path, &file.role, &labels));
     FileSets::new(train, held_out).ok_or_else(|| {
         let why = "has no images named like train-images-idx3-ubyte or train-images-idx3-ubyte.gz";
         invalid(&path.display().to_string(), "", why)
     })
 }
 
-/// Returns the images that are held out.
-fn held_out<'a>(images: &[(&'a IdxRole, &'a PathBuf)]) -> Option<(&'a IdxRole, &'a PathBuf)> {
-    let of = |word: &str| images.iter().find(|(role, _)| role.set().1 == word).copied();
-    HELD_OUT.iter().find_map(|word| of(word))
+/// IDX file of a directory.
+struct IdxFile {
+    role: IdxRole,
+    path: PathBuf,
+}
+
+/// Returns the set of images with their labels, if there are any.
+fn set_of(images: &Path, role: &IdxRole, labels: &[IdxFile]) -> FileSet {
+    let labels = labels.iter().find(|file| file.role.prefix == role.prefix);
+    FileSet { inputs: vec![images.into()], targets: labels.map(|file| file.path.clone()) }
+}
+
+/// Returns the held-out images.
+fn held_out(images: &[IdxFile]) -> Option<&IdxFile> {
+    for word in HELD_OUT {
+        if let Some(found) = images.iter().find(|file| file.role.set().1 == word) {
+            return Some(found);
+        }
+    }
+    None
 }
 
 /// Reads images and their labels.
@@ -208,29 +230,48 @@ pub(super) fn parse(name: &str, bytes: Vec<u8>) -> Result<IdxArray, DataError> {
     Ok(IdxArray { dims, values: bytes })
 }
 
-/// Unpacks a gzipped IDX file, up to the byte behind what its head declares.
+/// Unpacks a gzipped IDX file, up to one byte more than its head declares.
 fn unpack(name: &str, packed: &[u8]) -> Result<Vec<u8>, DataError> {
     let mut decoder = MultiGzDecoder::new(packed);
     let mut bytes = Vec::new();
-    let mut read = |length: usize, bytes: &mut Vec<u8>| {
-        let result = decoder.by_ref().take(length as u64).read_to_end(bytes);
-        result.map_err(|why| {
-            let at = format!("byte {} unpacked", bytes.len());
-            invalid(name, at, format!("its gzip data is damaged or cut off ({why})"))
-        })
-    };
-    read(4, &mut bytes)?;
+    unpack_more(name, &mut decoder, 4, &mut bytes)?;
     let dims = bytes.get(3).map_or(0, |dims| 4 * usize::from((*dims).min(4)));
-    read(dims, &mut bytes)?;
+    unpack_more(name, &mut decoder, dims, &mut bytes)?;
     let IdxHead { dims, start, end } = IdxHead::parse(name, &bytes)?;
     if end > packed.len().saturating_mul(GZIP_FACTOR_MAX) {
-        let (dims, packed) = (dims_text(&dims), packed.len());
+        let dims = dims_text(&dims);
+        let packed = packed.len();
         let why = format!("declares {dims} values, more than {packed} bytes of gzip can hold");
         return Err(invalid(name, "byte 4 unpacked", why));
     }
     // Reading one byte more finds trailing bytes, and otherwise the checksum at the end.
-    read((end - start).saturating_add(1), &mut bytes)?;
+    unpack_more(name, &mut decoder, (end - start).saturating_add(1), &mut bytes)?;
     Ok(bytes)
+}
+
+/// Appends up to `length` unpacked bytes.
+fn unpack_more(
+    name: &str,
+    decoder: &mut MultiGzDecoder<&[u8]>,
+    length: usize,
+    bytes: &mut Vec<u8>,
+) -> Result<(), DataError> {
+    match decoder.by_ref().take(length as u64).read_to_end(bytes) {
+        Ok(_) => Ok(()),
+        Err(why) => {
+            let at = format!("byte {} unpacked", bytes.len());
+            Err(invalid(name, at, format!("its gzip data is damaged or cut off ({why})")))
+        }
+    }
+}
+
+/// Returns the length of a file with values of one byte from `start` on; `None` on overflow.
+fn file_length(dims: &[usize], start: usize) -> Option<usize> {
+    let mut count = 1usize;
+    for size in dims {
+        count = count.checked_mul(*size)?;
+    }
+    count.checked_add(start)
 }
 
 /// Head of an IDX file.
@@ -271,11 +312,10 @@ impl IdxHead {
             let why = format!("is empty: its dimensions are {}", dims_text(&dims));
             return Err(invalid(name, "byte 4", why));
         }
-        let count = dims.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
-        let end = count.and_then(|count| count.checked_add(start)).ok_or_else(|| {
+        let Some(end) = file_length(&dims, start) else {
             let why = format!("its dimensions {} are too large", dims_text(&dims));
-            invalid(name, "byte 4", why)
-        })?;
+            return Err(invalid(name, "byte 4", why));
+        };
         Ok(Self { dims, start, end })
     }
 }

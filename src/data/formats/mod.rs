@@ -1,5 +1,5 @@
-//! Readers of data sets on disk. Each returns samples or one sentence that names the file, the
-//! place in it and what was expected; none reads more into memory than the file justifies.
+//! Readers of data sets on disk. Each returns samples, or one sentence that names the file, the
+//! place in it and the expectation; none reads more into memory than the file justifies.
 
 mod cifar;
 mod csv;
@@ -51,15 +51,15 @@ pub struct ReadOptions {
     /// Columns of a table that are targets; if empty, those of a model or of training samples that
     /// are known, or else the last one. Only values may have several.
     pub target: Vec<String>,
-    /// Kind of targets that could be either; `None`: as their type suggests.
+    /// Kind of targets of an ambiguous type; `None`: as the type suggests.
     pub kind: Option<TargetKind>,
-    /// Height and width that pictures are resized to.
+    /// Height and width to which pictures are resized.
     pub image_size: Option<(usize, usize)>,
-    /// Samples that a model was trained on, if samples for that model are read.
+    /// Samples on which a model was trained, if samples for that model are read.
     pub known: Option<KnownSamples>,
 }
 
-/// Demands of a trained model on samples that are read for it.
+/// Demands of a trained model on its samples.
 #[derive(Clone, Debug, Default)]
 pub struct KnownSamples {
     /// Shape of a sample; empty if any will do.
@@ -90,19 +90,18 @@ impl KnownSamples {
     }
 }
 
-/// Purpose that one set of samples is read for.
+/// Parameters of reading one set of samples.
 struct Request<'a> {
     options: &'a ReadOptions,
-    /// Demands on the samples, if others came before.
+    /// Demands of the model or of the training samples.
     expected: Option<&'a Expected>,
-    /// Directory that the names of files are relative to.
+    /// Directory to which the names of files are relative.
     base: &'a Base,
-    /// True if targets must be there.
+    /// True if targets are required.
     targets: bool,
 }
 
 impl Request<'_> {
-    /// Returns the kind of targets, unless their type decides.
     fn kind(&self) -> Option<TargetKind> {
         self.options.kind.or(self.expected.map(|expected| expected.kind))
     }
@@ -116,10 +115,10 @@ struct ReadSet {
     is_numbered: bool,
 }
 
-/// Reads samples to train on from `path`, and samples that are held out from `val_path`, or from
-/// those files beside the training samples that the format names for it. If only held-out samples
-/// are at `path`, they are the training samples. Of a directory `val_path` with two sets, the one
-/// that the directory itself holds out is read.
+/// Reads training samples from `path`, and held-out samples from `val_path`, or else from the files
+/// beside the training samples that the format names for it. If only held-out samples are at
+/// `path`, they become the training samples. If `val_path` is a directory with two sets, its
+/// held-out set is read.
 ///
 /// | format | held out beside the training samples |
 /// |---|---|
@@ -129,8 +128,8 @@ struct ReadSet {
 /// | pictures | `val/`, `valid/`, `validation/` or `test/` beside `train/` |
 ///
 /// # Errors
-/// Returns a `DataError` that names the file and the place in it if something is missing, damaged
-/// or not as `options` and the format ask.
+/// Returns a `DataError` that names the file and the place in it if a file is missing, damaged, or
+/// does not comply with `options` and the format.
 pub fn load(
     format: SampleFormat,
     path: &Path,
@@ -168,7 +167,7 @@ pub fn load(
     Ok(LoadedSamples { train: train.samples, validation, files })
 }
 
-/// Reads samples for a trained model, with their targets if the files have them. Of two sets in a
+/// Reads samples for a trained model, with their targets if the files have them. From two sets in a
 /// directory, the held-out one is read.
 ///
 /// # Errors
@@ -194,8 +193,9 @@ pub fn read_for_prediction(
     Ok((samples, files))
 }
 
-/// Reads samples on which a trained model is evaluated, as the training samples of a set that
-/// holds nothing out; they must have targets. Of two sets in a directory, the held-out one is read.
+/// Reads samples on which a trained model is evaluated, as the training samples of a set without
+/// held-out samples; they must have targets. From two sets in a directory, the held-out one is
+/// read.
 ///
 /// # Errors
 /// Like [`load`].
@@ -217,8 +217,8 @@ fn read_for_evaluation(
     let set = find_for_evaluation(format, path)?;
     let known = options.known.as_ref().map(Expected::of_model);
     let base = Base::of(path);
-    let mut read =
-        read(format, &set, &Request { options, expected: known.as_ref(), base: &base, targets })?;
+    let request = Request { options, expected: known.as_ref(), base: &base, targets };
+    let mut read = read(format, &set, &request)?;
     read.files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(read)
 }
@@ -246,14 +246,17 @@ fn find(format: SampleFormat, path: &Path) -> Result<FileSets, DataError> {
     }
 }
 
-/// Finds the set of a path that a model is evaluated on: a file, or of a directory the held-out
-/// set, if there is one.
+/// Finds the set at a path on which a model is evaluated: a file, or the held-out set of a
+/// directory, if there is one.
 fn find_for_evaluation(format: SampleFormat, path: &Path) -> Result<FileSet, DataError> {
     let FileSets { first, held_out } = find(format, path)?;
-    Ok(held_out.filter(|_| path.is_dir()).unwrap_or(first))
+    match held_out {
+        Some(held_out) if path.is_dir() => Ok(held_out),
+        _ => Ok(first),
+    }
 }
 
-/// Reads one set and compares it with what is expected.
+/// Reads one set and checks it against the demands.
 fn read(format: SampleFormat, set: &FileSet, request: &Request) -> Result<ReadSet, DataError> {
     let mut read = match format {
         SampleFormat::Idx => idx::read(set, request),

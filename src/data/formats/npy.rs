@@ -2,7 +2,7 @@
 //! of a Python dictionary) and the values. Kern, "NEP 1: A simple file format for NumPy arrays";
 //! versions 1.0 to 3.0 in `numpy.lib.format`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::f16;
 
@@ -15,28 +15,33 @@ pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 /// Files of features in a directory: of the training samples, and of the held-out ones.
 pub(super) const INPUTS: [&str; 2] = ["inputs.npy", "val_inputs.npy"];
 
-/// Most classes that integers may stand for; more are a mistake.
+/// Largest number of classes of integer targets; more are taken for a mistake.
 const CLASSES_MAX: usize = 1 << 20;
-/// Most dimensions of an array in NumPy.
+/// Largest number of dimensions of an array in NumPy.
 const DIMS_MAX: usize = 64;
 
 /// Finds inputs and targets in a directory, or takes a file with the targets beside it.
 pub(super) fn find(path: &Path) -> Result<FileSets, DataError> {
-    let set = |inputs: &Path| {
-        let name = file_name(inputs);
-        let targets = inputs.with_file_name(name.replace("inputs", "targets"));
-        let targets = (targets != inputs && targets.is_file()).then_some(targets);
-        FileSet { inputs: vec![inputs.into()], targets }
-    };
     let [train, held_out] = INPUTS;
-    let found = |path: PathBuf| path.is_file().then(|| set(&path));
     let sets = if path.is_dir() {
-        FileSets::new(found(path.join(train)), found(path.join(held_out)))
+        FileSets::new(set_if_file(&path.join(train)), set_if_file(&path.join(held_out)))
+    } else if file_name(path) == train {
+        FileSets::new(Some(set_of(path)), set_if_file(&path.with_file_name(held_out)))
     } else {
-        let beside = (file_name(path) == train).then(|| path.with_file_name(held_out));
-        FileSets::new(Some(set(path)), beside.and_then(found))
+        FileSets::new(Some(set_of(path)), None)
     };
     sets.ok_or_else(|| invalid(&path.display().to_string(), "", "has no inputs.npy"))
+}
+
+fn set_if_file(inputs: &Path) -> Option<FileSet> {
+    if inputs.is_file() { Some(set_of(inputs)) } else { None }
+}
+
+/// Returns the set of inputs with the targets beside them, if there are any.
+fn set_of(inputs: &Path) -> FileSet {
+    let path = inputs.with_file_name(file_name(inputs).replace("inputs", "targets"));
+    let targets = if path != inputs && path.is_file() { Some(path) } else { None };
+    FileSet { inputs: vec![inputs.into()], targets }
 }
 
 /// Reads inputs and targets.
@@ -54,7 +59,8 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
         let targets_name = path.display().to_string();
         let array = parse(&targets_name, &bytes)?;
         if array.shape[0] != samples.len() {
-            let (found, expected) = (array.shape[0], samples.len());
+            let found = array.shape[0];
+            let expected = samples.len();
             let why = format!("has targets of {found} samples, and {name} has {expected} samples");
             return Err(invalid(&targets_name, "", why));
         }
@@ -84,7 +90,7 @@ pub(super) struct NpyArray<'a> {
 /// Reads the header and checks the length.
 ///
 /// # Errors
-/// Returns `DataError` if it is no array of numbers, or not as long as the header says.
+/// Returns `DataError` if it is not an array of numbers, or not as long as the header says.
 pub(super) fn parse<'a>(name: &'a str, bytes: &'a [u8]) -> Result<NpyArray<'a>, DataError> {
     if !bytes.starts_with(MAGIC) {
         let found = bytes[..bytes.len().min(MAGIC.len())].escape_ascii();
@@ -101,24 +107,30 @@ pub(super) fn parse<'a>(name: &'a str, bytes: &'a [u8]) -> Result<NpyArray<'a>, 
             return Err(invalid(name, "byte 6", why));
         }
     };
-    let header = start.checked_add(length).and_then(|end| bytes.get(start..end)).ok_or_else(cut)?;
-    let header = Header::parse(header).map_err(|(at, why)| {
-        let place = at.map_or("header".into(), |at| format!("header, byte {at}"));
+    let end = start.checked_add(length).ok_or_else(cut)?;
+    let header = bytes.get(start..end).ok_or_else(cut)?;
+    let Header { kind, is_fortran, shape } = Header::parse(header).map_err(|(at, why)| {
+        let place = match at {
+            Some(at) => format!("header, byte {at}"),
+            None => "header".into(),
+        };
         invalid(name, place, why)
     })?;
-    let Header { kind, is_fortran, shape } = header;
     let text = format!("({})", listed(&shape));
     if shape.is_empty() || shape.contains(&0) || shape.len() > DIMS_MAX {
         let why = format!("an array of shape {text} has no samples");
         return Err(invalid(name, "header", why));
     }
-    let needed = shape.iter().try_fold(kind.size, |size, n| size.checked_mul(*n));
-    let needed = needed.ok_or_else(|| {
-        invalid(name, "header", format!("the shape {text} is too large for any memory"))
-    })?;
-    let data = &bytes[start + length..];
+    let mut needed = kind.size;
+    for size in &shape {
+        needed = needed.checked_mul(*size).ok_or_else(|| {
+            invalid(name, "header", format!("the shape {text} is too large for any memory"))
+        })?;
+    }
+    let data = &bytes[end..];
     if data.len() != needed {
-        let (found, size) = (data.len(), kind.size);
+        let found = data.len();
+        let size = kind.size;
         let why = format!(
             "has {found} bytes of values; the shape {text} of {size} bytes each needs {needed}"
         );
@@ -143,7 +155,8 @@ impl NpyArray<'_> {
         let mut place = index;
         if self.is_fortran {
             // The first dimension is the fastest in the file, and the last one in `index`.
-            let (mut rest, mut stride) = (index, self.len());
+            let mut rest = index;
+            let mut stride = self.len();
             place = 0;
             for size in self.shape.iter().rev() {
                 stride /= size;
@@ -217,8 +230,13 @@ impl NpyArray<'_> {
     }
 
     fn values(&self, width: usize) -> Result<Targets, DataError> {
-        let name = |at: usize| if width == 1 { "target".into() } else { format!("target {at}") };
-        Ok(Targets::Values { values: self.floats()?, names: (0..width).map(name).collect() })
+        let values = self.floats()?;
+        let names = if width == 1 {
+            vec!["target".into()]
+        } else {
+            (0..width).map(|at| format!("target {at}")).collect()
+        };
+        Ok(Targets::Values { values, names })
     }
 
     fn classes(&self) -> Result<Targets, DataError> {
@@ -240,7 +258,7 @@ impl NpyArray<'_> {
 /// Type of an array's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct NumberType {
-    /// `b` of booleans, `u` and `i` of integers, `f` of floats.
+    /// `b` for booleans, `u` and `i` for integers, `f` for floats.
     kind: u8,
     /// Bytes of a value.
     size: usize,
@@ -306,10 +324,12 @@ struct Header {
 
 impl Header {
     /// Reads the literal of a dictionary with `descr`, `fortran_order` and `shape`. An error is the
-    /// place in it, if it has one, and what is wrong.
+    /// place in it, if it has one, and the reason.
     fn parse(text: &[u8]) -> Result<Self, (Option<usize>, String)> {
         let mut literal = Literal { text, at: 0 };
-        let (mut kind, mut is_fortran, mut shape) = (None, None, None);
+        let mut kind = None;
+        let mut is_fortran = None;
+        let mut shape = None;
         literal.expect(b'{')?;
         while !literal.take(b'}') {
             let key = literal.string()?;
@@ -344,14 +364,14 @@ impl Header {
     }
 }
 
-/// Literal of Python that is read from left to right.
+/// Literal of Python, read from left to right.
 struct Literal<'a> {
     text: &'a [u8],
     at: usize,
 }
 
 impl<'a> Literal<'a> {
-    /// Returns the next byte that is no space.
+    /// Returns the next byte that is not a space.
     fn peek(&mut self) -> Option<u8> {
         while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
             self.at += 1;
@@ -377,13 +397,16 @@ impl<'a> Literal<'a> {
     }
 
     fn string(&mut self) -> Result<&'a [u8], (Option<usize>, String)> {
-        let quote = self.peek().filter(|byte| b"'\"".contains(byte));
-        let quote = quote.ok_or_else(|| self.wrong("a text in quotes"))?;
+        let quote = match self.peek() {
+            Some(quote @ (b'\'' | b'"')) => quote,
+            _ => return Err(self.wrong("a text in quotes")),
+        };
         let rest = &self.text[self.at + 1..];
-        let end = rest.iter().position(|byte| *byte == quote);
-        let text = &rest[..end.ok_or_else(|| self.wrong("a text in quotes"))?];
-        self.at += text.len() + 2;
-        Ok(text)
+        let Some(end) = rest.iter().position(|byte| *byte == quote) else {
+            return Err(self.wrong("a text in quotes"));
+        };
+        self.at += end + 2;
+        Ok(&rest[..end])
     }
 
     fn boolean(&mut self) -> Result<bool, (Option<usize>, String)> {

@@ -1,7 +1,7 @@
-//! Directories of PNG and JPEG files, one directory per class; also pictures without classes, to be
-//! predicted. Pictures are decoded when they are read: to 8 bits per channel, in gray if all of
-//! them are gray, else in red, green and blue; what is transparent is composited onto black. They
-//! are turned as the camera that took them notes (the orientation of EXIF, JEITA CP-3451).
+//! Directories of PNG and JPEG files, one directory per class; also pictures without classes, for
+//! prediction. Pictures are decoded when they are read: to 8 bits per channel, in gray if all of
+//! them are gray, else in red, green and blue; transparent pixels are composited onto black. The
+//! orientation of EXIF (JEITA CP-3451) is applied.
 
 use std::fs;
 use std::io::Cursor;
@@ -23,17 +23,17 @@ const HELD_OUT: [&str; 4] = ["val", "valid", "validation", "test"];
 const TRAIN: &str = "train";
 
 const ENDINGS: &[&str] = &["png", "jpg", "jpeg"];
-/// Endings of pictures that would be left out by mistake.
+/// Extensions of unsupported pictures, which are refused and not silently left out.
 const OTHER_ENDINGS: &[&str] = &["avif", "bmp", "gif", "heic", "tif", "tiff", "webp"];
 
 /// Largest width and height, in pixels.
 const SIDE_MAX: u32 = 1 << 15;
-/// Most bytes that the decoding of a picture may allocate.
+/// Upper bound of the memory for decoding a picture, in bytes.
 const DECODED_MAX: u64 = 256 << 20;
-/// Pixels that a byte of a PNG can stand for at most: deflate packs 1032 bytes of 8 pixels each.
+/// Largest number of pixels per byte of a PNG: deflate packs 1032 bytes of 8 pixels each.
 const PNG_PIXELS_MAX: u64 = 1032 * 8;
-/// Pixels that a byte of a JPEG can stand for at most: a block of 64 takes a bit or more, and
-/// colours that are sampled at half the resolution do not add pixels.
+/// Largest number of pixels per byte of a JPEG: a block of 64 takes a bit or more, and colours that
+/// are sampled at half the resolution do not add pixels.
 const JPEG_PIXELS_MAX: u64 = 64 * 8;
 
 /// Returns true for the formats that are read.
@@ -53,19 +53,34 @@ pub(super) fn splits(path: &Path) -> Vec<PathBuf> {
 
 /// Returns true if a directory has a directory with a picture.
 pub(super) fn has_classes(path: &Path) -> bool {
-    let entries_of = |path: &Path| entries(path).unwrap_or_default();
-    let has_picture = |path: &PathBuf| entries_of(path).iter().any(|path| is_picture(path));
-    path.is_dir() && entries_of(path).iter().any(|path| path.is_dir() && has_picture(path))
+    if !path.is_dir() {
+        return false;
+    }
+    let directories = entries(path).unwrap_or_default();
+    directories.iter().any(|path| path.is_dir() && has_picture(path))
+}
+
+fn has_picture(directory: &Path) -> bool {
+    entries(directory).unwrap_or_default().iter().any(|path| is_picture(path))
 }
 
 /// Finds the directories with the classes.
 pub(super) fn find(path: &Path) -> Result<FileSets, DataError> {
-    let set = |path: &Path| FileSet { inputs: vec![path.into()], targets: None };
     let splits = splits(path);
     let (train, held_out) = splits.split_at(1);
-    let found = |paths: &[PathBuf]| paths.iter().find(|path| has_classes(path)).map(|p| set(p));
-    let found = FileSets::new(found(train), found(held_out));
-    Ok(found.unwrap_or_else(|| FileSets::only(set(path))))
+    match FileSets::new(first_with_classes(train), first_with_classes(held_out)) {
+        Some(found) => Ok(found),
+        None => Ok(FileSets::only(set_of(path))),
+    }
+}
+
+fn first_with_classes(paths: &[PathBuf]) -> Option<FileSet> {
+    let path = paths.iter().find(|path| has_classes(path))?;
+    Some(set_of(path))
+}
+
+fn set_of(path: &Path) -> FileSet {
+    FileSet { inputs: vec![path.into()], targets: None }
 }
 
 /// Picture of a data set, with the number of its class.
@@ -95,7 +110,8 @@ fn list(path: &Path) -> Result<(Vec<Listed>, Vec<String>), DataError> {
         let why = "lies beside the directories of the classes; move it into one of them";
         return Err(invalid(&path.display().to_string(), "", why));
     }
-    let (mut listed, mut classes) = (Vec::new(), Vec::new());
+    let mut listed = Vec::new();
+    let mut classes = Vec::new();
     for directory in directories {
         let pictures = pictures_of(entries(&directory)?)?;
         if pictures.is_empty() {
@@ -109,7 +125,7 @@ fn list(path: &Path) -> Result<(Vec<Listed>, Vec<String>), DataError> {
     Ok((listed, classes))
 }
 
-/// Returns those of some files that are pictures.
+/// Returns the pictures among some files.
 fn pictures_of(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, DataError> {
     if let Some(path) = paths.iter().find(|path| has_ending(path, OTHER_ENDINGS)) {
         let why = "is a picture that is neither PNG nor JPEG; convert it, or move it away";
@@ -163,7 +179,10 @@ fn shape_of(
     heads: &[PictureHead],
     request: &Request,
 ) -> Result<[usize; 3], DataError> {
-    let expected = request.expected.filter(|expected| expected.shape.len() == 3);
+    let expected = match request.expected {
+        Some(expected) if expected.shape.len() == 3 => Some(expected),
+        _ => None,
+    };
     let channels = match expected {
         Some(expected) if [1, 3].contains(&expected.shape[0]) => expected.shape[0],
         _ if heads.iter().all(|head| head.is_gray) => 1,
@@ -201,7 +220,7 @@ fn shape_of(
     Ok([channels, height, width])
 }
 
-/// Pictures that are decoded one at a time.
+/// Pictures that are decoded when they are read.
 struct PictureFiles {
     paths: Vec<PathBuf>,
     /// BLAKE3 hash of each file, in hexadecimal.
@@ -225,7 +244,9 @@ impl LazyFeatures for PictureFiles {
             return Err(invalid(&name, "", why));
         }
         let planes = decode(&name, &bytes, self.shape, self.resize)?;
-        into.iter_mut().zip(planes).for_each(|(to, value)| *to = f32::from(value) / 255.0);
+        for (to, value) in into.iter_mut().zip(planes) {
+            *to = f32::from(value) / 255.0;
+        }
         Ok(())
     }
 }
@@ -245,18 +266,19 @@ impl PictureHead {
     /// Reads the head of a PNG or JPEG file, and looks for its end.
     ///
     /// # Errors
-    /// Returns `DataError` if it is none, if it is cut off, or if it is larger than its bytes can
-    /// stand for or than is decoded.
+    /// Returns `DataError` if it is neither, if it is cut off, or if it declares more pixels than
+    /// its bytes can encode or than are decoded.
     pub fn parse(name: &str, bytes: &[u8]) -> Result<Self, DataError> {
         let refuse = |why: String| Err(invalid(name, "", why));
-        let format = image::guess_format(bytes).ok().filter(|format| is_read(*format));
-        let Some(format) = format else {
-            return refuse("is no PNG or JPEG picture by its first bytes".into());
+        let format = match image::guess_format(bytes) {
+            Ok(format) if is_read(format) => format,
+            _ => return refuse("is no PNG or JPEG picture by its first bytes".into()),
         };
         let decoder = reader(format, bytes).into_decoder();
         let mut decoder = decoder.map_err(|why| damaged(name, &why))?;
         let orientation = decoder.orientation().map_err(|why| damaged(name, &why))?;
-        let ((mut width, mut height), colour) = (decoder.dimensions(), decoder.color_type());
+        let (mut width, mut height) = decoder.dimensions();
+        let colour = decoder.color_type();
         let pixels = u64::from(width) * u64::from(height);
         let (per_byte, end): (_, &[u8]) = match format {
             ImageFormat::Png => (PNG_PIXELS_MAX, b"IEND"),
@@ -276,8 +298,11 @@ impl PictureHead {
                 "declares {width}x{height} pixels, more than its {length} bytes can stand for"
             ));
         }
-        // Decoders of JPEG fill up what is missing.
-        let begin = last(bytes, b"\xFF\xDA").filter(|_| format == ImageFormat::Jpeg).unwrap_or(0);
+        // Decoders of JPEG fill up missing data.
+        let mut begin = 0;
+        if format == ImageFormat::Jpeg {
+            begin = last(bytes, b"\xFF\xDA").unwrap_or(0);
+        }
         if last(bytes, end).is_none_or(|end| end < begin) {
             return refuse("is cut off: its end marker is missing".into());
         }
@@ -299,12 +324,12 @@ impl PictureHead {
     }
 }
 
-/// Returns the last place of a text.
+/// Returns the offset of the last occurrence of a text.
 fn last(bytes: &[u8], text: &[u8]) -> Option<usize> {
     bytes.windows(text.len()).rposition(|window| window == text)
 }
 
-/// Returns a reader that allocates within bounds.
+/// Returns a reader with limits of size and memory.
 fn reader(format: ImageFormat, bytes: &[u8]) -> ImageReader<Cursor<&[u8]>> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(SIDE_MAX);
@@ -338,7 +363,8 @@ pub(super) fn decode(
     }
     let mut picture = reader(head.format, bytes).decode().map_err(|why| damaged(name, &why))?;
     picture.apply_orientation(head.orientation);
-    let (to_width, to_height) = (width as u32, height as u32);
+    let to_width = width as u32;
+    let to_height = height as u32;
     let is_resized = head.size() != [height, width];
     let pixels = if channels == 1 {
         let mut gray = on_black_gray(picture);
@@ -353,8 +379,11 @@ pub(super) fn decode(
         }
         colour.into_raw()
     };
-    let plane = |channel: usize| pixels.iter().skip(channel).step_by(channels).copied();
-    Ok((0..channels).flat_map(plane).collect())
+    let mut planes = Vec::with_capacity(pixels.len());
+    for channel in 0..channels {
+        planes.extend(pixels.iter().skip(channel).step_by(channels));
+    }
+    Ok(planes)
 }
 
 /// Returns a value with an opacity over black.

@@ -1,4 +1,4 @@
-//! Documents of the files that are prepared, in pieces that are made tokens of one by one.
+//! Documents of the input files, in pieces that are encoded one by one.
 
 use std::io::{BufRead, Read};
 use std::mem;
@@ -11,21 +11,21 @@ use crate::tokenizer::{TextDivision, TokenizerFile};
 use potluck_core::Setting;
 use potluck_core::format::size_text;
 
-/// The most bytes of a line of JSON.
+/// Longest line of JSON, in bytes.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
-/// The most bytes of a piece, which a tokenizer that cannot divide texts takes some 250 times as
-/// many for.
+/// Longest piece, in bytes. A tokenizer that cannot divide texts needs about 250 times as much
+/// memory.
 const PIECE_BYTES_MAX: usize = 8 << 20;
 
-/// Place between two pieces from which on the files can be read again.
+/// Place between two pieces from which reading can continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct ReadPlace {
     /// Index of the file.
     pub file: usize,
-    /// Bytes of it, unpacked, that were read.
+    /// Unpacked bytes of the file that were read.
     offset: u64,
-    /// Lines of it that were read.
+    /// Lines of the file that were read.
     line: u64,
     /// True within a document.
     is_within: bool,
@@ -37,7 +37,7 @@ pub(super) struct Piece {
     pub text: String,
     pub begins: bool,
     pub ends: bool,
-    /// Place behind it; `None` within a line of JSON.
+    /// Place after the piece; `None` within a line of JSON.
     pub place: Option<ReadPlace>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct PieceSource<'a> {
     pub tokenizer: &'a TokenizerFile,
     /// Key of the text in a line of JSON.
     pub key: &'a str,
-    /// Bytes of a piece of a long document, and of what is read of a text at a time.
+    /// Bytes of a piece of a long document, and of a single read of a text.
     pub piece_bytes: usize,
     /// Counts the bytes that are read from the disk.
     pub read: Arc<AtomicU64>,
@@ -58,9 +58,9 @@ pub(super) struct Pieces<'a> {
     source: PieceSource<'a>,
     place: ReadPlace,
     reader: Option<Box<dyn BufRead + Send>>,
-    /// Text that was read and is in no piece yet, and the bytes behind it that begin a
-    /// character.
+    /// Text that was read, but is not in a piece yet.
     text: String,
+    /// First bytes of the character after `text`.
     incomplete: Vec<u8>,
     is_end: bool,
     /// Pieces of a line that are still to be returned, the last one first.
@@ -84,8 +84,8 @@ impl<'a> Pieces<'a> {
     /// Returns the next piece; `None` at the end of all files.
     ///
     /// # Errors
-    /// Returns a `DataError` that names the file and the place in it if it cannot be read, or is
-    /// not what its name says.
+    /// Returns a `DataError` that names the file and the place in it if it cannot be read, or does
+    /// not have the format of its name.
     pub fn piece(&mut self) -> Result<Option<Piece>, DataError> {
         loop {
             if let Some(piece) = self.of_line.pop() {
@@ -111,8 +111,8 @@ impl<'a> Pieces<'a> {
         opened.map_err(|why| unreadable(&file.path, why))
     }
 
-    /// Reads a document in JSON, whose pieces are then in `of_line`, the first one returned; `None`
-    /// at the end.
+    /// Reads a document in JSON, returns its first piece and leaves the others in `of_line`; `None`
+    /// at the end of the file.
     fn line(&mut self, file: &InputFile) -> Result<Option<Piece>, DataError> {
         let Some(reader) = &mut self.reader else { return Ok(None) };
         loop {
@@ -157,9 +157,13 @@ impl<'a> Pieces<'a> {
         }
         let mut pieces = Vec::with_capacity(parts.len());
         for (index, part) in parts.into_iter().enumerate().rev() {
-            let (begins, ends) = (index == 0, index == last);
-            let place = ends.then_some(self.place);
-            pieces.push(Piece { text: part.to_owned(), begins, ends, place });
+            let ends = index == last;
+            pieces.push(Piece {
+                text: part.to_owned(),
+                begins: index == 0,
+                ends,
+                place: if ends { Some(self.place) } else { None },
+            });
         }
         Ok(pieces)
     }
@@ -197,16 +201,16 @@ impl<'a> Pieces<'a> {
         Ok(Some(self.piece_of_text(text, true)))
     }
 
-    /// Returns a piece of a text, with the place moved behind it.
+    /// Returns a piece of a text, and moves the place after it.
     fn piece_of_text(&mut self, text: String, ends: bool) -> Piece {
         let begins = !self.place.is_within;
         self.place.offset += text.len() as u64;
-        self.place.line += text.bytes().filter(|byte| *byte == b'\n').count() as u64;
+        self.place.line += line_ends(text.as_bytes()) as u64;
         self.place.is_within = !ends;
         Piece { text, begins, ends, place: Some(self.place) }
     }
 
-    /// Reads until so many bytes of a text are there, or its end.
+    /// Reads until `wanted` bytes of a text are buffered, or to its end.
     fn fill(&mut self, file: &InputFile, wanted: usize) -> Result<(), DataError> {
         let Some(reader) = &mut self.reader else { return Ok(()) };
         while !self.is_end && self.text.len() < wanted {
@@ -220,11 +224,10 @@ impl<'a> Pieces<'a> {
                 Err(why) if why.error_len().is_none() && !self.is_end => why.valid_up_to(),
                 Err(why) => {
                     let good = &bytes[..why.valid_up_to()];
-                    let lines = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
                     let offset = self.place.offset as usize + self.text.len() + good.len();
-                    let before = self.place.line as usize + lines(self.text.as_bytes());
+                    let before = self.place.line as usize + line_ends(self.text.as_bytes());
                     let name = file.path.display().to_string();
-                    let line = 1 + before + lines(good);
+                    let line = 1 + before + line_ends(good);
                     return Err(DataError::NotUtf8 { name, offset, line });
                 }
             };
@@ -235,14 +238,21 @@ impl<'a> Pieces<'a> {
     }
 }
 
+fn line_ends(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte == b'\n').count()
+}
+
 fn indivisible(file: &InputFile, line: u64) -> DataError {
     let why = format!(
         "begins {} and more that this tokenizer cannot take in parts; divide it into documents, as \
          JSON Lines or files",
         size_text(PIECE_BYTES_MAX)
     );
-    let (name, place) = (file.path.display().to_string(), format!("line {line}"));
-    DataError::Invalid { name, place, why: why.into() }
+    DataError::Invalid {
+        name: file.path.display().to_string(),
+        place: format!("line {line}"),
+        why: why.into(),
+    }
 }
 
 /// Returns the text of a document in JSON.

@@ -1,4 +1,4 @@
-//! Files that are prepared: their order, their formats, and what is refused by its name.
+//! Input files: their order, their formats, and the formats that are refused by name.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -11,23 +11,23 @@ use flate2::read::MultiGzDecoder;
 
 use crate::DataError;
 
-/// Endings of the texts that are taken from a directory. A file that is named is read as a text
-/// whatever its ending is.
+/// Extensions of the texts in a directory. A file that is given by name is read as a text with any
+/// extension.
 const TEXTS: [&str; 2] = ["txt", "text"];
 
-/// Endings of files of one JSON value per line.
+/// Extensions of files with one JSON value per line.
 const LINES: [&str; 2] = ["jsonl", "ndjson"];
 
-/// The deepest directories below one that is named.
+/// Largest depth of directories below a given one.
 const DEPTH_MAX: usize = 64;
 
-/// A file that is prepared.
+/// An input file.
 #[derive(Debug)]
 pub(super) struct InputFile {
     pub path: PathBuf,
     /// Its size on disk.
     pub bytes: u64,
-    /// Time of its last change, in nanoseconds since 1970; 0 if the system does not tell.
+    /// Time of its last change, in nanoseconds since 1970; 0 if the system does not provide it.
     modified: u128,
     /// True if each line is a document in JSON, false for a text.
     pub is_lines: bool,
@@ -43,8 +43,8 @@ pub(super) struct InputFiles {
 }
 
 impl InputFiles {
-    /// Finds the files: those that are named, and those below directories that are, in the order of
-    /// their names, without hidden ones. With `plain`, all are texts, and there are no directories.
+    /// Finds the given files, and the files below given directories, in the order of their names
+    /// and without hidden ones. With `plain`, all paths are texts, and none is a directory.
     ///
     /// # Errors
     /// Returns a `DataError` that names the path if one cannot be read, or is of a format that is
@@ -75,7 +75,7 @@ impl InputFiles {
         for entry in fs::read_dir(directory).map_err(unread)? {
             let entry = entry.map_err(unread)?;
             let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
-            // A link to a directory may lead back to here.
+            // A link to a directory may lead back here.
             let is_link = entry.file_type().map_err(unread)?.is_symlink();
             let may_lead_back = is_link && entry.path().is_dir();
             if !is_hidden && !may_lead_back {
@@ -90,7 +90,8 @@ impl InputFiles {
                 }
                 self.walk(&path, depth + 1)?;
             } else if is_taken(&path) || is_table(&path) {
-                // A table is refused: what is left of a data set without it is not worth a run.
+                // A table is refused, and not left out: it is probably the main part of the data
+                // set.
                 self.add(&path)?;
             } else {
                 self.left_out += 1;
@@ -112,11 +113,16 @@ impl InputFiles {
         if !found.is_file() {
             return Err(DataError::of_file(path.display(), "is no regular file"));
         }
-        let since = found.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let mut modified = 0;
+        if let Ok(at) = found.modified()
+            && let Ok(since) = at.duration_since(UNIX_EPOCH)
+        {
+            modified = since.as_nanos();
+        }
         self.files.push(InputFile {
             path: path.into(),
             bytes: found.len(),
-            modified: since.map_or(0, |since| since.as_nanos()),
+            modified,
             is_lines: LINES.contains(&ending),
             is_compressed,
         });
@@ -128,7 +134,7 @@ impl InputFiles {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Adds what tells these files from others to a hash.
+    /// Adds the identity of the files to a hash: paths, sizes and times.
     pub fn hash(&self, hasher: &mut blake3::Hasher) {
         for file in &self.files {
             let path = fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone());
@@ -139,7 +145,7 @@ impl InputFiles {
 }
 
 impl InputFile {
-    /// Opens the file, unpacked, behind so many bytes; `read` counts those of the disk.
+    /// Opens the file, unpacked, from an offset on; `read` counts the bytes on disk.
     pub fn open(&self, offset: u64, read: &Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
         let mut file = Counting { file: File::open(&self.path)?, read: read.clone() };
         if !self.is_compressed {
@@ -153,7 +159,7 @@ impl InputFile {
     }
 }
 
-/// A file that counts what is read of it.
+/// A file that counts the bytes read from it.
 struct Counting {
     file: File,
     read: Arc<AtomicU64>,
@@ -167,14 +173,17 @@ impl Read for Counting {
     }
 }
 
-/// Returns the ending of a name in lower case, without a `.gz` behind it, and whether there is one.
+/// Returns the extension of a name in lower case, without a final `.gz`, and true with a `.gz`.
 fn ending(path: &Path) -> (String, bool) {
-    let lower = |path: &Path| path.extension().map(|one| one.to_string_lossy().to_lowercase());
-    let last = lower(path).unwrap_or_default();
+    let last = extension(path);
     if last == "gz" {
-        return (lower(&path.with_extension("")).unwrap_or_default(), true);
+        return (extension(&path.with_extension("")), true);
     }
     (last, false)
+}
+
+fn extension(path: &Path) -> String {
+    path.extension().unwrap_or_default().to_string_lossy().to_lowercase()
 }
 
 fn is_taken(path: &Path) -> bool {
@@ -182,12 +191,12 @@ fn is_taken(path: &Path) -> bool {
     TEXTS.contains(&&*ending) || LINES.contains(&&*ending)
 }
 
-/// Returns true for the formats of tables in which data sets are handed out.
+/// Returns true for the formats of tables in which data sets are distributed.
 fn is_table(path: &Path) -> bool {
     ["parquet", "arrow", "feather"].contains(&&*ending(path).0)
 }
 
-/// Returns why a file of this ending is not read, with what makes one of it that is.
+/// Returns the reason why a file with this extension is not read, with a command to convert it.
 fn refusal(path: &Path, ending: &str) -> Option<String> {
     let name = path.display();
     let lines = path.with_extension("jsonl");

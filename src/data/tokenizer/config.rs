@@ -1,5 +1,5 @@
-//! Configuration beside a `tokenizer.json`, in `tokenizer_config.json`: which tokens begin and end
-//! a text, and how conversations are written.
+//! Configuration beside a `tokenizer.json`, in `tokenizer_config.json`: the tokens that begin and
+//! end a text, and the template of conversations.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::DataError;
 use potluck_core::format::size_text;
 
-/// The largest file: a configuration may have the whole vocabulary beside the rest.
+/// Largest file: a configuration may contain the whole vocabulary.
 const BYTES_MAX: u64 = 64 << 20;
 
 /// Content of a `tokenizer_config.json`.
@@ -34,7 +34,7 @@ pub(crate) struct NamedTemplate {
     pub template: String,
 }
 
-/// Token of a configuration, as its text or with how it is matched.
+/// Token of a configuration, as its text or with options of its matching.
 #[derive(Debug, serde::Deserialize)]
 #[serde(untagged)]
 pub(crate) enum StoredToken {
@@ -59,7 +59,7 @@ impl TokenizerConfig {
     /// Reads the configuration in a directory; an empty one if there is none.
     ///
     /// # Errors
-    /// Returns a `DataError` that names the file if it cannot be read, or is none.
+    /// Returns a `DataError` that names the file if it cannot be read or is not a configuration.
     pub fn read(directory: &Path) -> Result<Self, DataError> {
         let path = Self::path(directory);
         let Some(text) = read_text(&path)? else { return Ok(Self::default()) };
@@ -72,7 +72,7 @@ impl TokenizerConfig {
     }
 }
 
-/// Reads a text file; `None` if there is none.
+/// Reads a text file; `None` if it does not exist.
 ///
 /// # Errors
 /// Returns a `DataError` that names the file if it cannot be read or is too large.

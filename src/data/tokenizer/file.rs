@@ -1,5 +1,5 @@
-//! Tokenizers of Hugging Face's `tokenizer.json`, by the crate `tokenizers`: what stands in such a
-//! file has too many forms to follow them all otherwise.
+//! Tokenizers of Hugging Face's `tokenizer.json`, by the crate `tokenizers`, since the format has
+//! too many variants to implement.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -14,23 +14,23 @@ use crate::DataError;
 use potluck_core::Setting;
 use potluck_core::format::size_text;
 
-/// Most bytes of a `tokenizer.json`: the largest that are in use have 40 MB.
+/// Largest `tokenizer.json`, in bytes: the largest in use have 40 MB.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// Bytes of a part of a text that is encoded at a time, which takes some 250 times as many while it
-/// is, and parts that are at a time.
+/// Bytes of a part of a text that is encoded as a whole, which takes about 250 times as much
+/// memory.
 const PART_BYTES: usize = 128 << 10;
+/// Parts that are encoded in parallel.
 const PARTS_AT_A_TIME: usize = 8;
-
-/// Bytes on each side of a place at which a text may be divided that are encoded to find out, and
-/// places that are tried before others are looked for further behind.
+/// Bytes on each side of a place that are encoded to test if a text can be divided there.
 const WINDOW_BYTES: usize = 256;
+/// Places that are tested before the search continues further on.
 const TRIES: usize = 16;
 
 /// Tokenizer of a `tokenizer.json`. Two are equal if their files are.
 ///
-/// Where it is saved there are its hash and its size only, and the file stands beside them: what
-/// was deserialized is to be [read](Self::read_from).
+/// Only its hash and its size are serialized, with the file saved beside them: after
+/// deserialization it must be [read](Self::read_from).
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenizerFile {
@@ -44,18 +44,18 @@ pub struct TokenizerFile {
 /// End of the first part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextDivision {
-    /// Behind so many bytes.
+    /// After this number of bytes.
     At(usize),
     /// The text cannot be divided.
     Nowhere,
-    /// It depends on what follows.
+    /// It depends on the text that follows.
     Unknown,
 }
 
-/// Names of the token that ends a document, in the models that have one of them.
+/// Common names of the token that ends a document.
 const END_TOKENS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"];
 
-/// Content of a file, and what it describes.
+/// Content of a file, and its tokenizer.
 struct ReadFile {
     json: Vec<u8>,
     tokenizer: tokenizers::Tokenizer,
@@ -65,7 +65,7 @@ impl TokenizerFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// Returns a `DataError` that names the file if it cannot be read or is no `tokenizer.json`.
+    /// Returns a `DataError` that names the file if it cannot be read or is not a `tokenizer.json`.
     pub fn load(path: &Path) -> Result<Self, DataError> {
         let name = path.display().to_string();
         let read_error = |why: io::Error| {
@@ -92,7 +92,7 @@ impl TokenizerFile {
     /// Reads the bytes of a file, which error messages call `name`.
     ///
     /// # Errors
-    /// Returns `DataError::Invalid` if they are no `tokenizer.json`.
+    /// Returns `DataError::Invalid` if they are not a `tokenizer.json`.
     pub fn from_json(name: &str, json: Vec<u8>) -> Result<Self, DataError> {
         let read = tokenizers::Tokenizer::from_bytes(&json);
         let mut tokenizer =
@@ -103,7 +103,7 @@ impl TokenizerFile {
             let why = "leaves merges out at random; set its dropout to null";
             return Err(DataError::of_file(name, why));
         }
-        // Texts are encoded whole, and what looks like a special token is text in them.
+        // Texts are encoded whole, and special tokens in them are plain text.
         tokenizer.set_encode_special_tokens(true);
         tokenizer.with_padding(None);
         let truncated = tokenizer.with_truncation(None);
@@ -119,7 +119,7 @@ impl TokenizerFile {
         Ok(Self { blake3, vocabulary, read: Some(Arc::new(ReadFile { json, tokenizer })) })
     }
 
-    /// Returns the tokenizer with the file that it was saved beside.
+    /// Returns the tokenizer with the file that was saved beside it.
     ///
     /// # Errors
     /// Returns the errors of [`Self::load`], and `DataError::Invalid` if it is another file.
@@ -132,12 +132,12 @@ impl TokenizerFile {
         Ok(found)
     }
 
-    /// Returns true unless this was deserialized and not read since.
+    /// Returns false after deserialization, until the file is read.
     pub fn is_read(&self) -> bool {
         self.read.is_some()
     }
 
-    /// Returns the bytes of the file; none of a tokenizer that was not read.
+    /// Returns the bytes of the file; empty if it was not read.
     pub fn json(&self) -> &[u8] {
         self.read.as_ref().map_or(&[], |read| &read.json)
     }
@@ -147,17 +147,17 @@ impl TokenizerFile {
         &self.blake3
     }
 
-    /// Returns the number of ids: one more than the largest, which need not all be in use.
+    /// Returns the number of ids: one more than the largest. Some may be unused.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// Checks that the tokens of another tokenizer have the same ids here, so that a model of that
-    /// one understands ids of this one.
+    /// Checks that the tokens of another tokenizer have the same ids here, so that a model of the
+    /// other tokenizer can take ids of this one.
     ///
     /// # Errors
-    /// Returns `DataError::Invalid` with the first token for which that is not so; `name` is that
-    /// of this tokenizer.
+    /// Returns `DataError::Invalid` with the first token that has another id; `name` is the name of
+    /// this tokenizer.
     pub fn require_tokens_of(&self, name: &str, other: &Self) -> Result<(), DataError> {
         let mut tokens: Vec<(u32, String)> = match &other.read {
             Some(read) => {
@@ -181,9 +181,9 @@ impl TokenizerFile {
         Ok(())
     }
 
-    /// Returns the ids of a text, without those that a model's template puts around it. A long text
-    /// is encoded in parts if it can be, which takes less memory: at places around which the ids
-    /// are those of the whole.
+    /// Returns the ids of a text, without those that a model's template adds around it. To save
+    /// memory, a long text is divided at places where the ids do not change, if there are any, and
+    /// encoded in parts.
     ///
     /// # Errors
     /// Returns `DataError::Invalid` if the tokenizer refuses the text, which error messages call
@@ -192,7 +192,7 @@ impl TokenizerFile {
         self.encode_parts(name, text, PART_BYTES)
     }
 
-    /// See [`Self::encode`]; a part has about so many bytes.
+    /// Encodes a text in parts of about this number of bytes; see [`Self::encode`].
     fn encode_parts(&self, name: &str, text: &str, bytes: usize) -> Result<Vec<u32>, DataError> {
         let mut ids = Vec::new();
         for parts in self.parts(name, text, bytes)?.chunks(PARTS_AT_A_TIME) {
@@ -203,8 +203,8 @@ impl TokenizerFile {
         Ok(ids)
     }
 
-    /// Divides a text into parts of about so many bytes, at places around which the ids are those
-    /// of the whole.
+    /// Divides a text into parts of about this number of bytes, at places where a division does not
+    /// change the ids.
     ///
     /// # Errors
     /// Those of [`Self::encode`].
@@ -233,7 +233,7 @@ impl TokenizerFile {
         texts.par_iter().map(|text| self.encode_piece(name, text)).collect()
     }
 
-    /// Returns the ids of a text, which is encoded whole, on this thread.
+    /// Returns the ids of a text, encoded as a whole on the calling thread.
     ///
     /// # Errors
     /// Those of [`Self::encode`].
@@ -245,11 +245,11 @@ impl TokenizerFile {
         Ok(encoded.map_err(|why| refused(why.to_string()))?.get_ids().to_vec())
     }
 
-    /// Finds the end of the first part of a text, of so many bytes at least: behind the end of a
-    /// line, or in front of a space between words, where the ids are the same whether the text is
-    /// divided there or not, as they are in what is around it. After many that are not, others are
-    /// tried behind twice as many bytes. A tokenizer that puts something in front of every text has
-    /// hardly any. `is_end` is true if nothing follows the text.
+    /// Finds the end of the first part of a text, of at least `bytes` bytes: after a line end, or
+    /// before a space between words, where a division does not change the ids of the surrounding
+    /// text. After a number of failures, the search continues after twice as many bytes. With a
+    /// tokenizer that adds a prefix to every text, hardly any place is suitable. `is_end` is true
+    /// if no text follows.
     ///
     /// # Errors
     /// Those of [`Self::encode`].
@@ -260,7 +260,8 @@ impl TokenizerFile {
         bytes: usize,
         is_end: bool,
     ) -> Result<TextDivision, DataError> {
-        let (mut first, mut tried) = (bytes, 0);
+        let mut first = bytes;
+        let mut tried = 0;
         for end in places(text, bytes) {
             if end < first {
                 continue;
@@ -270,7 +271,7 @@ impl TokenizerFile {
             }
             let before = &text[boundary(text, end.saturating_sub(WINDOW_BYTES))..end];
             let behind = &text[end..boundary(text, text.len().min(end + WINDOW_BYTES))];
-            // A run of spaces that is longer may be one token, and is not seen as a whole.
+            // A longer run of spaces may be one token, which the window would cut.
             if [before, behind].iter().any(|part| part.trim().is_empty()) {
                 continue;
             }
@@ -282,7 +283,8 @@ impl TokenizerFile {
             }
             tried += 1;
             if tried == TRIES {
-                (first, tried) = (2 * first.max(1), 0);
+                first = 2 * first.max(1);
+                tried = 0;
             }
         }
         Ok(if is_end { TextDivision::Nowhere } else { TextDivision::Unknown })
@@ -293,7 +295,7 @@ impl TokenizerFile {
         self.read.as_ref()?.tokenizer.token_to_id(token)
     }
 
-    /// Returns the same tokenizer, but what looks like a special token in a text is one.
+    /// Returns the tokenizer that recognizes special tokens in texts.
     pub fn with_special(&self) -> Self {
         let Some(read) = &self.read else { return self.clone() };
         let mut tokenizer = read.tokenizer.clone();
@@ -302,12 +304,12 @@ impl TokenizerFile {
         Self { read: Some(Arc::new(read)), ..self.clone() }
     }
 
-    /// Returns the token behind each document, by the `tokenizer_config.json` of a directory if it
-    /// names one (`eos_token`), or else the one of the names in use that is a token.
+    /// Returns the token that ends each document: the `eos_token` of the `tokenizer_config.json` of
+    /// a directory, or else the first of the common names that is a token.
     ///
     /// # Errors
-    /// Returns a `DataError` that names the file if it is no such configuration, or names what is
-    /// no token.
+    /// Returns a `DataError` that names the file if it is not a configuration, or if its
+    /// `eos_token` is not a token.
     pub fn end_token(&self, directory: &Path) -> Result<Option<u32>, DataError> {
         if let Some(token) = TokenizerConfig::read(directory)?.eos_token.map(StoredToken::text) {
             let name = TokenizerConfig::path(directory).display().to_string();
@@ -319,12 +321,12 @@ impl TokenizerFile {
         Ok(self.named_end_token())
     }
 
-    /// Returns the one of the names in use for the end of a document that is a token.
+    /// Returns the first of the common names for the end of a document that is a token.
     pub fn named_end_token(&self) -> Option<u32> {
         END_TOKENS.iter().find_map(|token| self.id_of(token))
     }
 
-    /// Returns the text of ids. What is no id is left out, and bytes that are not UTF-8 become
+    /// Returns the text of ids. Unknown ids are left out, and bytes that are not UTF-8 become
     /// U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         let Some(read) = &self.read else { return String::new() };
@@ -333,25 +335,26 @@ impl TokenizerFile {
     }
 }
 
-/// Returns the places at which a text may be divided, from the one behind so many bytes on: behind
-/// the ends of lines, and in front of single spaces.
+/// Returns the places at which a text may be divided, after at least `bytes` bytes: after line
+/// ends, and before single spaces.
 fn places(text: &str, bytes: usize) -> impl Iterator<Item = usize> {
     let start = boundary(text, text.len().min(bytes));
     let mut before = ' ';
     text[start..].char_indices().filter_map(move |(at, char)| {
         let is_after_word = !before.is_whitespace();
         before = char;
-        let behind = start + at + char.len_utf8();
-        let is_before_word = || !text[behind..].starts_with(char::is_whitespace);
+        let after = start + at + char.len_utf8();
         match char {
-            '\n' => Some(behind),
-            ' ' if is_after_word && is_before_word() => Some(start + at),
+            '\n' => Some(after),
+            ' ' if is_after_word && !text[after..].starts_with(char::is_whitespace) => {
+                Some(start + at)
+            }
             _ => None,
         }
     })
 }
 
-/// Returns the last boundary of a character up to a byte.
+/// Returns the last boundary between characters at or before a byte.
 fn boundary(text: &str, at: usize) -> usize {
     (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }

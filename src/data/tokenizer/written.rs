@@ -1,5 +1,5 @@
-//! The tokenizers of characters and of bytes as a `tokenizer.json`: BPE without merges, whose
-//! tokens are those that a text is divided into at first.
+//! The tokenizers of characters and of bytes as a `tokenizer.json`: BPE without merges, which
+//! leaves the initial tokens unchanged.
 
 use serde_json::{Map, Value, json};
 

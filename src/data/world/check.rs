@@ -59,7 +59,8 @@ impl Text<'_> {
 
 /// Returns true if `found` is `word` with a capital.
 fn is_capitalized(word: &str, found: &str) -> bool {
-    let (mut word, mut found) = (word.chars(), found.chars());
+    let mut word = word.chars();
+    let mut found = found.chars();
     word.next().map(|first| first.to_ascii_uppercase()) == found.next() && word.eq(found)
 }
 

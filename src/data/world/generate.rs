@@ -18,7 +18,7 @@ struct Draw<'a> {
 /// Appends a sentence with its full stop, drawn by `key`.
 pub(super) fn append_sentence(key: Key, text: &mut String) {
     let start = text.len();
-    // Drawn words are words of the grammar, so there is no mistake to return.
+    // Drawn words are words of the grammar, so this cannot fail.
     let drawn = sentence(&mut Draw { key, drawn: 0, text, start });
     debug_assert!(drawn.is_ok());
     text.push('.');

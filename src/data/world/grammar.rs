@@ -22,7 +22,7 @@ pub(super) trait WordSource {
     /// begins, and returns its index; takes no word.
     fn select(&mut self, alternatives: &[(u32, Starts)]) -> Result<usize, Mistake>;
 
-    /// Decides about an optional part, which is there with a probability of `percent`; takes no
+    /// Decides about an optional part, which is present with a probability of `percent`; takes no
     /// word.
     fn option(&mut self, percent: u32, starts: Starts) -> bool;
 
@@ -42,7 +42,7 @@ pub enum Sentence {
     Sum { is_held_out: bool },
 }
 
-/// Sentence, without its full stop.
+/// Takes a sentence, without its full stop.
 pub(super) fn sentence(words: &mut impl WordSource) -> Result<Sentence, Mistake> {
     let addends = &NUMBERS[..10];
     let alternatives: [(u32, Starts); 4] =
@@ -51,9 +51,9 @@ pub(super) fn sentence(words: &mut impl WordSource) -> Result<Sentence, Mistake>
         0 => {
             let tense = TENSES[words.word(&TIMES)?];
             match words.select(&[(75, &[&DETERMINERS, &NAMES]), (25, &[&["it"]])])? {
-                0 => clause(words, Some(tense)).map(drop)?,
-                _ => weather(words, Some(tense)).map(drop)?,
-            }
+                0 => clause(words, Some(tense))?,
+                _ => weather(words, Some(tense))?,
+            };
         }
         1 => {
             let tense = clause(words, None)?;
@@ -68,7 +68,7 @@ pub(super) fn sentence(words: &mut impl WordSource) -> Result<Sentence, Mistake>
     Ok(Sentence::Story)
 }
 
-/// Adverb of time at the end, if there is one; it agrees with the tense.
+/// Takes an optional adverb of time at the end, which agrees with the tense.
 fn time(words: &mut impl WordSource, tense: Tense) -> Result<(), Mistake> {
     if words.option(40, &[&TIMES]) {
         words.word(&TIMES[tense as usize..=tense as usize])?;
@@ -76,7 +76,7 @@ fn time(words: &mut impl WordSource, tense: Tense) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// Clause of a subject and a verb, with its complements; returns its tense.
+/// Takes a clause of a subject and a verb with its complements, and returns its tense.
 fn clause(words: &mut impl WordSource, tense: Option<Tense>) -> Result<Tense, Mistake> {
     let number = noun_phrase(words)?;
     let tense = match tense {
@@ -89,7 +89,9 @@ fn clause(words: &mut impl WordSource, tense: Option<Tense>) -> Result<Tense, Mi
     words.word(forms[kind])?;
     match VERB_KINDS[kind] {
         VerbKind::Be => match words.select(&[(50, &[&ADJECTIVES]), (50, &[&PREPOSITIONS])])? {
-            0 => words.word(&ADJECTIVES).map(drop)?,
+            0 => {
+                words.word(&ADJECTIVES)?;
+            }
             _ => place(words)?,
         },
         VerbKind::Transitive => {
@@ -107,7 +109,7 @@ fn clause(words: &mut impl WordSource, tense: Option<Tense>) -> Result<Tense, Mi
     Ok(tense)
 }
 
-/// Name, or noun with a determiner and perhaps an adjective; returns its number.
+/// Takes a name, or a noun with a determiner and an optional adjective, and returns its number.
 fn noun_phrase(words: &mut impl WordSource) -> Result<Number, Mistake> {
     let alternatives: [(u32, Starts); 4] = [
         (25, &[&NAMES]),
@@ -117,7 +119,10 @@ fn noun_phrase(words: &mut impl WordSource) -> Result<Number, Mistake> {
     ];
     let (singular, plural) = NOUNS.split_at(NOUNS.len() / 2);
     let (determiners, nouns): (&[_], &[_]) = match words.select(&alternatives)? {
-        0 => return words.word(&NAMES).map(|_| Number::Singular),
+        0 => {
+            words.word(&NAMES)?;
+            return Ok(Number::Singular);
+        }
         1 => (&DETERMINERS[..1], &NOUNS),
         2 => (&SINGULAR_DETERMINERS, singular),
         _ => (&PLURAL_DETERMINERS, plural),
@@ -133,10 +138,11 @@ fn noun_phrase(words: &mut impl WordSource) -> Result<Number, Mistake> {
 fn place(words: &mut impl WordSource) -> Result<(), Mistake> {
     words.word(&PREPOSITIONS)?;
     words.word(&["the"])?;
-    words.word(&PLACES).map(drop)
+    words.word(&PLACES)?;
+    Ok(())
 }
 
-/// Clause about the weather, perhaps with another clause in the same tense; returns the tense.
+/// Takes a clause about the weather, with an optional clause in the same tense; returns the tense.
 fn weather(words: &mut impl WordSource, tense: Option<Tense>) -> Result<Tense, Mistake> {
     words.word(&["it"])?;
     let be = |tense| verbs(VerbKind::Be, tense, Number::Singular);
@@ -150,7 +156,9 @@ fn weather(words: &mut impl WordSource, tense: Option<Tense>) -> Result<Tense, M
             words.word(be(tense))?;
             words.word(&WEATHER)?;
         }
-        _ => words.word(weather_verbs(tense)).map(drop)?,
+        _ => {
+            words.word(weather_verbs(tense))?;
+        }
     }
     if words.option(30, &[&["and"]]) {
         words.word(&["and"])?;
@@ -164,7 +172,8 @@ fn select_tense(
     words: &mut impl WordSource,
     forms: impl Fn(Tense) -> [&'static [&'static str]; 3],
 ) -> Result<Tense, Mistake> {
-    let (past, present) = (forms(Tense::Past), forms(Tense::Present));
+    let past = forms(Tense::Past);
+    let present = forms(Tense::Present);
     Ok(TENSES[words.select(&[(1, &past), (1, &present), (1, &[&["will"]])])?])
 }
 

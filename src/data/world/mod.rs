@@ -1,4 +1,4 @@
-//! Built-in corpus: a small world of sentences and sums that is generated and can be checked. A
+//! Built-in corpus: a small world of generated sentences and sums that can be checked. A
 //! line is a sentence about animals, people, places and the weather, in which number and tense
 //! agree, or a sum of two numbers in words. It is the same text on every machine.
 
@@ -14,7 +14,7 @@ use potluck_core::Site;
 use potluck_core::rng::Key;
 use words::NUMBERS;
 
-/// Name of the corpus with the version of its text: another text gets another number.
+/// Name of the corpus with the version of its text, which must change with the text.
 pub const NAME: &str = "the built-in corpus (world 1)";
 
 /// Number of characters of the longest sentence, with its full stop.
@@ -23,16 +23,17 @@ pub const LONGEST_SENTENCE: usize = 104;
 /// Number of sentences in the corpus, about 2 MB of text.
 const SENTENCES: u64 = 67_000;
 
-/// The summands of sums are the numbers below it.
+/// The summands of sums are less than this number.
 const ADDENDS: usize = 10;
 
 /// Seed of the corpus.
 const SEED: u64 = 1;
-/// Sites of the random numbers of the corpus: of its sentences, and of the pairs held out.
+/// Site of the random numbers of sentences.
 const SENTENCE_SITE: Site = Site(0);
+/// Site of the random numbers that select held-out pairs.
 const HELD_OUT_SITE: Site = Site(1);
 
-/// First mistake in a line that is no sentence of the corpus's grammar.
+/// First mistake in a line that is not a sentence of the corpus's grammar.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mistake {
     #[error("it has no full stop")]
@@ -55,20 +56,23 @@ pub fn corpus() -> String {
     text
 }
 
-/// Returns the beginnings, up to "is", of the sums that are kept out of the corpus: about one in
+/// Returns the beginnings, up to "is", of the sums that are held out of the corpus: about one in
 /// ten of all pairs of summands. A pair in the other order may be in the corpus.
 pub fn held_out_sums() -> Vec<String> {
-    let pairs = (0..ADDENDS * ADDENDS).map(|pair| (pair / ADDENDS, pair % ADDENDS));
-    let held_out = pairs.filter(|(a, b)| is_held_out(*a, *b));
-    let beginning = |(a, b): (usize, usize)| {
-        let (first, second) = (NUMBERS[a], NUMBERS[b]);
-        let (initial, rest) = first.split_at(1);
-        format!("{}{rest} plus {second} is", initial.to_ascii_uppercase())
-    };
-    held_out.map(beginning).collect()
+    let mut beginnings = Vec::new();
+    for a in 0..ADDENDS {
+        for b in 0..ADDENDS {
+            if is_held_out(a, b) {
+                let (initial, rest) = NUMBERS[a].split_at(1);
+                let initial = initial.to_ascii_uppercase();
+                beginnings.push(format!("{initial}{rest} plus {} is", NUMBERS[b]));
+            }
+        }
+    }
+    beginnings
 }
 
-/// Returns true if the corpus has no sum of this pair.
+/// Returns true if the corpus does not contain the sum of this pair.
 fn is_held_out(a: usize, b: usize) -> bool {
     let [word, _] = Key::new(SEED).site(HELD_OUT_SITE).words([a as u32, b as u32]);
     word.is_multiple_of(10)

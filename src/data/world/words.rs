@@ -35,11 +35,12 @@ pub(super) const NAMES: [&str; 4] = ["Anna", "Ben", "Clara", "Tom"];
 
 /// Determiners: the first goes with both numbers.
 pub(super) const DETERMINERS: [&str; 6] = ["the", "a", "this", "these", "many", "some"];
-/// Those of the determiners after which a noun is in the singular, and in the plural.
+/// Determiners of singular nouns.
 pub(super) const SINGULAR_DETERMINERS: [&str; 2] = ["a", "this"];
+/// Determiners of plural nouns.
 pub(super) const PLURAL_DETERMINERS: [&str; 3] = ["these", "many", "some"];
 
-/// None begins with a vowel, so that the article is always "a".
+/// Adjectives; none begins with a vowel, so that the article is always "a".
 pub(super) const ADJECTIVES: [&str; 7] =
     ["small", "big", "young", "happy", "hungry", "tired", "black"];
 

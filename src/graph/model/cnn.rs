@@ -12,7 +12,7 @@ const KERNEL: usize = 5;
 #[derive(Clone, Debug, PartialEq)]
 pub struct CnnConfig {
     pub sizes: PictureSizes,
-    /// Output channels of each convolution, behind which pictures have half the height and width.
+    /// Output channels of each convolution, after which a pooling halves height and width.
     pub channels: Vec<usize>,
     /// Widths of the hidden linear layers.
     pub hidden: Vec<usize>,

@@ -93,10 +93,10 @@ pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     Ok(b.finish())
 }
 
-/// Builds the forward graph of the same GPT, at least one layer, for tokens one by one: each row
-/// is a token of one of so many `sequences`, with the inputs `tokens`, `positions` and `places`
-/// (all (b, 1)) and the output `logits` (b, 1, v). What layers need of the tokens before it is in
-/// caches of keys and values on the device; see [`crate::Op::CacheUpdate`].
+/// Builds the forward graph of the same GPT, with at least one layer, for tokens one by one: each
+/// row is a token of one of the `sequences`, with the inputs `tokens`, `positions` and `places`
+/// (all (b, 1)) and the output `logits` (b, 1, v). Keys and values of previous tokens are in caches
+/// on the device; see [`crate::Op::CacheUpdate`].
 ///
 /// # Errors
 /// Returns a `ShapeError` if `width` is not a multiple of `heads`.
@@ -114,13 +114,18 @@ pub fn cached_gpt(config: &GptConfig, sequences: usize) -> Result<Graph, ShapeEr
 }
 
 /// Tensor parallelism of a GPT (Shoeybi et al. 2019): heads of attention, columns of the MLP, and
-/// rows of the vocabulary. Norms, positions and what is added to the residual stream are whole.
+/// rows of the vocabulary. Norms, positions and biases of the residual stream are whole.
 fn split(config: &GptConfig, name: &str) -> Option<ParameterSplit> {
     // Without heads there is no attention to divide.
     let columns = config.width.checked_div(config.heads).unwrap_or(0);
     let heads = SplitUnit::Heads { columns };
-    let of_block = name.split_once('.').and_then(|(_, rest)| rest.split_once('.'));
-    match of_block.map_or(name, |(_, rest)| rest) {
+    let mut part = name;
+    if let Some((_, of_layer)) = name.split_once('.')
+        && let Some((_, rest)) = of_layer.split_once('.')
+    {
+        part = rest;
+    }
+    match part {
         "wte.weight" | "lm_head.weight" => Some(ParameterSplit::new(0, SplitUnit::Vocabulary)),
         "attn.c_attn.weight" | "attn.c_attn.bias" => {
             Some(ParameterSplit { dimension: 0, packed: 3, unit: heads })
@@ -132,21 +137,22 @@ fn split(config: &GptConfig, name: &str) -> Option<ParameterSplit> {
     }
 }
 
-/// Residual stream (b, t, c) behind the last layer, and the token embedding.
+/// Adds all layers and returns the residual stream `(b, t, c)` and the token embedding.
 fn transformer(
     b: &mut Builder,
     config: &GptConfig,
     tokens: TensorId,
     rows: Option<&CachedRows>,
 ) -> Result<(TensorId, TensorId), ShapeError> {
-    let (t, c) = (config.context, config.width);
+    let t = config.context;
+    let c = config.width;
     let normal = Init::Normal { std: 0.02 };
     let wte = b.parameter("wte.weight", &[config.vocabulary, c], normal);
     let wpe = b.parameter("wpe.weight", &[config.positions, c], normal);
     let x = b.embedding(tokens, wte)?;
     let positions = match rows {
         Some(rows) => rows.at_positions(b, wpe)?,
-        // A table of which all rows are used needs no node.
+        // A table whose rows are all used needs no node.
         None if config.positions == t => wpe,
         None => b.slice(wpe, 0, 0, t)?,
     };
@@ -162,7 +168,7 @@ fn transformer(
     Ok((x, wte))
 }
 
-/// Last layer norm of the residual stream `x`, and the matrix of the head.
+/// Adds the last layer norm of the residual stream `x`, and returns it with the matrix of the head.
 fn head(
     b: &mut Builder,
     config: &GptConfig,
@@ -189,7 +195,7 @@ fn attention(
 ) -> BuildResult {
     let c = config.width;
     let y = layer_norm(b, config, &format!("{block}.ln_1"), x)?;
-    let qkv = linear(b, config, &format!("{block}.attn.c_attn"), y, (c, 3 * c), 0.02)?;
+    let qkv = linear(b, config, &format!("{block}.attn.c_attn"), y, [c, 3 * c], 0.02)?;
     let y = match rows {
         Some(rows) => {
             let d = c.checked_div(config.heads).unwrap_or(0);
@@ -205,7 +211,7 @@ fn attention(
 fn feed_forward(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> BuildResult {
     let c = config.width;
     let y = layer_norm(b, config, &format!("{block}.ln_2"), x)?;
-    let y = linear(b, config, &format!("{block}.mlp.c_fc"), y, (c, 4 * c), 0.02)?;
+    let y = linear(b, config, &format!("{block}.mlp.c_fc"), y, [c, 4 * c], 0.02)?;
     let y = b.unary(y, config.activation)?;
     residual(b, config, &format!("{block}.mlp.c_proj"), x, y, 4 * c)
 }
@@ -221,7 +227,7 @@ fn residual(
     from: usize,
 ) -> BuildResult {
     let std = 0.02 / (2.0 * config.layers as f32).sqrt();
-    let y = linear(b, config, name, y, (from, config.width), std)?;
+    let y = linear(b, config, name, y, [from, config.width], std)?;
     let y = b.dropout(y, config.dropout)?;
     b.add(x, y)
 }
@@ -231,18 +237,25 @@ fn linear(
     config: &GptConfig,
     name: &str,
     x: TensorId,
-    (from, to): (usize, usize),
+    [from, to]: [usize; 2],
     std: f32,
 ) -> BuildResult {
     let weight = b.parameter(&format!("{name}.weight"), &[to, from], Init::Normal { std });
-    let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[to], Init::Zeros));
+    let bias = bias(b, config, name, to);
     b.linear(x, weight, bias)
+}
+
+fn bias(b: &mut Builder, config: &GptConfig, name: &str, columns: usize) -> Option<TensorId> {
+    if !config.bias {
+        return None;
+    }
+    Some(b.parameter(&format!("{name}.bias"), &[columns], Init::Zeros))
 }
 
 fn layer_norm(b: &mut Builder, config: &GptConfig, name: &str, x: TensorId) -> BuildResult {
     let c = config.width;
     let weight = b.parameter(&format!("{name}.weight"), &[c], Init::Ones);
-    let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[c], Init::Zeros));
+    let bias = bias(b, config, name, c);
     b.layer_norm(x, weight, bias)
 }
 

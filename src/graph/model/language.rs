@@ -1,15 +1,15 @@
-//! Language model: a graph whose inputs and outputs have known names.
+//! Language models: graphs whose inputs and outputs have known names.
 
 use crate::builder::{BuildResult, Builder, CacheSpec};
 use crate::{Graph, ShapeError};
 use potluck_core::TensorId;
 
-/// Rows of logits that are computed at a time for the loss: enough for products at full speed.
+/// Rows of logits in a chunk of the loss: enough for products at full speed.
 const LOSS_ROWS: usize = 1024;
 
 /// Ends the graph of a model of the residual stream `x (b, t, c)` with the loss of the targets
-/// `(b, t)` under the logits `x head^T`, and with those of the position that a sample selects as
-/// the output `logits (b, 1, v)`, outside of training.
+/// `(b, t)` under the logits `x head^T`, and outside of training with the output `logits (b, 1,
+/// v)`: the logits of the position that a sample selects.
 pub(super) fn end_with_loss(
     b: &mut Builder,
     x: TensorId,
@@ -54,8 +54,8 @@ pub(super) fn row_at_position(b: &mut Builder, x: TensorId) -> BuildResult {
     b.matmul(position, x, false, false)
 }
 
-/// Inputs of a graph whose rows are tokens of sequences, each of which is computed once: attention
-/// reads the keys and values of those before it from a cache.
+/// Inputs of a graph whose rows are tokens of sequences. Each token is computed once: attention
+/// reads the keys and values of previous tokens from a cache.
 pub(super) struct CachedRows {
     pub tokens: TensorId,
     positions: TensorId,
@@ -95,7 +95,7 @@ pub struct CacheInputs {
     pub positions: TensorId,
     /// Place of each token in the cache, (b, 1): `sequence * context + position`.
     pub places: TensorId,
-    /// Sequences that have places.
+    /// Number of sequences in the cache.
     pub sequences: usize,
 }
 
@@ -105,14 +105,14 @@ pub struct LanguageModel {
     pub tokens: TensorId,
     /// Targets of the loss; `None` if the graph has none.
     pub targets: Option<TensorId>,
-    /// One-hot selection of the position whose logits are computed; `None` if all are.
+    /// One-hot selection of the position whose logits are computed; `None` if all logits are.
     pub position: Option<TensorId>,
     pub logits: TensorId,
-    /// Tokens that the model sees at a time.
+    /// Context length in tokens.
     pub context: usize,
     /// Inputs of a graph whose rows are single tokens; `None` if a row is a whole text.
     pub cache: Option<CacheInputs>,
-    /// True if a pass takes one token and carries the states that come of it to the next.
+    /// True if a pass takes one token and carries its state to the next pass.
     pub goes_by_token: bool,
     pub vocabulary: usize,
 }
@@ -148,6 +148,7 @@ fn cache_inputs(graph: &Graph) -> Option<(CacheInputs, usize)> {
     let [sequences, _, context, _] = *graph.tensor(node.outputs[0]).shape.dims() else {
         return None;
     };
-    let (positions, places) = (graph.input(POSITIONS)?, graph.input(PLACES)?);
+    let positions = graph.input(POSITIONS)?;
+    let places = graph.input(PLACES)?;
     Some((CacheInputs { positions, places, sequences }, context))
 }

@@ -133,14 +133,19 @@ pub fn cached_llama(config: &LlamaConfig, sequences: usize) -> Result<Graph, Sha
 }
 
 /// Tensor parallelism of a Llama: heads of keys and values with the queries that share them,
-/// columns of the MLP, and rows of the vocabulary. Norms are whole, those of queries and keys too,
-/// of whose gradients each rank has a part.
+/// columns of the MLP, and rows of the vocabulary. Norms are whole, including those of queries and
+/// keys, whose gradients each rank computes in part.
 fn split(config: &LlamaConfig, name: &str) -> Option<ParameterSplit> {
     let of_keys = SplitUnit::Heads { columns: config.head_width };
     let group = config.heads.checked_div(config.kv_heads).unwrap_or(0);
     let of_queries = SplitUnit::Heads { columns: config.head_width * group };
-    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-    match layer.map_or(name, |(_, rest)| rest) {
+    let mut part = name;
+    if let Some(of_layer) = name.strip_prefix("model.layers.")
+        && let Some((_, rest)) = of_layer.split_once('.')
+    {
+        part = rest;
+    }
+    match part {
         "model.embed_tokens.weight" | "lm_head.weight" => {
             Some(ParameterSplit::new(0, SplitUnit::Vocabulary))
         }
@@ -160,7 +165,7 @@ fn split(config: &LlamaConfig, name: &str) -> Option<ParameterSplit> {
     }
 }
 
-/// Residual stream (b, t, c) behind the last layer, and the token embedding.
+/// Adds all layers and returns the residual stream `(b, t, c)` and the token embedding.
 fn layers(
     b: &mut Builder,
     config: &LlamaConfig,
@@ -181,14 +186,14 @@ fn layers(
         let name = format!("model.layers.{layer}");
         let every = config.no_rope_every;
         let is_rotary = every == 0 || !(layer + 1).is_multiple_of(every);
-        let angles = is_rotary.then_some(angles);
+        let angles = if is_rotary { Some(angles) } else { None };
         x = attention(b, config, &name, x, RowPositions { angles, rows })?;
         x = feed_forward(b, config, &name, x)?;
     }
     Ok((x, table))
 }
 
-/// Last norm of the residual stream `x`, and the matrix of the head.
+/// Adds the last norm of the residual stream `x`, and returns it with the matrix of the head.
 fn head(
     b: &mut Builder,
     config: &LlamaConfig,
@@ -204,12 +209,12 @@ fn head(
     Ok((x, head))
 }
 
-/// Positions of the rows of a layer of attention.
+/// Positions of the rows of an attention layer.
 #[derive(Clone, Copy)]
 struct RowPositions<'a> {
     /// Rotary angles, if the layer has them.
     angles: Option<TensorId>,
-    /// Cache of what comes before the rows; `None` if they are whole samples.
+    /// Cache of the tokens before the rows; `None` if the rows are whole samples.
     rows: Option<&'a CachedRows>,
 }
 
@@ -246,8 +251,8 @@ fn attention(
     b.add(x, y)
 }
 
-/// Queries or keys `z (b, t, heads d)` with the norm of their heads, if they have one, and their
-/// positions.
+/// Applies the norm of heads, if the model has one, and the rotary positions to queries or keys
+/// `z (b, t, heads d)`.
 fn positioned(
     b: &mut Builder,
     config: &LlamaConfig,
@@ -258,7 +263,8 @@ fn positioned(
     let mut z = z;
     if config.qk_norm {
         let dims = b.shape(z).dims().to_vec();
-        let (rows, d) = (dims[1] * dims[2] / config.head_width, config.head_width);
+        let d = config.head_width;
+        let rows = dims[1] * dims[2] / d;
         let weight = b.parameter(&format!("{norm}.weight"), &[d], Init::Ones);
         let heads = b.reshape(z, &[rows, d])?;
         let heads = b.rms_norm(heads, weight, config.norm_eps)?;
@@ -290,7 +296,10 @@ fn linear(
     has_bias: bool,
 ) -> BuildResult {
     let weight = b.parameter(&format!("{name}.weight"), &[to, from], NORMAL);
-    let bias = has_bias.then(|| b.parameter(&format!("{name}.bias"), &[to], Init::Zeros));
+    let mut bias = None;
+    if has_bias {
+        bias = Some(b.parameter(&format!("{name}.bias"), &[to], Init::Zeros));
+    }
     b.linear(x, weight, bias)
 }
 

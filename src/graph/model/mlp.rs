@@ -22,9 +22,9 @@ pub struct MlpConfig {
     pub loss: MlpLoss,
 }
 
-/// Tensor parallelism of an MLP whose last layer has this number (Shoeybi et al. 2019): layers are
-/// pairs, the first by its output columns and the second by its inputs. A last layer without a
-/// second one is whole.
+/// Tensor parallelism of an MLP whose last layer has the number `last` (Shoeybi et al. 2019): in
+/// each pair of layers, the first is divided by its output columns and the second by its inputs. A
+/// last layer without a second one is whole.
 fn split(last: usize, name: &str) -> Option<ParameterSplit> {
     let (layer, what) = name.strip_prefix("layers.")?.split_once('.')?;
     let layer: usize = layer.parse().ok()?;

@@ -1,4 +1,4 @@
-//! Names that parameters have in Hugging Face's files, as tables from ours to theirs.
+//! Tables from our names of parameters to those in Hugging Face's files.
 
 /// Parameter of a family, under our name and under theirs. `#` stands for the number of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,8 @@ pub fn our_name(table: &[FileName], theirs: &str) -> Option<(String, bool)> {
     renamed(table, theirs, |entry| [entry.theirs, entry.ours])
 }
 
-/// Returns the name to which the first entry that has `name` leads, in the direction of `from_to`.
+/// Returns the translation of `name` by the first entry that matches, in the direction of
+/// `from_to`.
 fn renamed(
     table: &[FileName],
     name: &str,
@@ -48,15 +49,15 @@ fn renamed(
     None
 }
 
-/// Returns the number of the layer with which a pattern is a name, which is empty for a pattern
-/// without one; `None` if it is none.
+/// Returns the number of the layer if a name matches a pattern, empty for a pattern without `#`;
+/// `None` if it does not match.
 fn layer_of<'n>(pattern: &str, name: &'n str) -> Option<&'n str> {
     let Some((before, behind)) = pattern.split_once('#') else {
-        return (pattern == name).then_some("");
+        return if pattern == name { Some("") } else { None };
     };
     let layer = name.strip_prefix(before)?.strip_suffix(behind)?;
     let is_number = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then_some(layer)
+    if is_number { Some(layer) } else { None }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Parts that models of pictures share: their inputs and their loss.
+//! Inputs and loss of models of pictures.
 
 use super::MlpLoss;
 use crate::ShapeError;
@@ -20,7 +20,7 @@ pub struct PictureSizes {
 pub(super) fn input(b: &mut Builder, sizes: &PictureSizes) -> BuildResult {
     let [c, h, w] = sizes.picture;
     let x = b.input("inputs", &[1, c, h, w]);
-    // The elements of pictures of one channel are in the same order.
+    // With one channel, the order of the elements is the same.
     if c == 1 { b.reshape(x, &[1, h, w, c]) } else { b.permute(x, &[0, 2, 3, 1]) }
 }
 
@@ -31,7 +31,7 @@ pub(super) fn flatten(b: &mut Builder, x: TensorId) -> BuildResult {
     b.reshape(planes, &[1, c * h * w])
 }
 
-/// Makes `x` (b, outputs) the output `outputs`, and its loss that of the graph, with the input
+/// Makes `x` (b, outputs) the output `outputs`, and adds its loss to the graph, with the input
 /// `targets`.
 pub(super) fn finish(b: &mut Builder, sizes: &PictureSizes, x: TensorId) -> Result<(), ShapeError> {
     b.output("outputs", x);

@@ -1,6 +1,6 @@
 //! A small residual network for pictures of about 32 x 32 (He et al. 2016, section 4.2): a
-//! convolution, three stages of residual blocks, of which the last two begin with half the height
-//! and width and twice the channels, and the mean over all places.
+//! convolution, three stages of residual blocks, the last two of which halve height and width and
+//! double the channels, and the mean over all places.
 
 use super::pictures::{PictureSizes, finish, input};
 use crate::builder::{BuildResult, Builder};
@@ -28,7 +28,7 @@ pub struct ResnetConfig {
     pub norm: PictureNorm,
 }
 
-/// Groups of channels of a group norm: the most of 8 that divide them.
+/// Groups of a group norm: the largest of 8, 4, 2 and 1 that divides the channels.
 fn groups(channels: usize) -> usize {
     [8, 4, 2].into_iter().find(|groups| channels.is_multiple_of(*groups)).unwrap_or(1)
 }
@@ -45,7 +45,7 @@ pub fn resnet(config: &ResnetConfig) -> Result<Graph, ShapeError> {
     let mut b = Builder::new();
     b.block("stem");
     let x = input(&mut b, &config.sizes)?;
-    let x = conv(&mut b, "conv1", x, (config.width, 3, 1))?;
+    let x = conv(&mut b, "conv1", x, [config.width, 3], 1)?;
     let x = norm(&mut b, config, "bn1", x)?;
     let mut x = b.unary(x, Unary::Relu)?;
     for stage in 0..3 {
@@ -53,7 +53,7 @@ pub fn resnet(config: &ResnetConfig) -> Result<Graph, ShapeError> {
             let name = format!("layer{}.{block}", stage + 1);
             b.block(&name);
             let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-            x = residual(&mut b, config, &name, x, (config.width << stage, stride))?;
+            x = residual(&mut b, config, &name, x, config.width << stage, stride)?;
         }
     }
     b.block("fc");
@@ -70,17 +70,17 @@ fn residual(
     config: &ResnetConfig,
     name: &str,
     x: TensorId,
-    (channels, stride): (usize, usize),
+    channels: usize,
+    stride: usize,
 ) -> BuildResult {
-    let named = |part: &str| format!("{name}.{part}");
-    let y = conv(b, &named("conv1"), x, (channels, 3, stride))?;
-    let y = norm(b, config, &named("bn1"), y)?;
+    let y = conv(b, &format!("{name}.conv1"), x, [channels, 3], stride)?;
+    let y = norm(b, config, &format!("{name}.bn1"), y)?;
     let y = b.unary(y, Unary::Relu)?;
-    let y = conv(b, &named("conv2"), y, (channels, 3, 1))?;
-    let y = norm(b, config, &named("bn2"), y)?;
+    let y = conv(b, &format!("{name}.conv2"), y, [channels, 3], 1)?;
+    let y = norm(b, config, &format!("{name}.bn2"), y)?;
     let shortcut = if stride > 1 || b.shape(x).last() != channels {
-        let x = conv(b, &named("downsample.0"), x, (channels, 1, stride))?;
-        norm(b, config, &named("downsample.1"), x)?
+        let x = conv(b, &format!("{name}.downsample.0"), x, [channels, 1], stride)?;
+        norm(b, config, &format!("{name}.downsample.1"), x)?
     } else {
         x
     };
@@ -94,7 +94,8 @@ fn conv(
     b: &mut Builder,
     name: &str,
     x: TensorId,
-    (outputs, kernel, stride): (usize, usize, usize),
+    [outputs, kernel]: [usize; 2],
+    stride: usize,
 ) -> BuildResult {
     let dims = [outputs, b.shape(x).last(), kernel, kernel];
     let std = (2.0 / (outputs * kernel * kernel) as f32).sqrt();

@@ -18,7 +18,7 @@ pub struct RnnConfig {
     pub cell: Cell,
     /// Probability with which training sets a hidden value to zero between two layers.
     pub dropout: f32,
-    /// True if the state behind a sample is carried to the sample in the same slot of the next
+    /// True if the state after a sample is carried to the sample in the same slot of the next
     /// step; otherwise each sample starts from a state of zeros.
     pub stateful: bool,
 }
@@ -45,8 +45,8 @@ pub fn rnn(config: &RnnConfig) -> Result<Graph, ShapeError> {
 
 /// Builds the forward graph of the same model that generation runs: `logits` (b, 1, v) of one
 /// position per sample, with the inputs `tokens` (b, t) and `position` (b, 1, t), which is 1 at the
-/// position and 0 elsewhere. That of a stateful model has one time step, `tokens` (b, 1), whose
-/// state it carries on.
+/// position and 0 elsewhere. The graph of a stateful model has one time step, `tokens` (b, 1), and
+/// carries its state.
 ///
 /// # Errors
 /// Returns no `ShapeError` if all sizes are above 0.
@@ -64,9 +64,11 @@ pub fn next_token_rnn(config: &RnnConfig) -> Result<Graph, ShapeError> {
     Ok(b.finish())
 }
 
-/// Hidden values (b, t, width) of the last layer, in the block of the head.
+/// Adds all layers and returns the hidden values `(b, t, width)` of the last, in the block of the
+/// head.
 fn hidden(b: &mut Builder, config: &RnnConfig, tokens: TensorId) -> BuildResult {
-    let (c, columns) = (config.width, config.cell.gates() * config.width);
+    let c = config.width;
+    let columns = config.cell.gates() * c;
     let table = [config.vocabulary, c];
     let table = b.parameter("embedding.weight", &table, Init::Normal { std: 1.0 });
     let mut x = b.embedding(tokens, table)?;
@@ -76,33 +78,33 @@ fn hidden(b: &mut Builder, config: &RnnConfig, tokens: TensorId) -> BuildResult 
         if layer > 0 {
             x = b.dropout(x, config.dropout)?;
         }
-        let mut add =
-            |name: &str, dims: &[usize]| b.parameter(&format!("rnn.{name}_l{layer}"), dims, init);
         let parameters = [
-            add("weight_ih", &[columns, c]),
-            add("weight_hh", &[columns, c]),
-            add("bias_ih", &[columns]),
-            add("bias_hh", &[columns]),
+            b.parameter(&format!("rnn.weight_ih_l{layer}"), &[columns, c], init),
+            b.parameter(&format!("rnn.weight_hh_l{layer}"), &[columns, c], init),
+            b.parameter(&format!("rnn.bias_ih_l{layer}"), &[columns], init),
+            b.parameter(&format!("rnn.bias_hh_l{layer}"), &[columns], init),
         ];
-        x = recurrent(b, config, (x, parameters), layer)?;
+        x = recurrent(b, config, x, parameters, layer)?;
     }
     b.block("head");
     Ok(x)
 }
 
-/// Values (b, t, width) of a recurrent layer of `x` with these parameters.
+/// Adds a recurrent layer and returns its values `(b, t, width)`.
 fn recurrent(
     b: &mut Builder,
     config: &RnnConfig,
-    (x, parameters): (TensorId, [TensorId; 4]),
+    x: TensorId,
+    parameters: [TensorId; 4],
     layer: usize,
 ) -> BuildResult {
     if !config.stateful {
         return Ok(b.recurrent(config.cell, x, parameters, &[])?.0);
     }
-    let names = ["h", "c"].iter().take(config.cell.states());
-    let state: Vec<TensorId> =
-        names.map(|name| b.input(&format!("{name}_l{layer}"), &[1, config.width])).collect();
+    let mut state = Vec::new();
+    for name in ["h", "c"].iter().take(config.cell.states()) {
+        state.push(b.input(&format!("{name}_l{layer}"), &[1, config.width]));
+    }
     let (y, cells) = b.recurrent(config.cell, x, parameters, &state)?;
     for (before, values) in state.into_iter().zip([Some(y), cells].into_iter().flatten()) {
         let after = b.last_step(values)?;

@@ -1,4 +1,4 @@
-//! Parameter groups: parameters that the optimizer updates at rates of their own, or not at all,
+//! Parameter groups: parameters that the optimizer updates with separate rates, or not at all,
 //! chosen by patterns of their names.
 
 use std::fmt;
@@ -16,18 +16,18 @@ pub enum GroupRule {
     Rates(UpdateRates),
 }
 
-/// Parameters whose names fit a pattern, and their treatment.
+/// Parameters whose names match a pattern, and their treatment.
 ///
-/// As text, the pattern with `frozen`, or with `lr_scale=X`, `weight_decay=Y` or both behind it:
+/// As text, the pattern followed by `frozen`, or by `lr_scale=X`, `weight_decay=Y` or both:
 /// `*.bias lr_scale=2 weight_decay=0`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterGroup {
-    /// Pattern of whole names: `*` stands for any characters, also none, and `?` for one.
+    /// Pattern of whole names: `*` matches any number of characters, `?` matches one.
     pub names: String,
     pub rule: GroupRule,
 }
 
-/// Refusal of a text that describes no group, or of groups that a model cannot have.
+/// Error of a text that is not a parameter group, or of groups that do not fit a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParameterGroupError {
     #[error(
@@ -57,7 +57,8 @@ impl FromStr for ParameterGroup {
         if settings == ["frozen"] {
             return Ok(Self { names, rule: GroupRule::Frozen });
         }
-        let (mut lr_scale, mut weight_decay) = (None, None);
+        let mut lr_scale = None;
+        let mut weight_decay = None;
         for setting in &settings {
             let (key, value) = setting.split_once('=').ok_or_else(syntax)?;
             let (known, is_allowed, key, range) = match key {
@@ -71,10 +72,13 @@ impl FromStr for ParameterGroup {
                 }
                 _ => return Err(syntax()),
             };
-            let number = value.parse::<f32>().ok().filter(|number| is_allowed(*number));
-            let Some(number) = number else {
-                let (text, value) = (text.to_string(), value.to_string());
-                return Err(ParameterGroupError::Range { text, key, value, range });
+            let number = match value.parse::<f32>() {
+                Ok(number) if is_allowed(number) => number,
+                _ => {
+                    let text = text.to_string();
+                    let value = value.to_string();
+                    return Err(ParameterGroupError::Range { text, key, value, range });
+                }
             };
             if known.replace(number).is_some() {
                 return Err(syntax());
@@ -104,19 +108,21 @@ impl fmt::Display for ParameterGroup {
     }
 }
 
-/// Gives the trained parameters of a forward graph the treatment of the first group that each
-/// belongs to. Running averages belong to none.
+/// Applies to each trained parameter of a forward graph the rule of the first group that matches
+/// it. Running averages belong to no group.
 ///
 /// # Errors
-/// Returns [`ParameterGroupError`] if a pattern fits no trained parameter, or if nothing is left to
-/// train.
+/// Returns [`ParameterGroupError`] if a pattern matches no trained parameter, or if all parameters
+/// are frozen.
 pub fn assign_groups(
     mut graph: Graph,
     groups: &[ParameterGroup],
 ) -> Result<Graph, ParameterGroupError> {
-    let is_trained = |kind| kind == ParameterKind::Trained;
     let mut is_used = vec![false; groups.len()];
-    for parameter in graph.parameters.iter_mut().filter(|of| is_trained(of.kind)) {
+    for parameter in &mut graph.parameters {
+        if parameter.kind != ParameterKind::Trained {
+            continue;
+        }
         let first = groups.iter().position(|group| fits(&group.names, &parameter.whole.name));
         let Some(index) = first else { continue };
         is_used[index] = true;
@@ -129,27 +135,31 @@ pub fn assign_groups(
         }
     }
     if let Some(unused) = is_used.iter().position(|is_used| !is_used) {
-        let mut others = graph.parameters.iter().filter(|of| !of.kind.is_state());
-        let first = others.next().map_or_else(String::new, |of| of.whole.name.clone());
+        let first = match graph.parameters.iter().find(|parameter| !parameter.kind.is_state()) {
+            Some(parameter) => parameter.whole.name.clone(),
+            None => String::new(),
+        };
         return Err(ParameterGroupError::NoParameter {
             pattern: groups[unused].names.clone(),
             first,
         });
     }
-    let is_left = graph.parameters.iter().any(|of| is_trained(of.kind));
+    let mut parameters = graph.parameters.iter();
+    let is_left = parameters.any(|parameter| parameter.kind == ParameterKind::Trained);
     if !groups.is_empty() && !is_left {
         return Err(ParameterGroupError::NothingTrained);
     }
     Ok(graph)
 }
 
-/// Returns true if a pattern stands for a whole name.
+/// Returns true if a pattern matches a whole name.
 fn fits(pattern: &str, name: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();
-    // Position behind the last star, and of the name's character that it is tried up to.
+    // Position after the last star in the pattern, and the end of its match in the name.
     let mut star: Option<(usize, usize)> = None;
-    let (mut at, mut matched) = (0, 0);
+    let mut at = 0;
+    let mut matched = 0;
     while matched < name.len() {
         match pattern.get(at) {
             Some('*') => {
@@ -161,10 +171,11 @@ fn fits(pattern: &str, name: &str) -> bool {
                 matched += 1;
             }
             _ => {
-                // The star stands for one more character.
-                let Some((behind, tried)) = &mut star else { return false };
+                // Let the star match one more character.
+                let Some((after, tried)) = &mut star else { return false };
                 *tried += 1;
-                (at, matched) = (*behind, *tried);
+                at = *after;
+                matched = *tried;
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Optimizers: the update rule, learning rate and gradient clipping of a step, and the groups of
-//! parameters that have rates of their own, as pure functions.
+//! Optimizers: the update rule, learning rate and gradient clipping of a step, and parameter
+//! groups, as pure functions.
 
 mod groups;
 pub mod schedule;
@@ -27,7 +27,7 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// Returns the update of the optimizer's own step `t` (from 1; skipped steps do not count).
+    /// Returns the update of step `t` of the optimizer (from 1; skipped steps do not count).
     pub fn update(&self, lr: f64, t: u64) -> Update {
         let lr = lr as f32;
         // In f64, because for large t the bias corrections differ from 1 by very little.
@@ -69,8 +69,8 @@ impl Optimizer {
         self.update(0.0, 1).moments()
     }
 
-    /// Returns the name of what the running averages are: optimizers of the same name can go on
-    /// with each other's.
+    /// Returns the kind of the running averages: optimizers of the same kind can continue with each
+    /// other's.
     pub fn kind_of_moments(&self) -> &'static str {
         match self {
             Self::Sgd { .. } | Self::Nesterov { .. } => "momentum",
@@ -81,9 +81,9 @@ impl Optimizer {
     }
 }
 
-/// Returns the part by which the exponential average of the parameters moves to them in the update
-/// `t` (from 1), as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn(ema)`: all of it in the
-/// first one, `1 - ema` later. `None` if no average is kept, for an `ema` of 0.
+/// Returns the weight of the parameters in the update `t` (from 1) of their exponential average, as
+/// PyTorch's `AveragedModel` with `get_ema_multi_avg_fn(ema)`: 1 in the first update, `1 - ema`
+/// later. `None` if no average is kept, for an `ema` of 0.
 pub fn average_weight(ema: f64, t: u64) -> Option<f32> {
     match (ema, t) {
         (0.0, _) => None,

@@ -9,8 +9,8 @@ pub enum Decay {
     /// Half a cosine from `lr` to `min_lr` (Loshchilov and Hutter 2017, one cycle).
     Cosine,
     /// No decay until `cooldown_steps` before the end, and then a straight line from `lr` to
-    /// `min_lr`: warm-up, stable, decay (Hu et al. 2024), so that a run can go on from the end of
-    /// its constant part.
+    /// `min_lr`: warm-up, stable, decay (Hu et al. 2024), so that a run can be continued from the
+    /// end of its constant part.
     Wsd,
     /// PyTorch's `StepLR` per step of the optimizer: every `step_size` steps (at least 1) the rate
     /// is multiplied by `gamma`, without an end.
@@ -24,8 +24,8 @@ pub enum Decay {
         gamma: f64,
     },
     /// One cycle (Smith and Topin 2018), as PyTorch's `OneCycleLR` of two phases with cosines and
-    /// `decay_steps` as its `total_steps`, without a cycle of momentum. It has no other warm-up,
-    /// and ends at its own rate.
+    /// `decay_steps` as its `total_steps`, without a cycle of momentum. `warmup` and `min_lr` do
+    /// not apply.
     OneCycle(OneCycle),
 }
 
@@ -41,8 +41,8 @@ pub struct OneCycle {
 }
 
 impl OneCycle {
-    /// Returns the rate after `done` of `total` steps, with the largest rate `lr`; from the last
-    /// step on it stays.
+    /// Returns the rate after `done` of `total` steps, with the largest rate `lr`; it is constant
+    /// from the last step on.
     fn lr(&self, lr: f64, done: u64, total: u64) -> f64 {
         let first = lr / self.div_factor;
         let last = first / self.final_div_factor;
@@ -59,14 +59,15 @@ impl OneCycle {
     }
 }
 
-/// Returns the rest of half a cosine from 1 to 0, after a part of its way.
+/// Returns the value of half a cosine from 1 to 0 at `progress` from 0 to 1.
 fn remaining_of_cosine(progress: f64) -> f64 {
     0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))
 }
 
-/// Linear warm-up to `lr`, then a decay. Those of a cosine, a line and [`Decay::Wsd`] end at
-/// `decay_steps` and stay at `min_lr`; [`Decay::Step`] and [`Decay::Exponential`] have no end and
-/// no `min_lr`; [`Decay::OneCycle`] ends at `decay_steps` at a rate of its own, and has no warm-up.
+/// Linear warm-up to `lr`, then a decay. [`Decay::Cosine`], [`Decay::Linear`] and [`Decay::Wsd`]
+/// end at `decay_steps` and stay at `min_lr`; [`Decay::Step`] and [`Decay::Exponential`] have no
+/// end and no `min_lr`; [`Decay::OneCycle`] ends at `decay_steps` at its last rate, and has no
+/// warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     pub decay: Decay,
@@ -115,8 +116,8 @@ impl Schedule {
         self.min_lr + remaining * (self.lr - self.min_lr)
     }
 
-    /// Returns the rate that stays from `decay_steps` on; `None` if none does, or if it always was
-    /// the same.
+    /// Returns the constant rate from `decay_steps` on; `None` for a schedule without an end or
+    /// without a decay.
     pub fn last_lr(&self) -> Option<f64> {
         match self.decay {
             Decay::Constant | Decay::Step { .. } | Decay::Exponential { .. } => None,

@@ -1,5 +1,5 @@
 //! Operator fusion: merges adjacent nodes into one [`Op::Fused`], so that the value between them
-//! never goes to memory, and gradients that read the same tensors into one node
+//! is never written to memory, and gradients that read the same tensors into one node
 //! (`merge_gradients`). [`RULES`] lists the pairs of nodes, `Fuser::value` checks the conditions.
 //!
 //! The fused node takes the position of the second node: all its operands exist there, and the
@@ -7,12 +7,12 @@
 //! an activation, which the backward pass needs) is stored: written, but not read again by this
 //! kernel.
 //!
-//! Memory does not grow by fusion: no tensor lives longer than before, except a tensor that must
-//! last to another segment and is placed apart from those that need not.
+//! Fusion does not need more memory: no tensor lives longer than before, except a tensor that must
+//! outlive its segment and is placed separately from those that need not.
 //!
 //! Dropout is not fused: its random numbers depend on the step, and the epilogue of a fused kernel
-//! has only constants. Ops that reduce are not fused either, but for the gradient of layer norm, to
-//! which another gradient may be added.
+//! has only constants. Reductions are not fused either, except that another gradient may be added
+//! to the gradient of a layer norm.
 
 use super::merge_gradients;
 use crate::elements::{Binary, BinarySide, Domain, Slope, Unary};
@@ -20,12 +20,12 @@ use crate::op::{EpilogueOp, Op};
 use crate::{Graph, Node, Role};
 use potluck_core::{DType, Shape, TensorId};
 
-/// The most tensors that a kernel binds: the number that every device supports.
+/// Largest number of tensors of a kernel: the number of bindings that every device supports.
 const BINDINGS_MAX: usize = 8;
 
-/// The most values after which an operand of a product may repeat, enough for the positions of
-/// pictures in patches. The number is in the kernel's text, so the kernel is certified on products
-/// that are no smaller.
+/// Longest period of a repeated operand of a product, enough for the positions of pictures in
+/// patches. The period is in the kernel's text, so the kernel is certified on products that are no
+/// smaller.
 pub const PERIOD_MAX: usize = 1 << 18;
 
 /// Fusion rule: a condition on the op of the producer and the epilogue step that the consumer
@@ -38,19 +38,19 @@ struct Rule {
 
 /// Producer and consumer, the input of a rule.
 struct Pair<'a> {
-    /// Op that computes the values, without the epilogue steps that were fused before.
+    /// Op that computes the values, without the epilogue steps fused so far.
     root: &'a Op,
     epilogue: EpilogueOp,
     /// True if the operand of `epilogue` is smaller than the value, and repeats.
     repeats: bool,
-    /// True if the operand does not repeat, or after few values, if `root` is a product.
+    /// True if the operand does not repeat, or if `root` is a product and its period is short.
     repeats_soon: bool,
     /// True if nothing was fused with `root` before, and the value is not stored.
     is_bare: bool,
 }
 
 impl Pair<'_> {
-    /// Returns true for a matrix product or a convolution, which is one too.
+    /// Returns true for a matrix product or a convolution.
     fn is_product(&self) -> bool {
         let product =
             matches!(self.root, Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dInputGrad { .. });
@@ -129,8 +129,8 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Returns the names of all rules, with the reasons for them: those of epilogues, and those of
-/// gradients that read the same tensors.
+/// Returns the names and reasons of all rules: those of epilogues, and those of gradients that read
+/// the same tensors.
 pub fn rules() -> impl Iterator<Item = (&'static str, &'static str)> {
     RULES.iter().map(|rule| (rule.name, rule.why)).chain(merge_gradients::RULES)
 }
@@ -142,13 +142,12 @@ pub struct Fusion {
     pub rule: &'static str,
     /// Shape of a value that the two nodes share.
     pub value: Shape,
-    /// Times that so many elements are no longer written to memory or read from it.
+    /// Number of times that the value is no longer written to memory or read from it.
     pub moves: usize,
 }
 
 impl Fusion {
-    /// Returns the bytes that are no longer written to memory or read from it, per micro-batch of
-    /// `rows` rows.
+    /// Returns the memory traffic that the fusion saves in a micro-batch of `rows` rows, in bytes.
     pub(crate) fn bytes_saved(&self, rows: usize) -> usize {
         self.moves * DType::F32.bytes() * self.value.elements(rows)
     }
@@ -195,24 +194,25 @@ struct Found {
 
 /// Graph during fusion. Positions are those of the nodes at the beginning.
 struct Fuser {
-    /// Its nodes are in `nodes` and `behind`.
+    /// The graph without its nodes, which are in `nodes` and `behind`.
     graph: Graph,
-    /// Node at each position now; `None` once it was fused into a later one.
+    /// Current node at each position; `None` after it was fused into a later one.
     nodes: Vec<Option<Node>>,
-    /// Reshapes that moved behind a node together with the tensor that they reshape.
+    /// Reshapes that moved after a node together with the tensor that they reshape.
     behind: Vec<Vec<Node>>,
-    /// Per tensor that holds elements: the position of the node that computes it.
+    /// Position of the node that computes each tensor that is not an alias.
     producer: Vec<Option<usize>>,
-    /// Per tensor that holds elements: the positions of nodes that read it, aliases included.
+    /// Positions of the nodes that read each tensor that is not an alias, directly or by an alias.
     readers: Vec<Vec<usize>>,
-    /// Per tensor: the number of nodes that read it under this shape, plus the number of its names
-    /// as output.
+    /// Number of nodes that read each tensor under this shape, plus the number of its names as
+    /// output.
     uses: Vec<usize>,
 }
 
 impl Fuser {
     fn new(mut graph: Graph) -> Self {
-        let (tensors, nodes) = (graph.tensors.len(), std::mem::take(&mut graph.nodes));
+        let tensors = graph.tensors.len();
+        let nodes = std::mem::take(&mut graph.nodes);
         let mut fuser = Self {
             behind: vec![Vec::new(); nodes.len()],
             producer: vec![None; tensors],
@@ -222,12 +222,17 @@ impl Fuser {
             graph,
         };
         for (at, node) in nodes.iter().enumerate() {
-            node.inputs.iter().for_each(|input| fuser.uses[input.index()] += 1);
-            if node.op != Op::Reshape {
-                node.outputs.iter().for_each(|id| fuser.producer[id.index()] = Some(at));
-                for input in &node.inputs {
-                    fuser.readers[fuser.graph.root(*input).index()].push(at);
-                }
+            for input in &node.inputs {
+                fuser.uses[input.index()] += 1;
+            }
+            if node.op == Op::Reshape {
+                continue;
+            }
+            for output in &node.outputs {
+                fuser.producer[output.index()] = Some(at);
+            }
+            for input in &node.inputs {
+                fuser.readers[fuser.graph.root(*input).index()].push(at);
             }
         }
         for output in fuser.graph.read_by_caller() {
@@ -261,8 +266,10 @@ impl Fuser {
         let rule = RULES.iter().position(|rule| (rule.applies)(&pair))?;
         let bindings = producer.inputs.len() + producer.outputs.len();
         let more = usize::from(operand.is_some()) + usize::from(keep);
-        let fits = bindings + more <= BINDINGS_MAX;
-        fits.then_some(Found { rule, keep, input, from, epilogue, operand })
+        if bindings + more > BINDINGS_MAX {
+            return None;
+        }
+        Some(Found { rule, keep, input, from, epilogue, operand })
     }
 
     /// Returns the consumer as an epilogue step on its input number `input`, with its other input
@@ -291,58 +298,64 @@ impl Fuser {
         input: usize,
         operand: Option<TensorId>,
     ) -> Option<(usize, &Node)> {
-        let root = |id: TensorId| self.graph.root(id);
-        let value = root(consumer.inputs[input]);
+        let graph = &self.graph;
+        let value = graph.root(consumer.inputs[input]);
         let from = self.producer[value.index()]?;
         let producer = self.nodes[from].as_ref()?;
-        let is_last = producer.outputs[0] == value;
-        let overwrites = producer.accumulate.any() || is_wild(&producer.op);
-        let is_activation = |id: &TensorId| self.graph.tensor(*id).role == Role::Activation;
-        let named = self.graph.read_by_caller().any(|output| root(output) == value);
+        if producer.outputs[0] != value
+            || producer.when != consumer.when
+            || producer.accumulate.any()
+            || is_wild(&producer.op)
+            || graph.read_by_caller().any(|output| graph.root(output) == value)
+            || !self.in_one_segment(from, at)
+        {
+            return None;
+        }
         // An operand that the same node computes is not in memory yet.
-        let is_own = operand.is_some_and(|id| producer.outputs.contains(&root(id)));
-        let only_later = |id: &TensorId| self.readers[id.index()].iter().all(|&r| r >= at);
+        if operand.is_some_and(|id| producer.outputs.contains(&graph.root(id))) {
+            return None;
+        }
+        for output in &producer.outputs {
+            let is_activation = graph.tensor(*output).role == Role::Activation;
+            let is_read_before = self.readers[output.index()].iter().any(|reader| *reader < at);
+            if !is_activation || is_read_before {
+                return None;
+            }
+        }
         // Gradients and the loss change from node to node.
-        let is_stable = |id: &TensorId| {
-            !matches!(self.graph.tensor(root(*id)).role, Role::Gradient(_) | Role::Loss)
-        };
-        let fits = is_last
-            && producer.when == consumer.when
-            && !overwrites
-            && !named
-            && !is_own
-            && producer.outputs.iter().all(is_activation)
-            && producer.outputs.iter().all(only_later)
-            && producer.inputs.iter().all(is_stable)
-            && self.in_one_segment(from, at);
-        fits.then_some((from, producer))
+        for input in &producer.inputs {
+            let role = graph.tensor(graph.root(*input)).role;
+            if matches!(role, Role::Gradient(_) | Role::Loss) {
+                return None;
+            }
+        }
+        Some((from, producer))
     }
 
     /// Returns true if a node can run later, fused with its consumer, without extending the
-    /// lifetime of any tensor: either nothing is computed in between and the new output takes the
-    /// place of the value, or all inputs are read later anyway.
+    /// lifetime of any tensor: either nothing is computed in between and the new output replaces
+    /// the value in memory, or all inputs are read later anyway.
     fn takes_no_memory(&self, from: usize, to: usize, node: &Node, keep: bool) -> bool {
-        let computes = |node: &Node| node.op != Op::Reshape;
-        let adjacent = !self.nodes[from + 1..to].iter().flatten().any(computes);
-        let outlives = |id: &TensorId| {
-            let root = self.graph.root(*id);
+        let adjacent = self.nodes[from + 1..to].iter().flatten().all(|node| node.op == Op::Reshape);
+        if adjacent && !keep {
+            return true;
+        }
+        node.inputs.iter().all(|input| {
+            let root = self.graph.root(*input);
             matches!(self.graph.tensor(root).role, Role::Parameter(_))
                 || self.readers[root.index()].iter().any(|&reader| reader >= to)
-        };
-        (adjacent && !keep) || node.inputs.iter().all(outlives)
+        })
     }
 
     fn in_one_segment(&self, from: usize, to: usize) -> bool {
-        let mut places =
-            self.nodes[from..=to].iter().flatten().map(|node| (node.phase, node.block));
-        let first = places.next();
-        places.all(|place| Some(place) == first)
+        let mut nodes = self.nodes[from..=to].iter().flatten();
+        let Some(first) = nodes.next() else { return true };
+        nodes.all(|node| (node.phase, node.block) == (first.phase, first.block))
     }
 
-    /// Returns true if an operand repeats after no more than [`PERIOD_MAX`] values, and of several
-    /// products within each, of what a node computes; of a convolution after one value per channel.
+    /// Returns true if an operand repeats with a period of at most [`PERIOD_MAX`] values of a
+    /// product, and within each of several products; for a convolution, of one value per channel.
     fn repeats_soon(&self, product: &Node, operand: TensorId) -> bool {
-        let dims = |input: usize| self.graph.tensor(product.inputs[input]).shape.dims();
         let length = self.graph.tensor(operand).shape.per_row();
         let (transpose_a, transpose_b) = match *product.op.root_op() {
             Op::MatMul { transpose_a, transpose_b } => (transpose_a, transpose_b),
@@ -351,48 +364,57 @@ impl Fuser {
             }
             _ => return false,
         };
-        let (a, b) = (dims(0), dims(1));
+        let a = self.graph.tensor(product.inputs[0]).shape.dims();
+        let b = self.graph.tensor(product.inputs[1]).shape.dims();
         let rows = a[a.len() - if transpose_a { 1 } else { 2 }];
         let columns = b[b.len() - if transpose_b { 2 } else { 1 }];
         length <= PERIOD_MAX && (a.len() == 2 || length <= rows * columns)
     }
 
     fn same_elements(&self, a: TensorId, b: TensorId) -> bool {
-        let (a, b) = (&self.graph.tensor(a).shape, &self.graph.tensor(b).shape);
+        let a = &self.graph.tensor(a).shape;
+        let b = &self.graph.tensor(b).shape;
         a.is_batched() == b.is_batched() && a.per_row() == b.per_row()
     }
 
-    /// Returns true if a tensor, and every one that it is an alias of, has no other use than this
-    /// one.
+    /// Returns true if a tensor, and each tensor of which it is an alias, has exactly one use.
     fn is_read_once(&self, id: TensorId) -> bool {
         let alias = self.graph.tensor(id).alias_of;
         self.uses[id.index()] == 1 && alias.is_none_or(|of| self.is_read_once(of))
     }
 
+    fn take(&mut self, at: usize) -> Node {
+        self.nodes[at].take().expect("what was found is there")
+    }
+
     /// Fuses two nodes into one, at the position of the second.
     fn apply(&mut self, at: usize, found: Found) -> Fusion {
-        let take = |node: &mut Option<Node>| node.take().expect("what was found is there");
-        let consumer = take(&mut self.nodes[at]);
-        let producer = take(&mut self.nodes[found.from]);
+        let consumer = self.take(at);
+        let producer = self.take(found.from);
         let value = producer.outputs[0];
         let (root, mut epilogue) = match producer.op {
             Op::Fused { root, epilogue } => (root, epilogue),
             op => (Box::new(op), Vec::new()),
         };
-        epilogue.extend(found.keep.then_some(EpilogueOp::Store));
+        let mut outputs = vec![consumer.outputs[0]];
+        outputs.extend_from_slice(&producer.outputs[1..]);
+        if found.keep {
+            epilogue.push(EpilogueOp::Store);
+            outputs.push(value);
+        }
         epilogue.push(found.epilogue);
-        let kept = producer.outputs[1..].iter().copied().chain(found.keep.then_some(value));
-        let node = Node {
-            op: Op::Fused { root, epilogue },
-            inputs: producer.inputs.iter().copied().chain(found.operand).collect(),
-            outputs: [consumer.outputs[0]].into_iter().chain(kept).collect(),
-            ..consumer
-        };
+        let mut inputs = producer.inputs.clone();
+        inputs.extend(found.operand);
+
         self.move_reads(&producer.inputs, found.from, at);
-        node.outputs.iter().for_each(|id| self.producer[id.index()] = Some(at));
+        for output in &outputs {
+            self.producer[output.index()] = Some(at);
+        }
         self.readers[value.index()].retain(|&reader| reader != at);
-        self.nodes[at] = Some(node);
-        self.release(consumer.inputs[found.input], found.from, at);
+        let read = consumer.inputs[found.input];
+        let op = Op::Fused { root, epilogue };
+        self.nodes[at] = Some(Node { op, inputs, outputs, ..consumer });
+        self.release(read, found.from, at);
         self.move_reshapes(found.from, at);
         let value = self.graph.tensor(value).shape.clone();
         Fusion { rule: RULES[found.rule].name, value, moves: if found.keep { 1 } else { 2 } }
@@ -401,17 +423,22 @@ impl Fuser {
     fn move_reads(&mut self, inputs: &[TensorId], from: usize, to: usize) {
         for input in inputs {
             let readers = &mut self.readers[self.graph.root(*input).index()];
-            readers.iter_mut().filter(|reader| **reader == from).for_each(|reader| *reader = to);
+            for reader in readers {
+                if *reader == from {
+                    *reader = to;
+                }
+            }
         }
     }
 
-    /// Removes one use of a tensor. A reshape between two positions that has no use any more is
-    /// removed, and so is its use of its own input.
+    /// Removes one use of a tensor. If it was the last use of a reshape between two positions, the
+    /// reshape and its use of its input are removed too.
     fn release(&mut self, id: TensorId, from: usize, to: usize) {
         self.uses[id.index()] -= 1;
-        let (0, Some(base)) = (self.uses[id.index()], self.graph.tensor(id).alias_of) else {
+        if self.uses[id.index()] > 0 {
             return;
-        };
+        }
+        let Some(base) = self.graph.tensor(id).alias_of else { return };
         let makes = |node: &Node| node.op == Op::Reshape && node.outputs == [id];
         for place in from..=to {
             self.behind[place].retain(|node| !makes(node));
@@ -420,7 +447,7 @@ impl Fuser {
         self.release(base, from, to);
     }
 
-    /// Moves the reshapes of tensors that the node at `to` computes now behind that node.
+    /// Moves reshapes of tensors that the node at `to` now computes after that node.
     fn move_reshapes(&mut self, from: usize, to: usize) {
         let mut moved = Vec::new();
         for place in from..to {
@@ -436,14 +463,17 @@ impl Fuser {
     }
 
     fn finish(self) -> Graph {
-        let places = self.nodes.into_iter().zip(self.behind);
-        let nodes = places.flat_map(|(node, behind)| node.into_iter().chain(behind)).collect();
+        let mut nodes = Vec::new();
+        for (node, behind) in self.nodes.into_iter().zip(self.behind) {
+            nodes.extend(node);
+            nodes.extend(behind);
+        }
         Graph { nodes, ..self.graph }
     }
 }
 
-/// Returns true if the op has a constant that no shader can write, or overflows, jumps or is not
-/// defined on values that suit other ops, on which a fused kernel would be certified.
+/// Returns true if the op has a constant that a shader cannot express, or overflows, jumps or is
+/// undefined on the values on which a fused kernel is certified, which suit other ops.
 fn is_wild(op: &Op) -> bool {
     match op {
         Op::Unary(function) | Op::UnaryGrad(function) => {

@@ -35,8 +35,8 @@ use potluck_core::{DType, NodeId, Shape, TensorId};
 ///
 /// # Errors
 /// Returns [`ShapeError`] if the graph has no loss or is differentiated already, or if the loss
-/// depends by a parameter on what has no gradient: the cell values of an LSTM, and ops that are
-/// gradients themselves.
+/// depends on a parameter through an output without a gradient: the cell values of an LSTM, and the
+/// ops of gradients.
 pub fn differentiate(graph: Graph) -> Result<Graph, ShapeError> {
     let why = if graph.loss.is_none() {
         Some("it has no loss; end it with one of the builder's losses")
@@ -66,24 +66,25 @@ pub fn differentiate(graph: Graph) -> Result<Graph, ShapeError> {
     Ok(graph)
 }
 
-/// Checks that what an all-reduce replaces is read under no other name behind it.
+/// Checks that no node after an all-reduce reads a replaced tensor by another alias.
 fn check_reductions(graph: &Graph) -> Result<(), ShapeError> {
     for (index, node) in graph.nodes.iter().enumerate() {
         if !matches!(node.op, Op::AllReduce(_)) {
             continue;
         }
-        let mut behind = graph.nodes[index + 1..].iter();
-        if let Some(reader) = behind.find(|n| n.inputs.iter().any(|x| is_stale(graph, node, *x))) {
-            let why = format!("{} reads the values before it, which it replaces", reader.op);
-            let inputs = listed(node.inputs.iter().map(|x| graph.tensor(*x).shape.to_string()));
-            return Err(ShapeError { op: node.op.to_string(), inputs, why });
+        for reader in &graph.nodes[index + 1..] {
+            if reader.inputs.iter().any(|input| is_stale(graph, node, *input)) {
+                let why = format!("{} reads the values before it, which it replaces", reader.op);
+                let inputs = listed(node.inputs.iter().map(|x| graph.tensor(*x).shape.to_string()));
+                return Err(ShapeError { op: node.op.to_string(), inputs, why });
+            }
         }
     }
     Ok(())
 }
 
-/// Returns true if a tensor names the values that an all-reduce replaces, and is none of its
-/// outputs nor an alias of one.
+/// Returns true if a tensor has the memory that an all-reduce replaces, but is neither an output of
+/// it nor an alias of one.
 fn is_stale(graph: &Graph, reduction: &Node, tensor: TensorId) -> bool {
     let root = graph.root(tensor);
     let is_replaced = reduction.inputs.iter().any(|x| graph.root(*x) == root);
@@ -97,7 +98,7 @@ pub struct OpGradients {
     /// those of its gradients.
     pub graph: Graph,
     pub output: TensorId,
-    /// Gradient by each input; `None` by integers, and where the rule gives none.
+    /// Gradient by each input; `None` for integers and for inputs without a gradient.
     pub gradients: Vec<Option<TensorId>>,
 }
 
@@ -119,9 +120,12 @@ pub fn op_gradients(op: &Op, inputs: &[Shape]) -> Result<OpGradients, ShapeError
     let dy = b.add_input("dy", b.shape(output).clone(), DType::F32);
     let mut backward = Backward::new(b.finish());
     let graph = &backward.graph;
-    for tensor in x.iter().filter(|id| graph.tensor(**id).dtype == DType::F32).chain([&output]) {
-        backward.requires_grad[tensor.index()] = true;
+    for input in &x {
+        if graph.tensor(*input).dtype == DType::F32 {
+            backward.requires_grad[input.index()] = true;
+        }
     }
+    backward.requires_grad[output.index()] = true;
     backward.adjoint[output.index()] = Some(dy);
     let node = NodeId(backward.graph.nodes.len() as u32 - 1);
     visit(&mut backward, node)?;
@@ -129,7 +133,7 @@ pub fn op_gradients(op: &Op, inputs: &[Shape]) -> Result<OpGradients, ShapeError
     Ok(OpGradients { gradients, graph: backward.graph, output })
 }
 
-/// Adds the nodes that compute what each input of a node receives, if the loss depends on it.
+/// Adds the nodes that compute the gradients by the inputs of a node, if the loss depends on it.
 fn visit(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
     let node = b.graph.node(id).clone();
     if let Some(index) = (1..node.outputs.len()).find(|i| b.gradient_of(node.outputs[*i]).is_some())
@@ -150,8 +154,8 @@ fn visit(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
     }
 }
 
-/// Applies the gradient rule of an op: adds the nodes that compute what each input of `node`
-/// receives, given the gradient `dy` of its first output.
+/// Applies the gradient rule of an op: adds the nodes that compute the gradients by the inputs of
+/// `node`, given the gradient `dy` by its first output.
 fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
     let x = &node.inputs;
     match node.op {

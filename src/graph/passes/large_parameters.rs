@@ -1,10 +1,10 @@
 //! Parameters that are larger than a device can bind, as a graph transformation: each is cut by its
-//! rows into several parameters, which are slices of one tensor. So they have memory and updates of
-//! their own, and files have one tensor.
+//! rows into several parameters, which are slices of one tensor. The slices have separate memory
+//! and updates, and are one tensor in files.
 //!
-//! Whatever reads such a table computes from the rows of each slice apart: embeddings of the slices
-//! are added up, each of which has zeros for the ids of other slices; a product has columns from
-//! all of them; and linear cross-entropies over the classes of each are joined.
+//! Readers of such a table compute with the rows of each slice separately: embeddings of the
+//! slices, which are zero for the ids of other slices, are added up; a product concatenates the
+//! columns of all slices; and linear cross-entropies over the classes of each slice are joined.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,18 +16,18 @@ use crate::shapes::CONCAT_INPUTS_MAX;
 use crate::{Graph, Node, Parameter, Role, Tensor};
 use potluck_core::{Shape, TensorId};
 
-/// The most slices of a parameter: one that would have more stays whole, and is refused by the
-/// devices that cannot bind it.
+/// Largest number of slices of a parameter: one that would need more stays whole, and devices that
+/// cannot bind it refuse it.
 const SLICES_MAX: usize = 256;
 
-/// Rows of a slice are a multiple of so many where that fits, which suits products.
+/// The rows of a slice are a multiple of this number where possible, which suits products.
 const ROWS_UNIT: usize = 64;
 
-/// Returns a forward graph, or what a rank of a tensor group computes of one, with every parameter
-/// of more than `bytes_max` bytes cut by rows into slices of at most so many. Where one rank of a
-/// group must cut its slice of a tensor, all cut theirs into as many, so that all have the same
-/// nodes and tensors. A parameter stays whole if a row of it is larger, or if it is read otherwise
-/// than as a table of rows.
+/// Returns a forward graph, or a shard of one, with every parameter of more than `bytes_max` bytes
+/// cut by rows into slices of at most that size. If one rank of a tensor group must cut its slice
+/// of a tensor, all ranks cut theirs into the same number, so that all have the same nodes and
+/// tensors. A parameter stays whole if a single row is larger, or if a node does not read it as a
+/// table of rows.
 pub fn cut_large_parameters(graph: Graph, bytes_max: usize) -> Graph {
     let mut cutter = Cutter { graph, nodes: Vec::new(), slices: HashMap::new() };
     cutter.cut_parameters(bytes_max);
@@ -40,7 +40,7 @@ pub fn cut_large_parameters(graph: Graph, bytes_max: usize) -> Graph {
     Graph { nodes: cutter.nodes, ..cutter.graph }
 }
 
-/// Rows of a table that are a tensor of their own.
+/// Rows of a table in a separate tensor.
 #[derive(Clone)]
 struct RowSlice {
     tensor: TensorId,
@@ -51,20 +51,21 @@ struct Cutter {
     graph: Graph,
     /// Nodes of the new graph so far.
     nodes: Vec<Node>,
-    /// By tensor of a parameter that was cut: its slices in ascending order.
+    /// Slices of each cut parameter in ascending order, by its tensor.
     slices: HashMap<TensorId, Vec<RowSlice>>,
 }
 
 impl Cutter {
     fn cut_parameters(&mut self, bytes_max: usize) {
-        // By number of a tensor: into how many slices each rank must cut its part of it at least,
-        // and at most. A rank reads its own part only.
+        // Smallest and largest number of slices into which each rank can cut its part of a tensor,
+        // by the number of the tensor. A rank only reads its own part.
         let mut counts: HashMap<u32, (usize, usize)> = HashMap::new();
         for parameter in &self.graph.parameters {
-            let rows = rows_max(&self.graph.tensor(parameter.tensor).shape, bytes_max);
-            let own = match rows.filter(|_| is_table(&self.graph, parameter.tensor)) {
-                Some((rows, most)) => (rows.div_ceil(most), rows.min(SLICES_MAX)),
-                None => (1, 1),
+            let own = match rows_max(&self.graph.tensor(parameter.tensor).shape, bytes_max) {
+                Some((rows, most)) if is_table(&self.graph, parameter.tensor) => {
+                    (rows.div_ceil(most), rows.min(SLICES_MAX))
+                }
+                _ => (1, 1),
             };
             let count = counts.entry(parameter.whole.number).or_insert(own);
             *count = (count.0.max(own.0), count.1.min(own.1));
@@ -72,9 +73,11 @@ impl Cutter {
         for parameter in std::mem::take(&mut self.graph.parameters) {
             let (least, most) = counts[&parameter.whole.number];
             let shape = &self.graph.tensor(parameter.tensor).shape;
-            match rows_max(shape, bytes_max).filter(|_| (2..=most).contains(&least)) {
-                Some((rows, of_slice)) => self.cut(&parameter, row_ranges(rows, least, of_slice)),
-                None => self.graph.add_parameter(parameter),
+            match rows_max(shape, bytes_max) {
+                Some((rows, of_slice)) if (2..=most).contains(&least) => {
+                    self.cut(&parameter, row_ranges(rows, least, of_slice));
+                }
+                _ => self.graph.add_parameter(parameter),
             }
         }
     }
@@ -95,7 +98,7 @@ impl Cutter {
         self.slices.insert(parameter.tensor, slices);
     }
 
-    /// Adds a node, or what computes its outputs from the slices of its table.
+    /// Adds a node, or the nodes that compute its outputs from the slices of its table.
     fn add(&mut self, node: Node) {
         let table = node.inputs.get(1).and_then(|table| self.slices.get(table)).cloned();
         match (&node.op, table) {
@@ -120,7 +123,8 @@ impl Cutter {
     }
 
     fn add_product(&mut self, node: &Node, slices: &[RowSlice]) {
-        let (x, y) = (node.inputs[0], node.outputs[0]);
+        let x = node.inputs[0];
+        let y = node.outputs[0];
         let mut columns = Vec::with_capacity(slices.len());
         for RowSlice { tensor, rows } in slices {
             let part = self.beside_of_columns(y, rows.len());
@@ -154,8 +158,8 @@ impl Cutter {
         self.push_chain(node, &Op::JoinCrossEntropy, &parts);
     }
 
-    /// Adds an op of two sides for every part but the first, on what was before and the part; the
-    /// last has the outputs of the node.
+    /// Adds a chain of an op of two sides, the result so far and the next part; the last op has the
+    /// outputs of the node.
     fn push_chain(&mut self, node: &Node, op: &Op, parts: &[Vec<TensorId>]) {
         let mut before = parts[0].clone();
         for (index, part) in parts.iter().enumerate().skip(1) {
@@ -176,7 +180,7 @@ impl Cutter {
         self.graph.add_tensor(name, (shape, dtype), Role::Activation)
     }
 
-    /// Returns a new tensor like another, with so many columns.
+    /// Returns a new tensor like another, with another number of columns.
     fn beside_of_columns(&mut self, tensor: TensorId, columns: usize) -> TensorId {
         let part = self.beside(tensor);
         let shape = &mut self.graph.tensors[part.index()].shape;
@@ -184,17 +188,20 @@ impl Cutter {
         part
     }
 
-    /// Adds a node in the place of another.
+    /// Adds a node with the pass and the block of another.
     fn push(&mut self, of: &Node, op: Op, inputs: Vec<TensorId>, outputs: Vec<TensorId>) {
         self.nodes.push(Node { op, inputs, outputs, ..of.clone() });
     }
 }
 
-/// Returns true if every node that reads a tensor reads it as a table, of whose rows it computes
-/// one by one; a tensor that none reads is a table too.
+/// Returns true if every node that reads a tensor reads it as a table, and computes with its rows
+/// independently of each other; also without readers.
 fn is_table(graph: &Graph, tensor: TensorId) -> bool {
-    let is_named = graph.tensors.iter().any(|other| other.alias_of == Some(tensor));
-    let reads_rows = |node: &Node| {
+    let has_alias = graph.tensors.iter().any(|other| other.alias_of == Some(tensor));
+    if has_alias || graph.read_by_caller().any(|read| read == tensor) {
+        return false;
+    }
+    for node in graph.nodes.iter().filter(|node| node.inputs.contains(&tensor)) {
         let is_row_op = match node.op {
             Op::Embedding { .. } | Op::LinearCrossEntropy { .. } => true,
             Op::MatMul { transpose_a, transpose_b } => {
@@ -202,21 +209,21 @@ fn is_table(graph: &Graph, tensor: TensorId) -> bool {
             }
             _ => false,
         };
-        is_row_op && node.inputs[1] == tensor && node.inputs[0] != tensor
-    };
-    let is_read_by_caller = graph.read_by_caller().any(|read| read == tensor);
-    let mut readers = graph.nodes.iter().filter(|node| node.inputs.contains(&tensor));
-    !is_named && !is_read_by_caller && readers.all(reads_rows)
+        if !is_row_op || node.inputs[1] != tensor || node.inputs[0] == tensor {
+            return false;
+        }
+    }
+    true
 }
 
-/// Returns the rows of a table of floats, and how many of them a slice may have; `None` if a row
-/// has more than `bytes_max` bytes.
+/// Returns the number of rows of a table of floats, and the largest number of rows of a slice;
+/// `None` if a row has more than `bytes_max` bytes.
 fn rows_max(table: &Shape, bytes_max: usize) -> Option<(usize, usize)> {
     let (&rows, row) = table.dims().split_first()?;
     let row_bytes = row.iter().product::<usize>() * size_of::<f32>();
     // A bucket ends at a multiple of the alignment.
     let most = bytes_max / ALIGNMENT_BYTES * ALIGNMENT_BYTES / row_bytes.max(1);
-    (most > 0).then_some((rows, most))
+    if most > 0 { Some((rows, most)) } else { None }
 }
 
 /// Returns the rows of each of `count` slices, at most `most` each: a multiple of [`ROWS_UNIT`] for
@@ -224,30 +231,35 @@ fn rows_max(table: &Shape, bytes_max: usize) -> Option<(usize, usize)> {
 fn row_ranges(rows: usize, count: usize, most: usize) -> Vec<Range<usize>> {
     let even = rows.div_ceil(count);
     let rounded = even.next_multiple_of(ROWS_UNIT);
-    let fits = |each: &usize| *each <= most && each * (count - 1) < rows;
-    let each = [rounded, even].into_iter().find(fits);
-    let start = |index: usize| match each {
-        Some(each) => rows.min(index * each),
-        // Of few rows, some slices have one less.
-        None => index * rows / count,
-    };
-    (0..count).map(|index| start(index)..start(index + 1)).collect()
+    let mut sizes = [rounded, even].into_iter();
+    let each = sizes.find(|each| *each <= most && each * (count - 1) < rows);
+    let mut ranges = Vec::with_capacity(count);
+    let mut start = 0;
+    for index in 1..=count {
+        let end = match each {
+            Some(each) => rows.min(index * each),
+            // With few rows, some slices have one row less.
+            None => index * rows / count,
+        };
+        ranges.push(start..end);
+        start = end;
+    }
+    ranges
 }
 
-/// Returns by node true if it joins the results of slices of one table to what the whole would
-/// give.
+/// Returns true for each node that joins the results of the slices of one table to the result of
+/// the whole table.
 pub fn joins_of_slices(graph: &Graph) -> Vec<bool> {
-    // By tensor: the number of the table, if it was computed from a slice of that, or joined.
+    // Number of the table from whose slices each tensor was computed.
     let mut tables: Vec<Option<u32>> = vec![None; graph.tensors.len()];
     let mut joins = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
-        let of_input = |input: &TensorId| tables[input.index()];
         let (table, is_join) = match node.op.root_op() {
             Op::Embedding { .. } | Op::MatMul { .. } => (slice_of(graph, node.inputs[1]), false),
             Op::Concat { .. } | Op::Binary(Binary::Add) => {
-                let first = of_input(&node.inputs[0]);
-                let are_of_one = node.inputs.iter().all(|input| of_input(input) == first);
-                let table = first.filter(|_| are_of_one);
+                let first = tables[node.inputs[0].index()];
+                let are_alike = node.inputs.iter().all(|input| tables[input.index()] == first);
+                let table = if are_alike { first } else { None };
                 (table, table.is_some())
             }
             _ => (None, false),
@@ -258,21 +270,22 @@ pub fn joins_of_slices(graph: &Graph) -> Vec<bool> {
     joins
 }
 
-/// Returns the number of the tensor that a parameter is a slice of; `None` for all else.
+/// Returns the number of the tensor of which a parameter is a slice; `None` for other tensors.
 fn slice_of(graph: &Graph, tensor: TensorId) -> Option<u32> {
     let Role::Parameter(id) = graph.tensor(tensor).role else { return None };
     let parameter = &graph.parameters[id.index()];
-    (!parameter.slice.is_whole()).then_some(parameter.whole.number)
+    if parameter.slice.is_whole() { None } else { Some(parameter.whole.number) }
 }
 
-/// Returns the entries that follow each other in ranges of a dimension from number `own.start` to
-/// `own.end`.
+/// Returns the entries number `own.start` to `own.end` of the concatenation of ranges of a
+/// dimension.
 fn sub_ranges(ranges: &[Range<usize>], own: &Range<usize>) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut before = 0;
     for range in ranges {
         let end = before + range.len();
-        let (first, last) = (own.start.max(before), own.end.min(end));
+        let first = own.start.max(before);
+        let last = own.end.min(end);
         if first < last {
             found.push(range.start + first - before..range.start + last - before);
         }

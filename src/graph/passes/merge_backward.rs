@@ -1,18 +1,16 @@
-//! The gradients of a block's parameters, in pass B instead of a pass of their own: each is
-//! computed as soon as what it reads is there, so that this need not be kept until the end of the
-//! block.
+//! The gradients of a block's parameters in pass B instead of pass W: each is computed as soon as
+//! its inputs are, so that these need not be kept until the end of the block.
 
 use std::collections::HashSet;
 
 use crate::{Graph, Node, PassKind};
 use potluck_core::TensorId;
 
-/// Moves the nodes of pass W into pass B of their blocks: each behind the last node whose results
-/// it reads, and all of them in the order that they have, in which they add to gradients. The
-/// results have the same bits.
+/// Moves the nodes of pass W into pass B of their blocks: each after the last node whose results it
+/// reads, in their present order, in which they add to gradients. The results have the same bits.
 ///
 /// For devices that run the two passes one after the other. The stages of a pipeline send the
-/// gradient of their input before pass W, and keep them apart.
+/// gradient of their input before pass W, and do not merge the passes.
 pub fn merge_backward(mut graph: Graph) -> Graph {
     let mut nodes = Vec::with_capacity(graph.nodes.len());
     // Within the backward pass, the nodes of a block stand together, those of B before those of W.
@@ -23,31 +21,40 @@ pub fn merge_backward(mut graph: Graph) -> Graph {
         }
         let weights = pass.iter().position(|node| node.phase == PassKind::BackwardWeight);
         let (inputs, weights) = pass.split_at(weights.unwrap_or(pass.len()));
-        let mut missing: HashSet<TensorId> =
-            inputs.iter().flat_map(|node| node.outputs.iter().copied()).collect();
-        let mut waiting = weights.iter().peekable();
-        let mut take_ready = |missing: &HashSet<TensorId>, nodes: &mut Vec<Node>| {
-            let is_ready = |node: &&Node| !node.inputs.iter().any(|id| missing.contains(id));
-            while let Some(node) = waiting.next_if(is_ready) {
-                nodes.push(Node { phase: PassKind::BackwardInput, ..node.clone() });
-            }
-        };
-        take_ready(&missing, &mut nodes);
+        let mut missing = HashSet::new();
+        for node in inputs {
+            missing.extend(node.outputs.iter().copied());
+        }
+        let mut waiting = weights;
+        move_ready(&mut waiting, &missing, &mut nodes);
         for node in inputs {
             nodes.push(node.clone());
             for output in &node.outputs {
                 missing.remove(output);
             }
-            take_ready(&missing, &mut nodes);
+            move_ready(&mut waiting, &missing, &mut nodes);
         }
     }
     graph.nodes = nodes;
     graph
 }
 
-/// Returns the block of a backward node; `None` of a forward node.
+/// Moves waiting nodes to pass B, up to the first that reads a tensor that is still missing.
+fn move_ready(waiting: &mut &[Node], missing: &HashSet<TensorId>, nodes: &mut Vec<Node>) {
+    while let [node, rest @ ..] = *waiting
+        && !node.inputs.iter().any(|id| missing.contains(id))
+    {
+        nodes.push(Node { phase: PassKind::BackwardInput, ..node.clone() });
+        *waiting = rest;
+    }
+}
+
+/// Returns the block of a backward node; `None` for a forward node.
 fn block_of(node: &Node) -> Option<u32> {
-    (node.phase != PassKind::Forward).then_some(node.block)
+    match node.phase {
+        PassKind::Forward => None,
+        PassKind::BackwardInput | PassKind::BackwardWeight => Some(node.block),
+    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Gradients of two parameters that read the same tensors, in one node: a kernel that has them in
-//! its registers for one takes the other with it, and reads nothing twice.
+//! Gradients of two parameters that read the same tensors, in one node: the kernel reads the
+//! tensors once for both.
 
 use super::fuse::Fusion;
 use crate::op::{NormBackward, Op};
 use crate::{Accumulation, Graph, Node, Role};
 use potluck_core::TensorId;
 
-/// Names of the rules of this pass, and why they are there.
+/// Names and reasons of the rules of this pass.
 pub(super) const RULES: [(&str, &str); 2] = [BIAS, NORM];
 const BIAS: (&str, &str) = (
     "weight + bias gradient",
@@ -17,8 +17,8 @@ const NORM: (&str, &str) = (
     "the gradient of a norm by its input reads what those of its parameters sum",
 );
 
-/// Merges the gradient of the bias of each linear layer into that of its weight; returns what was
-/// merged. The merged node has the place of the product, and adds to both gradients there.
+/// Merges the gradient of the bias of each linear layer into that of its weight; returns the
+/// fusions. The merged node has the position of the product, and adds to both gradients.
 pub(super) fn merge_bias_sums(graph: &mut Graph) -> Vec<Fusion> {
     let mut merged = Vec::new();
     for at in 0..graph.nodes.len() {
@@ -29,7 +29,7 @@ pub(super) fn merge_bias_sums(graph: &mut Graph) -> Vec<Fusion> {
         product.outputs.push(bias);
         product.accumulate = product.op.accumulates();
         let dy = product.inputs[0];
-        // It stays in the list, without a task, until all are found: numbers of nodes are places.
+        // The emptied node stays in the list until the end, so that positions stay valid.
         graph.nodes[sum].outputs.clear();
         let value = graph.tensor(dy).shape.clone();
         merged.push(Fusion { rule: BIAS.0, value, moves: 1 });
@@ -38,9 +38,9 @@ pub(super) fn merge_bias_sums(graph: &mut Graph) -> Vec<Fusion> {
     merged
 }
 
-/// Merges the gradients of the parameters of each layer or RMS norm into that of its input, to
-/// which another gradient may have been added; returns what was merged. The merged node has the
-/// place of the latter, in pass B.
+/// Merges the gradients of the parameters of each layer or RMS norm into the gradient of its input,
+/// to which another gradient may have been added; returns the fusions. The merged node has the
+/// position of the gradient of the input, in pass B.
 pub(super) fn merge_norm_gradients(graph: &mut Graph) -> Vec<Fusion> {
     let mut merged = Vec::new();
     for at in 0..graph.nodes.len() {
@@ -70,8 +70,8 @@ fn norm_gradient(op: &Op) -> Option<NormBackward> {
     Some(NormBackward { centered, bias: false, adds: op.root_op() != op })
 }
 
-/// Returns the number of the node with the gradients of the parameters of the norm whose gradient
-/// by its input the node `at` computes, if both are parameters and nothing else is in it.
+/// Returns the position of the node with the gradients of the parameters of the norm whose gradient
+/// by its input the node `at` computes, if it only adds to gradients of parameters.
 fn norm_sums(graph: &Graph, at: usize) -> Option<usize> {
     let norm = &graph.nodes[at];
     let [x, _, stats, dy] = *norm.inputs.first_chunk()?;
@@ -84,8 +84,8 @@ fn norm_sums(graph: &Graph, at: usize) -> Option<usize> {
     })
 }
 
-/// Returns the number of the node that sums over its rows what the node `at` multiplies, if that
-/// computes the gradient of the weight of a linear layer.
+/// Returns the position of the node with the gradient of the bias of the linear layer whose weight
+/// gradient the node `at` computes: it sums the rows of the same `dy`.
 fn bias_sum(graph: &Graph, at: usize) -> Option<usize> {
     let product = &graph.nodes[at];
     let is_product = product.op == Op::MatMul { transpose_a: true, transpose_b: false };
@@ -93,29 +93,32 @@ fn bias_sum(graph: &Graph, at: usize) -> Option<usize> {
         return None;
     }
     let dy = product.inputs[0];
-    let (rows, columns) = (graph.root(dy), graph.tensor(dy).shape.last());
+    let rows = graph.root(dy);
+    let columns = graph.tensor(dy).shape.last();
     if graph.tensor(dy).shape.rank() != 2 {
         return None;
     }
     graph.nodes.iter().position(|node| {
-        let sums_rows = matches!(node.op, Op::Sum { first: 0, .. })
+        matches!(node.op, Op::Sum { first: 0, .. })
             && node.outputs.first().is_some_and(|id| sums_to(graph, *id, columns))
             && graph.root(node.inputs[0]) == rows
-            && adds_to_parameters(graph, node);
-        let place = |node: &Node| (node.phase, node.block, node.when);
-        sums_rows && place(node) == place(product)
+            && adds_to_parameters(graph, node)
+            && node.phase == product.phase
+            && node.block == product.block
+            && node.when == product.when
     })
 }
 
-/// Returns true if a tensor is a row of so many columns.
+/// Returns true if a tensor is a row of this number of columns.
 fn sums_to(graph: &Graph, id: TensorId, columns: usize) -> bool {
     graph.tensor(id).shape.dims() == [columns]
 }
 
-/// Returns true if all results of a node, of which there are some, are added to gradients of
-/// parameters.
+/// Returns true if a node has outputs, and adds all of them to gradients of parameters.
 fn adds_to_parameters(graph: &Graph, node: &Node) -> bool {
-    let is_gradient = |id: &TensorId| matches!(graph.tensor(*id).role, Role::Gradient(_));
     let count = node.outputs.len();
-    count > 0 && node.accumulate == Accumulation::all(count) && node.outputs.iter().all(is_gradient)
+    let mut outputs = node.outputs.iter();
+    count > 0
+        && node.accumulate == Accumulation::all(count)
+        && outputs.all(|id| matches!(graph.tensor(*id).role, Role::Gradient(_)))
 }

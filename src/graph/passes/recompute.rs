@@ -1,16 +1,17 @@
 //! Activation recomputation as a graph transformation (Chen et al. 2016; in spirit, selective as in
-//! Korthikanti et al. 2022): what the backward pass of a block reads of the block's forward pass
-//! is computed again, and so is not kept in between.
+//! Korthikanti et al. 2022): activations that the backward pass of a block reads from the block's
+//! forward pass are recomputed, and not kept in between.
 //!
-//! Copies of the forward nodes are in pass B, in front of the block's own, and write tensors of
-//! their own, which the block's B and W nodes read. The originals are then read in their segment
-//! only. The pass comes after fusion, so that a copy is the same call as its original, runs in the
-//! same kernel and has the same bits: fused apart, the two would round in other places. Dropout
-//! repeats itself, because its random numbers are a function of step, sample and site.
+//! Copies of the forward nodes are in pass B, before the block's other nodes, and write new
+//! tensors, which the block's B and W nodes read. The originals are then read in their segment
+//! only. The pass runs after fusion, so that a copy is the same call as its original, runs in the
+//! same kernel and has the same bits: with different fusions, the two would round in different
+//! places. Dropout repeats exactly, because its random numbers are a function of step, sample and
+//! site.
 //!
-//! Nothing is counted twice: a node that adds to what is there, writes anything but activations,
-//! normalizes over the batch, or computes what is carried to the next step runs once, and what it
-//! has computed is kept. So there is no graph that must be refused.
+//! Nothing is counted twice: a node that accumulates, writes anything but activations, normalizes
+//! over the batch, or computes a state for the next step runs once, and its results are kept. Every
+//! graph can therefore be transformed.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -18,23 +19,22 @@ use super::large_parameters::joins_of_slices;
 use crate::{Graph, Node, PassKind, Role, Tensor};
 use potluck_core::TensorId;
 
-/// Parts of the forward pass that are computed again for the backward pass, instead of being kept
-/// from one to the other.
+/// Parts of the forward pass that are recomputed for the backward pass, instead of being kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recompute {
-    /// None: all that the backward pass reads is kept.
+    /// None: all activations that the backward pass reads are kept.
     #[default]
     None,
-    /// All that the backward pass of a block reads of the block itself. What other blocks have
-    /// computed is kept: of a layer, its input.
+    /// All activations of a block that its backward pass reads. The results of other blocks, such
+    /// as the input of a layer, are kept.
     Blocks,
-    /// The same but for the results of products, convolutions, embeddings and recurrent layers,
-    /// which are kept.
+    /// The same, except that the results of products, convolutions, embeddings and recurrent layers
+    /// are kept.
     Selective,
 }
 
 impl Recompute {
-    /// Returns the word by which users choose it.
+    /// Returns the name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -44,28 +44,32 @@ impl Recompute {
     }
 }
 
-/// Recomputation in a graph and in what is made of it: the same on all ranks of a tensor group,
+/// Recomputation in a graph and in graphs derived from it: the same on all ranks of a tensor group,
 /// which must all-reduce the same tensors in the same order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recomputation {
     recompute: Recompute,
     /// Block that computes the loss.
     loss_block: Option<u32>,
-    /// Results of the forward pass's all-reduces that are computed again.
+    /// Results of the forward pass's all-reduces that are recomputed.
     sums: BTreeSet<TensorId>,
 }
 
 impl Recomputation {
-    /// Decides on the recomputation in a differentiated graph: of a rank of a tensor group, before
-    /// ranks report what all of them compute once, because the ranks' graphs are unlike after that.
+    /// Plans the recomputation in a differentiated graph. For a rank of a tensor group, this is the
+    /// graph before [`reported_once`](crate::reported_once), after which the ranks' graphs differ.
     pub fn of(graph: &Graph, recompute: Recompute) -> Self {
-        let is_loss = |id: &TensorId| graph.loss == Some(*id);
-        let loss = graph.nodes.iter().find(|node| node.outputs.iter().any(is_loss));
+        let mut loss_block = None;
+        if let Some(loss) = graph.loss
+            && let Some(node) = graph.nodes.iter().find(|node| node.outputs.contains(&loss))
+        {
+            loss_block = Some(node.block);
+        }
         let mut all = BTreeSet::new();
         for node in forward(graph).iter().filter(|node| node.op.reduction().is_some()) {
             all.extend(node.outputs.iter().copied());
         }
-        let loss_block = loss.map(|node| node.block);
+
         let mut recomputation = Self { recompute, loss_block, sums: all };
         let mut sums = BTreeSet::new();
         for index in recomputation.repeated(graph, &BTreeSet::new()).into_iter().flatten() {
@@ -78,13 +82,13 @@ impl Recomputation {
         recomputation
     }
 
-    /// Returns the graph that computes again what its backward pass reads. It is that of which this
-    /// was decided, fused or not.
+    /// Returns the graph with recomputed activations. It is the graph for which the recomputation
+    /// was planned, fused or not.
     pub fn apply(&self, mut graph: Graph) -> Graph {
         if self.recompute == Recompute::None {
             return graph;
         }
-        // All ranks sum again what some need, whether they need it or not.
+        // All ranks repeat the all-reduces that any of them needs.
         let repeated = self.repeated(&graph, &self.sums);
         let nodes = std::mem::take(&mut graph.nodes);
         let forward = forward_length(&nodes);
@@ -103,19 +107,18 @@ impl Recomputation {
         graph
     }
 
-    /// Returns by block the forward nodes that run again, in order: those on which the block's
-    /// backward pass depends, and the `wanted` tensors.
+    /// Returns, for each block, the forward nodes that run again, in order: those on which the
+    /// block's backward pass and the `wanted` tensors depend.
     fn repeated(&self, graph: &Graph, wanted: &BTreeSet<TensorId>) -> Vec<Vec<usize>> {
         let writers = self.writers(graph);
         let mut repeated = Vec::new();
         for block in 0..graph.blocks.len() as u32 {
             let mut open: Vec<TensorId> = Vec::new();
             for node in graph.nodes.iter().filter(|node| node.block == block) {
-                match node.phase {
-                    PassKind::Forward => {
-                        open.extend(node.outputs.iter().filter(|id| wanted.contains(id)));
-                    }
-                    _ => open.extend(&node.inputs),
+                if node.phase == PassKind::Forward {
+                    open.extend(node.outputs.iter().filter(|id| wanted.contains(id)));
+                } else {
+                    open.extend(&node.inputs);
                 }
             }
             let mut of_block = BTreeSet::new();
@@ -131,14 +134,14 @@ impl Recomputation {
         repeated
     }
 
-    /// Returns by tensor the forward node that computes it, if that may run twice.
+    /// Returns, for each tensor, the forward node that computes it, if that may run twice.
     fn writers(&self, graph: &Graph) -> Vec<Option<usize>> {
         let once = self.computed_once(graph);
-        // What joins the results of slices is kept, and not each of these.
+        // The join of the results of slices is kept, and not each of these.
         let joins = joins_of_slices(graph);
         let mut writers: Vec<Option<usize>> = vec![None; graph.tensors.len()];
         for (index, node) in forward(graph).iter().enumerate() {
-            // An alias is made again where its elements are, and with them.
+            // An alias is repeated together with its elements, in the same block.
             let is_kept = self.recompute == Recompute::Selective
                 && (node.op.root_op().is_costly() || joins[index]);
             let is_repeated = match aliased(graph, node) {
@@ -147,18 +150,20 @@ impl Recomputation {
                 }
                 None => !is_kept && self.may_repeat(graph, node, &once),
             };
-            for output in node.outputs.iter().filter(|_| is_repeated) {
-                writers[output.index()] = Some(index);
+            if is_repeated {
+                for output in &node.outputs {
+                    writers[output.index()] = Some(index);
+                }
             }
         }
         writers
     }
 
-    /// Returns the tensors whose nodes run once: what is kept anyway, and what changes while nodes
-    /// run.
+    /// Returns the tensors whose nodes run once: those that are kept anyway, and those that nodes
+    /// change in place.
     fn computed_once(&self, graph: &Graph) -> BTreeSet<TensorId> {
         let mut once = BTreeSet::new();
-        // What is carried stays in memory to the end of the micro-batch.
+        // Carried states stay in memory until the end of the micro-batch.
         once.extend(graph.carried.iter().map(|carried| graph.root(carried.output)));
         for node in forward(graph) {
             let is_sum = node.op.reduction().is_some();
@@ -166,16 +171,21 @@ impl Recomputation {
                 once.extend(node.inputs.iter().map(|id| graph.root(*id)));
             }
         }
-        // Aliases are activations, also those of inputs, which no node changes.
-        let written = graph.nodes.iter().flat_map(|node| &node.outputs);
-        once.extend(written.filter(|id| graph.tensor(**id).role != Role::Activation));
+        // Aliases are activations, including those of inputs, which no node changes.
+        for node in &graph.nodes {
+            for output in &node.outputs {
+                if graph.tensor(*output).role != Role::Activation {
+                    once.insert(*output);
+                }
+            }
+        }
         once
     }
 
     fn may_repeat(&self, graph: &Graph, node: &Node, once: &BTreeSet<TensorId>) -> bool {
-        // Between the forward and the backward pass of the block with the loss, which is the last,
-        // no other block runs on the micro-batch: at the peak its results are there in any case.
-        // Only `gpipe` runs other micro-batches in between.
+        // Between the forward and the backward pass of the last block, which has the loss, no other
+        // block runs on the micro-batch: its results are alive at the peak in any case. Only
+        // `gpipe` runs other micro-batches in between.
         let is_late = self.loss_block == Some(node.block);
         let normalizes = node.op.root_op().normalizes_over_batch();
         if is_late || node.accumulate.any() || normalizes {
@@ -188,7 +198,7 @@ impl Recomputation {
     }
 }
 
-/// Returns the nodes of the forward pass, which are the first.
+/// Returns the nodes of the forward pass, which come first.
 fn forward(graph: &Graph) -> &[Node] {
     &graph.nodes[..forward_length(&graph.nodes)]
 }
@@ -200,11 +210,12 @@ fn forward_length(nodes: &[Node]) -> usize {
 /// Returns the tensor that has the elements of a node's outputs, if these are aliases.
 fn aliased(graph: &Graph, node: &Node) -> Option<TensorId> {
     let first = node.outputs[0];
-    graph.tensor(first).alias_of.map(|_| graph.root(first))
+    graph.tensor(first).alias_of?;
+    Some(graph.root(first))
 }
 
-/// Returns a forward node that runs again, with outputs of its own, which it adds to those of the
-/// block so far, `again`.
+/// Returns the copy of a forward node, with new outputs, which it adds to `again`, the map from
+/// original to recomputed tensors of the block.
 fn copy_of(graph: &mut Graph, node: &Node, again: &mut HashMap<TensorId, TensorId>) -> Node {
     let inputs = renamed(&node.inputs, again);
     let mut outputs = Vec::new();
@@ -220,7 +231,7 @@ fn copy_of(graph: &mut Graph, node: &Node, again: &mut HashMap<TensorId, TensorI
     Node { inputs, outputs, phase: PassKind::BackwardInput, ..node.clone() }
 }
 
-/// Returns a backward node that reads what was computed again, under the names in `again`.
+/// Returns a backward node that reads the recomputed tensors in `again` instead of the originals.
 fn reading(graph: &mut Graph, node: &Node, again: &HashMap<TensorId, TensorId>) -> Node {
     for output in &node.outputs {
         let alias_of = &mut graph.tensors[output.index()].alias_of;

@@ -1,19 +1,18 @@
-//! Tensor parallelism as a graph transformation (Shoeybi et al. 2019): returns what one rank of a
-//! tensor group computes of a forward graph.
+//! Tensor parallelism as a graph transformation (Shoeybi et al. 2019): returns the shard of a
+//! forward graph that one rank of a tensor group computes.
 //!
-//! A product with a parameter that is split by its output columns computes these columns, from an
-//! input that all ranks have (column parallel); a product with one that is split by its inputs
-//! computes a part of each sum, which an all-reduce adds up (row parallel). Between the two, the
-//! values stay in columns. Attention has some of the heads, an embedding some rows of its table,
-//! and a cross-entropy some of the classes. All ranks have the same nodes and tensors, of other
-//! sizes, and all parameters and random numbers have the numbers that they have in the whole graph.
+//! A product with a parameter that is split by its output columns computes these columns, from a
+//! replicated input (column parallel); a product with one that is split by its inputs computes a
+//! term of each sum, which an all-reduce adds up (row parallel). Between the two, the values stay
+//! divided by columns. Attention is divided by heads, an embedding by rows of its table, and a
+//! cross-entropy by classes. All ranks have the same nodes and tensors, of different sizes, and all
+//! parameters and random numbers keep their numbers in the whole graph.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::Precision;
 use crate::op::{ColumnRange, LossClasses, Op, Reduction};
-use crate::shapes::{self, Typed};
 use crate::split::SplitError;
 use crate::{
     Accumulation, AttentionOptions, CacheUpdateOptions, CachedAttentionOptions, Carried, Graph,
@@ -24,46 +23,46 @@ use potluck_core::{Shape, Site, TensorId};
 /// Reason why a graph cannot be divided over the ranks of a tensor group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
-    /// No parameter has a split: the family of the model has no rule for it.
+    /// No parameter has a split: the model family has no rule for tensor parallelism.
     #[error("no parameter of the model can be split, so it has no tensor parallelism")]
     NoRule,
-    /// The graph is what one rank computes.
+    /// The graph is a shard already.
     #[error("the graph is that of a rank already; divide the whole graph")]
     Divided,
-    /// The parameter of this name has fewer units than there are ranks.
+    /// The parameter has fewer units than there are ranks.
     #[error("{name}: {error}")]
     ParameterSplit { name: String, error: SplitError },
-    /// The parameter of this name has a split that its dimensions do not have.
+    /// The parameter has a split that does not fit its dimensions.
     #[error("{name} of {dims:?} has a split that does not fit: {why}")]
     UnfitSplit { name: String, dims: Vec<usize>, why: String },
-    /// A node needs whole what a rank has a part of; `name` is that of its first output.
+    /// A node needs a whole tensor of which a rank has a part; `name` is its first output.
     #[error("{op} ({name}) cannot be divided over ranks: {why}")]
     Op { op: String, name: String, why: String },
-    /// What a rank computes cannot be differentiated.
+    /// The shard cannot be differentiated.
     #[error(transparent)]
     Gradient(#[from] ShapeError),
-    /// The caller reads what a rank has a part of that is not columns: an output of this name, or
-    /// the state of an input of this name.
+    /// The caller reads a tensor that is not divided by columns: the output or the state of the
+    /// input of this name.
     #[error("{name} is read behind the forward pass, and cannot be divided over ranks: {why}")]
     Read { name: String, why: String },
 }
 
-/// What one rank of a tensor group computes of a graph.
+/// Part of a graph that one rank of a tensor group computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shard {
     /// Forward graph of the rank, with the parameters of all ranks.
     pub graph: Graph,
-    /// By output of the graph: the ranges of its last dimension that this rank computes.
+    /// The ranges of the last dimension that this rank computes, by output of the graph.
     pub outputs: Vec<Vec<Range<usize>>>,
 }
 
-/// Returns what the rank at `position` of a tensor group computes of a forward graph, if the ranks
-/// have these shares of it. With one rank, that is all of it.
+/// Returns the part of a forward graph that the rank at `position` of a tensor group computes, if
+/// the ranks have these shares. With one rank, it is the whole graph.
 ///
 /// # Errors
 /// Returns [`ShardError`] if the graph is a shard itself, if no parameter is split or one has a
-/// split that does not fit it, if there is less to divide than ranks, or if an op or the caller
-/// reads a part of what it needs whole.
+/// split that does not fit it, if a dimension has fewer units than there are ranks, or if an op or
+/// the caller needs a whole tensor of which a rank has a part.
 ///
 /// # Panics
 /// If `position` is not less than the number of shares, a share is not positive, or the graph is
@@ -73,8 +72,10 @@ pub fn shard(graph: &Graph, shares: &[f64], position: usize) -> Result<Shard, Sh
     assert!(shares.iter().all(|share| share.is_finite() && *share > 0.0), "shares {shares:?}");
     let is_forward = graph.nodes.iter().all(|node| node.phase == PassKind::Forward);
     assert!(is_forward, "a graph is divided before it is differentiated");
-    let is_part = |parameter: &Parameter| parameter.rank.is_some() || !parameter.slice.is_whole();
-    if graph.tensor_rank.is_some() || graph.parameters.iter().any(is_part) {
+    let mut parameters = graph.parameters.iter();
+    let is_divided =
+        parameters.any(|parameter| parameter.rank.is_some() || !parameter.slice.is_whole());
+    if graph.tensor_rank.is_some() || is_divided {
         return Err(ShardError::Divided);
     }
     if shares.len() > 1 && graph.parameters.iter().all(|parameter| parameter.split.is_none()) {
@@ -91,23 +92,29 @@ pub fn shard(graph: &Graph, shares: &[f64], position: usize) -> Result<Shard, Sh
     sharder.finish()
 }
 
-/// Returns a differentiated graph of a rank without what the first rank of its tensor group reports
-/// for all: the loss, and the gradients of parameters that all ranks have. What the ranks report is
-/// then summed like that of ranks with other samples.
+/// Returns a differentiated graph of a rank without the results that the first rank of its tensor
+/// group reports for all: the loss, and the gradients of replicated parameters. The reports of the
+/// ranks are then summed like those of ranks with other samples.
 pub fn reported_once(mut graph: Graph) -> Graph {
     if graph.tensor_rank.is_none_or(|rank| rank == 0) {
         return graph;
     }
-    let is_of_all = |id: &TensorId| match graph.tensors[id.index()].role {
+    let mut nodes = std::mem::take(&mut graph.nodes);
+    nodes.retain(|node| !node.outputs.iter().all(|output| is_reported_once(&graph, *output)));
+    graph.nodes = nodes;
+    graph
+}
+
+/// Returns true for the loss and the gradient of a replicated parameter, which all ranks compute.
+fn is_reported_once(graph: &Graph, tensor: TensorId) -> bool {
+    match graph.tensor(tensor).role {
         Role::Gradient(id) => {
             let parameter = &graph.parameters[id.index()];
             parameter.rank.is_none() && !parameter.has_partial_gradient
         }
         Role::Loss => true,
         Role::Input | Role::Parameter(_) | Role::State(_) | Role::Activation => false,
-    };
-    graph.nodes.retain(|node| !node.outputs.iter().all(is_of_all));
-    graph
+    }
 }
 
 /// Traversal of the whole graph in the order of its nodes.
@@ -116,33 +123,33 @@ struct Sharder<'a> {
     graph: Graph,
     /// Nodes of the rank so far.
     nodes: Vec<Node>,
-    /// By tensor: the ranges of its last dimension that the rank has; `None` for all of it.
+    /// The ranges of the last dimension of each tensor that the rank has; `None` for all of it.
     columns: Vec<Option<Vec<Range<usize>>>>,
-    /// Tensors `(rows, d)` whose rows are heads of which the rank has some.
+    /// Tensors `(rows, d)` divided by rows, which are heads.
     heads: HashMap<TensorId, HeadRows>,
-    /// Caches of keys and values of which the rank has some heads.
+    /// Caches of keys and values divided by heads.
     cached: HashMap<TensorId, CachedHeads>,
-    /// By tensor of the whole graph: the alias that later nodes read in its place.
+    /// The alias that later nodes read instead of a tensor of the whole graph.
     renamed: HashMap<TensorId, TensorId>,
-    /// Aliases that enter what is divided, by the elements and shape of the tensor.
+    /// Aliases of replicated tensors that divided nodes read, by the root and shape of the tensor.
     spread: HashMap<(TensorId, Shape), TensorId>,
 }
 
-/// Columns `(.., heads d)` of which each head is a row of a tensor `(rows, d)`.
+/// Columns `(.., heads d)` whose heads are the rows of a tensor `(rows, d)`.
 #[derive(Clone)]
 struct HeadRows {
-    /// Those that the rank has.
+    /// Columns of the rank.
     ranges: Vec<Range<usize>>,
-    /// Number in the whole graph.
+    /// Number of columns in the whole graph.
     columns: usize,
 }
 
 /// Heads of keys and values in a cache.
 #[derive(Clone)]
 struct CachedHeads {
-    /// Those that the rank has.
+    /// Heads of the rank.
     own: Range<usize>,
-    /// Number in the whole graph.
+    /// Number of heads in the whole graph.
     all: usize,
 }
 
@@ -181,12 +188,12 @@ impl<'a> Sharder<'a> {
         Ok(Shard { graph: self.graph, outputs })
     }
 
-    /// Returns the tensor that later nodes read in the place of one of the whole graph.
+    /// Returns the tensor that later nodes read instead of one of the whole graph.
     fn name_of_all(&self, id: TensorId) -> TensorId {
         self.renamed.get(&id).copied().unwrap_or(id)
     }
 
-    /// Returns the columns of an output that the rank has, or why what it has is not columns.
+    /// Returns the columns of an output that the rank has, or why it is not divided by columns.
     fn columns_read(&self, output: TensorId) -> Result<Vec<Range<usize>>, &'static str> {
         if !self.is_cut_by_columns(output) {
             return Err("a rank has rows of it, and not columns");
@@ -198,8 +205,8 @@ impl<'a> Sharder<'a> {
         }
     }
 
-    /// Cuts the parameters that have a split: each becomes as many as there are ranks, so that all
-    /// ranks number parameters and buckets alike.
+    /// Cuts the parameters that have a split into one slice per rank, so that all ranks number
+    /// parameters and buckets alike.
     fn cut_parameters(&mut self, shares: &[f64], position: usize) -> Result<(), ShardError> {
         for parameter in std::mem::take(&mut self.graph.parameters) {
             let Some(split) = parameter.split else {
@@ -208,13 +215,17 @@ impl<'a> Sharder<'a> {
             };
             let ParameterSplit { dimension, packed, unit } = split;
             let dims = parameter.slice.whole_dims();
-            let name = || parameter.name.clone();
-            let unfit = |why| ShardError::UnfitSplit { name: name(), dims: dims.to_vec(), why };
-            let size = split.size_of_packed(dims).map_err(unfit)?;
-            let refused = |error| ShardError::ParameterSplit { name: name(), error };
-            for (rank, own) in unit.divide(size, shares).map_err(refused)?.into_iter().enumerate() {
-                let of_tensor = |nth: usize| nth * size + own.start..nth * size + own.end;
-                let ranges: Vec<Range<usize>> = (0..packed).map(of_tensor).collect();
+            let size = split.size_of_packed(dims).map_err(|why| ShardError::UnfitSplit {
+                name: parameter.name.clone(),
+                dims: dims.to_vec(),
+                why,
+            })?;
+            let divided = unit.divide(size, shares).map_err(|error| {
+                ShardError::ParameterSplit { name: parameter.name.clone(), error }
+            })?;
+            for (rank, own) in divided.into_iter().enumerate() {
+                let ranges: Vec<Range<usize>> =
+                    (0..packed).map(|nth| nth * size + own.start..nth * size + own.end).collect();
                 let slice = parameter.slice.with_ranges(dimension, &ranges);
                 // Ranges of a division are not empty, ascend and end with the dimension.
                 let slice = slice.unwrap_or_else(|error| panic!("{}: {error}", parameter.name));
@@ -232,7 +243,7 @@ impl<'a> Sharder<'a> {
         Ok(())
     }
 
-    /// Adds what the rank computes of a node of the whole graph.
+    /// Adds the rank's part of a node of the whole graph.
     fn add(&mut self, mut node: Node) -> Result<(), ShardError> {
         for input in &mut node.inputs {
             *input = self.name_of_all(*input);
@@ -257,8 +268,8 @@ impl<'a> Sharder<'a> {
                 &Op::LinearCrossEntropy { rows, classes: classes @ LossClasses { first: 0, .. } },
                 [None, Some(weight), None],
             ) if weight.dimension == 0 => self.linear_cross_entropy(node, rows, classes),
-            // One node computes the gradients of `x`, which all ranks need, and of the weight,
-            // which only one may report.
+            // One node computes the gradient of `x`, which all ranks need, and that of the weight,
+            // which only one rank may report.
             (Op::LinearCrossEntropy { .. }, _) if self.graph.tensor_rank.is_some() => {
                 Err(self.refused(&node, "its weight is not divided by rows"))
             }
@@ -291,19 +302,25 @@ impl<'a> Sharder<'a> {
         }
     }
 
-    /// Returns the split of a tensor that is a parameter which the ranks divide.
+    fn parameter_of(&self, tensor: TensorId) -> Option<&Parameter> {
+        self.graph.parameters.iter().find(|parameter| parameter.tensor == tensor)
+    }
+
+    /// Returns the split of a parameter that the ranks divide.
     fn split_of(&self, tensor: TensorId) -> Option<ParameterSplit> {
-        let known = self.graph.parameters.iter().find(|parameter| parameter.tensor == tensor);
-        known.filter(|parameter| !parameter.slice.is_whole())?.split
+        let parameter = self.parameter_of(tensor)?;
+        if parameter.slice.is_whole() { None } else { parameter.split }
     }
 
-    /// Returns the ranges that a rank has of a dimension of a parameter.
+    /// Returns the rank's ranges of a dimension of a parameter.
     fn ranges_of(&self, tensor: TensorId, dimension: usize) -> Vec<Range<usize>> {
-        let known = self.graph.parameters.iter().find(|parameter| parameter.tensor == tensor);
-        known.map_or_else(Vec::new, |parameter| parameter.slice.ranges(dimension).to_vec())
+        match self.parameter_of(tensor) {
+            Some(parameter) => parameter.slice.ranges(dimension).to_vec(),
+            None => Vec::new(),
+        }
     }
 
-    /// `x (.., k), weight (n of N, k)`: columns of the product.
+    /// Adds a product `x (.., k), weight (n of N, k)`, divided by its columns.
     fn column_parallel(&mut self, mut node: Node) -> Result<(), ShardError> {
         if self.columns[node.inputs[0].index()].is_some() {
             return Err(self.refused(&node, "of its input a rank has some columns"));
@@ -313,7 +330,7 @@ impl<'a> Sharder<'a> {
         self.push(node, Some(ranges))
     }
 
-    /// `x (.., k of K), weight (n, k of K)`: a term of the product.
+    /// Adds a product `x (.., k of K), weight (n, k of K)`, divided into terms.
     fn row_parallel(&mut self, node: Node) -> Result<(), ShardError> {
         let ranges = self.ranges_of(node.inputs[1], 1);
         if self.columns[node.inputs[0].index()].as_ref() != Some(&ranges) {
@@ -322,7 +339,7 @@ impl<'a> Sharder<'a> {
         self.push_reduced(node, Reduction::Sum)
     }
 
-    /// `ids, table (v of V, c)`: the rows that the rank has, which are zeros on all others.
+    /// Adds an embedding `ids, table (v of V, c)`: zeros for the rows of other ranks.
     fn embedding(&mut self, mut node: Node) -> Result<(), ShardError> {
         let ranges = self.ranges_of(node.inputs[1], 0);
         let [own] = &ranges[..] else {
@@ -332,7 +349,7 @@ impl<'a> Sharder<'a> {
         self.push_reduced(node, Reduction::Sum)
     }
 
-    /// `logits (n, v of V), targets`: the loss over the classes that the rank has.
+    /// Adds a loss of `logits (n, v of V), targets` over the classes of the rank.
     fn cross_entropy(&mut self, mut node: Node, classes: LossClasses) -> Result<(), ShardError> {
         let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
         let [own] = &ranges[..] else {
@@ -342,7 +359,7 @@ impl<'a> Sharder<'a> {
         self.push_reduced(node, Reduction::CrossEntropy { classes: classes.all })
     }
 
-    /// `x (n, c), weight (v of V, c), targets`: the loss over the classes that the rank has.
+    /// Adds a loss of `x (n, c), weight (v of V, c), targets` over the classes of the rank.
     fn linear_cross_entropy(
         &mut self,
         mut node: Node,
@@ -362,7 +379,8 @@ impl<'a> Sharder<'a> {
         self.push_reduced(node, Reduction::CrossEntropy { classes: classes.all })
     }
 
-    /// `tensors (b, t, ..)` by heads of keys and values, each with its heads of queries.
+    /// Adds attention of `tensors (b, t, ..)`, divided by heads of keys and values with their
+    /// queries.
     fn attention(&mut self, mut node: Node, options: AttentionOptions) -> Result<(), ShardError> {
         let group = options.group();
         let mut places = options.places;
@@ -373,7 +391,8 @@ impl<'a> Sharder<'a> {
             let Some((first, own)) = self.own_heads(node.inputs[place.input], whole, unit) else {
                 return Err(self.refused(&node, "a rank has parts of heads"));
             };
-            (place.first, heads[nth]) = (first, own);
+            place.first = first;
+            heads[nth] = own;
         }
         let [kv_heads, k, v] = heads;
         if kv_heads != k || k != v {
@@ -391,7 +410,7 @@ impl<'a> Sharder<'a> {
         self.push(node, Some(vec![columns]))
     }
 
-    /// `tensors (b, n, ..), places`: the heads of keys and values that the rank has.
+    /// Adds a cache update of `tensors (b, n, ..), places`, divided by heads of keys and values.
     fn cache_update(
         &mut self,
         mut node: Node,
@@ -405,7 +424,8 @@ impl<'a> Sharder<'a> {
             let Some((first, own)) = own else {
                 return Err(self.refused(&node, "a rank has parts of heads"));
             };
-            (place.first, *heads) = (first, own);
+            place.first = first;
+            *heads = own;
         }
         let [keys, values] = heads;
         if keys != values {
@@ -418,7 +438,8 @@ impl<'a> Sharder<'a> {
         Ok(())
     }
 
-    /// `q (b, n, ..), cache, places`: the queries of the heads that the rank has in the cache.
+    /// Adds attention of `q (b, n, ..), cache, places`: the queries of the rank's heads in the
+    /// cache.
     fn cached_attention(
         &mut self,
         mut node: Node,
@@ -430,18 +451,18 @@ impl<'a> Sharder<'a> {
         let d = self.graph.tensor(node.inputs[1]).shape.last();
         let group = options.heads / cached.all;
         let columns = options.first..options.first + options.heads * d;
-        let own = self.own_heads(node.inputs[0], columns, d);
         let queries = cached.own.start * group..cached.own.end * group;
-        let Some((first, _)) = own.filter(|(_, heads)| *heads == queries) else {
-            return Err(self.refused(&node, "a rank has not the same heads of each"));
+        let first = match self.own_heads(node.inputs[0], columns, d) {
+            Some((first, heads)) if heads == queries => first,
+            _ => return Err(self.refused(&node, "a rank has not the same heads of each")),
         };
         node.op = Op::CachedAttention(CachedAttentionOptions { heads: queries.len(), first });
         let columns = queries.start * d..queries.end * d;
         self.push(node, Some(vec![columns]))
     }
 
-    /// Returns the heads of `d` columns that the rank has of some columns of a tensor, if they are
-    /// whole and one range, and before them their first column in the tensor of the rank.
+    /// Returns the rank's heads of `d` columns among some columns of a tensor, if they are whole
+    /// and one range, preceded by their first column in the tensor of the rank.
     fn own_heads(
         &self,
         tensor: TensorId,
@@ -450,22 +471,31 @@ impl<'a> Sharder<'a> {
     ) -> Option<(usize, Range<usize>)> {
         let (first, own) = self.own_columns(tensor, &columns)?;
         let start = own.start - columns.start;
-        let are_whole = start.is_multiple_of(d) && own.len().is_multiple_of(d);
-        are_whole.then(|| (first, start / d..(start + own.len()) / d))
+        if !start.is_multiple_of(d) || !own.len().is_multiple_of(d) {
+            return None;
+        }
+        Some((first, start / d..(start + own.len()) / d))
     }
 
-    /// Returns the columns that the rank has of some columns of a tensor, if they are one range,
-    /// and before it the first column of that in the tensor of the rank.
+    /// Returns the rank's columns among some columns of a tensor, if they are one range, preceded
+    /// by their first column in the tensor of the rank.
     fn own_columns(&self, tensor: TensorId, whole: &Range<usize>) -> Option<(usize, Range<usize>)> {
-        let ranges = self.columns[tensor.index()].as_ref()?;
-        let is_in = |range: &Range<usize>| whole.start <= range.start && range.end <= whole.end;
-        let at = ranges.iter().position(is_in)?;
-        let first = ranges[..at].iter().map(Range::len).sum();
-        let is_one = !ranges[at + 1..].iter().any(is_in);
-        is_one.then(|| (first, ranges[at].clone()))
+        let mut found = None;
+        let mut first = 0;
+        for range in self.columns[tensor.index()].as_ref()? {
+            if whole.start <= range.start && range.end <= whole.end {
+                if found.is_some() {
+                    return None;
+                }
+                found = Some((first, range.clone()));
+            }
+            first += range.len();
+        }
+        found
     }
 
-    /// Ops that compute each column of the last dimension from the same columns of their inputs.
+    /// Adds an op that computes each column of the last dimension from the same columns of its
+    /// inputs.
     fn elementwise(&mut self, node: Node) -> Result<(), ShardError> {
         if !node.inputs.iter().all(|id| self.is_cut_by_columns(*id)) {
             return Err(self.refused(&node, "a rank has rows of its input, and not columns"));
@@ -477,7 +507,7 @@ impl<'a> Sharder<'a> {
         self.push(node, columns)
     }
 
-    /// `x (.., c of C), samples`: the columns of the mask of all.
+    /// Adds a dropout of `x (.., c of C), samples`, with the same mask as in the whole graph.
     fn dropout(&mut self, mut node: Node, p: f32, site: Site) -> Result<(), ShardError> {
         let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
         let [own] = &ranges[..] else {
@@ -488,7 +518,7 @@ impl<'a> Sharder<'a> {
         self.push(node, Some(ranges))
     }
 
-    /// `x (b, t, heads d), table (t, d)`: each head from its own columns.
+    /// Adds rotations of `x (b, t, heads d), table (t, d)`, which must be whole heads.
     fn rotary(&mut self, node: Node) -> Result<(), ShardError> {
         let ranges = self.columns[node.inputs[0].index()].clone().unwrap_or_default();
         let d = self.graph.tensor(node.inputs[1]).shape.last();
@@ -498,14 +528,14 @@ impl<'a> Sharder<'a> {
         self.push(node, Some(ranges))
     }
 
-    /// `x (rows, d), weight (d)`, whose rows are heads of which the rank has some: so it has a part
-    /// of the gradient of the weight.
+    /// Adds a norm of `x (rows, d), weight (d)`, divided by rows, which are heads: the rank
+    /// computes a part of the gradient of the weight.
     fn norm_of_heads(&mut self, node: Node) -> Result<(), ShardError> {
         let Some(rows) = self.heads.get(&node.inputs[0]).cloned() else {
             return Err(self.refused(&node, "a rank has some columns of its input"));
         };
-        let (weight, output) = (node.inputs[1], node.outputs[0]);
-        if let Role::Parameter(id) = self.graph.tensor(weight).role {
+        let output = node.outputs[0];
+        if let Role::Parameter(id) = self.graph.tensor(node.inputs[1]).role {
             self.graph.parameters[id.index()].has_partial_gradient = true;
         }
         self.push(node, Some(Vec::new()))?;
@@ -514,7 +544,8 @@ impl<'a> Sharder<'a> {
     }
 
     fn reshape(&mut self, node: Node) -> Result<(), ShardError> {
-        let (input, output) = (node.inputs[0], node.outputs[0]);
+        let input = node.inputs[0];
+        let output = node.outputs[0];
         let shape = self.graph.tensor(output).shape.clone();
         if let Some(HeadRows { ranges, columns }) = self.heads.get(&input).cloned() {
             if shape.last() != columns {
@@ -522,7 +553,8 @@ impl<'a> Sharder<'a> {
             }
             self.set_columns(output, ranges);
         } else if let Some(ranges) = self.columns_of(input) {
-            let (d, columns) = (shape.last(), self.width_of(input));
+            let d = shape.last();
+            let columns = self.width_of(input);
             if d == columns {
                 self.set_columns(output, ranges);
             } else if shape.rank() == 2 && !ranges.is_empty() && are_multiples(&ranges, d) {
@@ -534,27 +566,26 @@ impl<'a> Sharder<'a> {
                 return Err(self.refused(&node, "it joins or divides columns"));
             }
         }
-        // The input may be an alias of the one that the whole graph has.
+        // The input may be an alias of the input in the whole graph.
         self.graph.tensors[output.index()].alias_of = Some(input);
         self.nodes.push(node);
         Ok(())
     }
 
-    /// Gives a tensor the columns that the rank has of it.
+    /// Sets the rank's columns of a tensor.
     fn set_columns(&mut self, tensor: TensorId, ranges: Vec<Range<usize>>) {
         let known = &mut self.graph.tensors[tensor.index()];
         known.shape = known.shape.with_last(ranges.iter().map(Range::len).sum());
         self.columns[tensor.index()] = Some(ranges);
     }
 
-    /// Returns true for all but a parameter of which the ranks divide another than the last
-    /// dimension.
+    /// Returns true unless the tensor is a parameter divided along another dimension than the last.
     fn is_cut_by_columns(&self, tensor: TensorId) -> bool {
         let rank = self.graph.tensor(tensor).shape.rank();
         self.split_of(tensor).is_none_or(|split| split.dimension + 1 == rank)
     }
 
-    /// Returns the ranges of the last dimension that a rank has of a tensor; `None` for all of it.
+    /// Returns the rank's ranges of the last dimension of a tensor; `None` for all of it.
     fn columns_of(&self, tensor: TensorId) -> Option<Vec<Range<usize>>> {
         match self.split_of(tensor) {
             Some(ParameterSplit { dimension, .. }) => Some(self.ranges_of(tensor, dimension)),
@@ -568,27 +599,24 @@ impl<'a> Sharder<'a> {
         of.tensor(tensor).shape.last()
     }
 
-    /// Adds a node; `columns` are those of its first output that the rank computes.
+    /// Adds a node; `columns` are the rank's columns of its first output.
     fn push(&mut self, node: Node, columns: Option<Vec<Range<usize>>>) -> Result<(), ShardError> {
-        let typed = |id: &TensorId| {
-            let tensor = self.graph.tensor(*id);
-            (tensor.shape.clone(), tensor.dtype)
-        };
-        let inputs: Vec<Typed> = node.inputs.iter().map(typed).collect();
-        let outputs = shapes::outputs(&node.op, &inputs);
-        let outputs = outputs.map_err(|ShapeError { why, .. }| self.refused(&node, &why))?;
-        for (nth, (id, (shape, _))) in node.outputs.iter().zip(outputs).enumerate() {
+        let outputs = self
+            .graph
+            .shapes_of(&node.op, &node.inputs)
+            .map_err(|ShapeError { why, .. }| self.refused(&node, &why))?;
+        // Further outputs, such as statistics, have no columns that another op could read.
+        let further: Option<Vec<Range<usize>>> = columns.as_ref().map(|_| Vec::new());
+        for (id, (shape, _)) in node.outputs.iter().zip(outputs) {
             self.graph.tensors[id.index()].shape = shape;
-            // Further outputs, such as statistics, have no columns that another op could read.
-            let of_output =
-                columns.clone().map(|ranges| if nth == 0 { ranges } else { Vec::new() });
-            self.columns[id.index()] = of_output;
+            self.columns[id.index()] = further.clone();
         }
+        self.columns[node.outputs[0].index()] = columns;
         self.nodes.push(node);
         Ok(())
     }
 
-    /// Returns the alias of a tensor that nodes read which compute a part.
+    /// Returns the alias of a replicated tensor for divided nodes.
     fn spread(&mut self, tensor: TensorId, reader: &Node) -> TensorId {
         let shape = self.graph.tensor(tensor).shape.clone();
         let key = (self.graph.root(tensor), shape.clone());
@@ -611,8 +639,8 @@ impl<'a> Sharder<'a> {
         alias
     }
 
-    /// Adds a node and the reduction of what the ranks compute with it, which later nodes read in
-    /// the place of the results of this rank.
+    /// Adds a node and the reduction of its results over the ranks, which later nodes read instead
+    /// of the results of this rank.
     fn push_reduced(&mut self, node: Node, reduction: Reduction) -> Result<(), ShardError> {
         let results = node.outputs.clone();
         let block = node.block;

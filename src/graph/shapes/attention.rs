@@ -1,6 +1,6 @@
 //! Shape rules of attention and its gradient.
 
-use super::checks::{are_numbered, are_samples, is_probability};
+use super::checks::{are_numbered, are_samples, is_probability, require};
 use crate::{AttentionOptions, CacheUpdateOptions, CachedAttentionOptions};
 use potluck_core::Shape;
 
@@ -65,11 +65,12 @@ fn tokens(tensors: &[&Shape]) -> Result<usize, String> {
 
 /// Checks that each column of an input belongs to one place of queries, keys or values.
 fn are_columns_of(options: &AttentionOptions, input: usize, shape: &Shape) -> Result<(), String> {
-    let places = options.places.iter().zip(options.columns());
-    let mut own: Vec<(usize, usize)> = places
-        .filter(|(place, _)| place.input == input)
-        .map(|(place, columns)| (place.first, columns))
-        .collect();
+    let mut own: Vec<(usize, usize)> = Vec::new();
+    for (place, columns) in options.places.iter().zip(options.columns()) {
+        if place.input == input {
+            own.push((place.first, columns));
+        }
+    }
     own.sort_unstable();
     let mut end = 0;
     for (first, columns) in own {
@@ -110,9 +111,10 @@ pub fn cached_attention(
     options: &CachedAttentionOptions,
     x: &[&Shape],
 ) -> Result<Vec<Shape>, String> {
-    let (queries, cache, places) = (x[0], x[1], x[2]);
+    let queries = x[0];
+    let cache = x[1];
     let tokens = tokens(&[queries])?;
-    are_places(places, tokens)?;
+    are_places(x[2], tokens)?;
     let CachedAttentionOptions { heads, first } = *options;
     let [_, both, _, d] = *cache.dims() else {
         return Err("the cache is (sequences, 2 kv_heads, t, d)".into());
@@ -134,14 +136,15 @@ pub fn cached_attention(
 /// Checks that each row of some tensors has a place in a cache.
 fn are_places(places: &Shape, tokens: usize) -> Result<(), String> {
     let is_fit = places.is_batched() && *places.dims() == [1, tokens];
-    is_fit.then_some(()).ok_or_else(|| "places are (b, n), as many as rows".into())
+    require(is_fit, "places are (b, n), as many as rows")
 }
 
 const ROTARY: &str = "x is (b, t, heads d), the table (t, d) or (b, t, d)";
 
 /// Returns the shape of the rotated heads.
 pub fn rotary(x: &[&Shape]) -> Result<Vec<Shape>, String> {
-    let (heads, table) = (x[0], x[1]);
+    let heads = x[0];
+    let table = x[1];
     let [_, t, columns] = *heads.dims() else {
         return Err(ROTARY.into());
     };

@@ -22,12 +22,15 @@ pub fn are_samples(x: &[&Shape]) -> Result<(), String> {
     require(fits, "sample ids are (b)")
 }
 
-/// Checks that kernels, which count in u32, can number the heads, rows, classes or columns of a
-/// rank, of which there are `count` from `first` on.
+/// Checks that kernels, which count in u32, can number the `count` heads, rows, classes or columns
+/// of a rank from `first` on.
 pub fn are_numbered(first: usize, count: usize) -> Result<(), String> {
-    let end = first.checked_add(count).filter(|end| u32::try_from(*end).is_ok());
-    // Those of a whole graph are numbered from 0 on, and are as many as memory has room for.
-    if first == 0 || end.is_some() {
+    let fits = match first.checked_add(count) {
+        Some(end) => u32::try_from(end).is_ok(),
+        None => false,
+    };
+    // A whole graph numbers from 0, and memory bounds its count.
+    if first == 0 || fits {
         return Ok(());
     }
     Err(format!("kernels number less than 2^32, and not {count} from {first} on"))

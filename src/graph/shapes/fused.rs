@@ -6,8 +6,8 @@ use crate::op::{EpilogueOp, Op};
 use potluck_core::Shape;
 
 /// Returns the output shape of `root` once for the final value, and once per stored value. An
-/// operand is read in the order of its elements, whatever its shape: it has as many as the value,
-/// or fewer, which repeat. The gradient of layer norm is fused with one sum of whole tensors only.
+/// operand of any shape is read in the order of its elements: it has as many as the value, or
+/// fewer, which repeat. The gradient of layer norm is fused with one sum of whole tensors only.
 pub fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Shape>, String> {
     let operands = epilogue.iter().filter(|step| step.has_operand()).count();
     let (own, operands) = x.split_at(x.len().saturating_sub(operands));
@@ -20,7 +20,8 @@ pub fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Sha
         return Err(format!("only a sum is fused with {root}"));
     }
     for (step, operand) in epilogue.iter().filter(|step| step.has_operand()).zip(operands) {
-        let (elements, whole) = (operand.per_row(), y.per_row());
+        let elements = operand.per_row();
+        let whole = y.per_row();
         let equal = operand.is_batched() == y.is_batched() && elements == whole;
         let repeats = !operand.is_batched() && elements > 0 && whole % elements == 0;
         let fits = equal || (repeats && !is_summed && matches!(step, EpilogueOp::Binary(_)));

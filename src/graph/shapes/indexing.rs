@@ -1,22 +1,23 @@
-//! Shape rules of ops that find entries along an axis by their places.
+//! Shape rules of gather and scatter-add.
 
 use super::checks::require;
 use super::layout::can_be_cut;
 use crate::pictures::PLACES_MAX;
 use potluck_core::Shape;
 
-/// Returns the shape of the entries of `x` along an axis that `places` name.
+/// Returns the shape of the entries of `x` along an axis at `places`.
 pub fn gather(axis: usize, x: &Shape, places: &Shape) -> Result<Vec<Shape>, String> {
     can_be_cut(axis, x)?;
-    let (dims, own) = (x.dims(), places.dims());
-    let length = dims[axis];
-    require(length <= PLACES_MAX, "an f32 numbers no more than 2^24 entries")?;
-    let same = |axes: std::ops::Range<usize>| own[axes.clone()] == dims[axes];
+    let dims = x.dims();
+    let own = places.dims();
+    require(dims[axis] <= PLACES_MAX, "an f32 numbers no more than 2^24 entries")?;
     let is_shared = own.len() == 1;
     let fits = is_shared
-        || own.len() == axis + 1 && same(0..axis)
-        || own.len() == dims.len() && same(0..axis) && same(axis + 1..dims.len());
-    // Entries of a table may be named by a batch.
+        || own.len() == axis + 1 && own[..axis] == dims[..axis]
+        || own.len() == dims.len()
+            && own[..axis] == dims[..axis]
+            && own[axis + 1..] == dims[axis + 1..];
+    // A batch may select rows of a table.
     let has_batch = if axis == 0 || is_shared {
         axis == 0 || !places.is_batched()
     } else {

@@ -75,7 +75,8 @@ pub fn linear_cross_entropy_pass(
 /// Returns the shape of the logits of `x (n, c), weight (v, c)`.
 fn logits(rows: usize, x: &[&Shape]) -> Result<Shape, String> {
     require(rows > 0, "logits are computed for at least 1 row at a time")?;
-    let (input, weight) = (x[0], x[1]);
+    let input = x[0];
+    let weight = x[1];
     let fits = input.rank() == 2 && weight.rank() == 2 && !weight.is_batched();
     require(fits && input.last() == weight.last(), "x is (n, c), weight (v, c)")?;
     Ok(input.with_dims(&[input.dims()[0], weight.dims()[0]]))

@@ -12,7 +12,7 @@ fn picture(x: &Shape) -> Result<(usize, [usize; 2], usize), String> {
     }
 }
 
-/// Returns the output channels, those that each of them sees, and the size of the kernel.
+/// Returns the output channels, the input channels of a group, and the size of the kernel.
 fn filters(weight: &Shape, groups: usize) -> Result<(usize, usize, [usize; 2]), String> {
     let [o, per_group, kh, kw] = *weight.dims() else {
         return Err("the weight is (o, c/groups, kh, kw)".into());
@@ -51,14 +51,14 @@ fn convolved(options: &Conv2dOptions, x: &Shape, weight: &Shape) -> Result<Shape
     Ok(x.with_dims(&[b, oh, ow, o]))
 }
 
-/// Returns the shape of the pictures `(b, h, w, c)` of which `dy` is the gradient of the output,
-/// from `dy, weight`.
+/// Returns the shape of the pictures `(b, h, w, c)` of `size`, from `dy, weight`.
 pub fn conv2d_input_grad(
     options: &Conv2dOptions,
     size: [usize; 2],
     x: &[&Shape],
 ) -> Result<Vec<Shape>, String> {
-    let (dy, weight) = (x[0], x[1]);
+    let dy = x[0];
+    let weight = x[1];
     let (b, ..) = picture(dy)?;
     let (_, per_group, _) = filters(weight, options.groups)?;
     let channels = per_group.checked_mul(options.groups).ok_or("too many channels")?;
@@ -69,14 +69,15 @@ pub fn conv2d_input_grad(
     Ok(vec![x])
 }
 
-/// Returns the shape of the weight whose output for `x` has the gradient `dy`, from `x, dy`.
+/// Returns the shape of the weight with this kernel, from `x, dy`.
 pub fn conv2d_weight_grad(
     options: &Conv2dOptions,
     kernel: [usize; 2],
     x: &[&Shape],
 ) -> Result<Vec<Shape>, String> {
-    let (x, dy) = (x[0], x[1]);
-    let ((_, _, c), (_, _, o)) = (picture(x)?, picture(dy)?);
+    let [x, dy] = [x[0], x[1]];
+    let (_, _, c) = picture(x)?;
+    let (_, _, o) = picture(dy)?;
     divides(options.groups, c, "input")?;
     let weight = Shape::fixed(&[o, c / options.groups, kernel[0], kernel[1]]);
     if convolved(options, x, &weight)? != *dy {

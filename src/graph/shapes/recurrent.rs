@@ -19,7 +19,8 @@ pub fn recurrent(cell: Cell, x: &[&Shape]) -> Result<Vec<Shape>, String> {
     {
         return Err(format!("the state is {} of (b, h)", cell.states()));
     }
-    let (y, gates) = (x[0].with_dims(&[b, t, h]), x[0].with_dims(&[b, t, 4 * h]));
+    let y = x[0].with_dims(&[b, t, h]);
+    let gates = x[0].with_dims(&[b, t, 4 * h]);
     Ok(match cell {
         Cell::Lstm => vec![y.clone(), gates, y],
         Cell::Gru => vec![y, gates],

@@ -276,7 +276,10 @@ impl Store {
     /// # Errors
     /// Returns `CheckpointError::InUse` if one still does.
     pub fn wait_until_free(&self) -> Result<(), CheckpointError> {
-        self.directory.parent().map_or(Ok(()), lock::wait)
+        match self.directory.parent() {
+            Some(run) => lock::wait(run),
+            None => Ok(()),
+        }
     }
 
     /// Returns true if a process writes to the run; false where the file system has no locks.

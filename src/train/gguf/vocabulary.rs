@@ -228,7 +228,7 @@ fn pattern(pre_tokenizer: &Json) -> Result<&'static str, String> {
     }
     let found = match (&others[..], is_set("use_regex")) {
         ([], true) => Some("gpt-2"),
-        ([digits], true) if kind_of(digits) == "Digits" && digits["individual_digits"] == true => {
+        ([digits], true) if digits["individual_digits"] == true && kind_of(digits) == "Digits" => {
             Some("smollm")
         }
         ([split], false) if kind_of(split) == "Split" && split["behavior"] == "Isolated" => {
@@ -251,7 +251,7 @@ fn has_space_prefix(read: &TokenizerJson) -> Result<bool, String> {
         match kind_of(piece) {
             "Prepend" if piece["prepend"] == SPACE => has_prefix = true,
             "Replace" if piece["pattern"]["String"] == " " && piece["content"] == SPACE => {}
-            "Metaspace" if piece["replacement"] == SPACE && piece["split"] != true => {
+            "Metaspace" if piece["split"] != true && piece["replacement"] == SPACE => {
                 let scheme = piece["prepend_scheme"].as_str();
                 has_prefix |= match scheme {
                     Some(scheme) => scheme != "never",

@@ -1,5 +1,5 @@
-//! Addresses of ranks: the mailboxes of those of this process, and the connections to the nodes of
-//! all others.
+//! Addresses of ranks: mailboxes for ranks of this process, and connections to the nodes of the
+//! others.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use potluck_parallel::comm::{
     PooledBuffer, RingMsg, SharedBuffer,
 };
 
-/// Free buffers that a node keeps for the values which arrive.
+/// Maximum number of free buffers that a node keeps for arriving values.
 const ARRIVING_FREE_MAX: usize = 64;
 
 /// Address of one rank.
@@ -31,10 +31,10 @@ pub enum RankAddress {
 pub(crate) type RankAddresses = Arc<[RankAddress]>;
 
 impl RankAddress {
-    /// Sends a message to the ring thread of the rank `to`, whose address this is.
+    /// Sends a message to the ring thread of the rank `to` at this address.
     ///
     /// # Errors
-    /// Returns the reason with which the mailbox or the connection is closed.
+    /// Returns the reason if the mailbox or the connection is closed.
     pub(crate) fn send_message(&self, to: Rank, message: Message) -> Result<(), Closed> {
         match self {
             Self::Local { ring, .. } => Ok(ring.send(RingMsg::Message(message))?),
@@ -45,7 +45,7 @@ impl RankAddress {
         }
     }
 
-    /// Sends a piece of a tensor to the device thread of the rank `to`, whose address this is.
+    /// Sends a piece of a tensor to the device thread of the rank `to` at this address.
     ///
     /// # Errors
     /// Returns the same errors as [`RankAddress::send_message`].
@@ -67,8 +67,8 @@ impl RankAddress {
     }
 }
 
-/// Receiver of the frames for the ranks of this process: checks them against the layout of the
-/// run, and puts them into mailboxes.
+/// Receiver of frames for the ranks of this process: checks them against the layout of the run, and
+/// puts them into mailboxes.
 pub(crate) struct ArrivingFrames {
     layout: Arc<ShardLayout>,
     groups: BucketGroups,
@@ -79,7 +79,7 @@ pub(crate) struct ArrivingFrames {
 }
 
 impl ArrivingFrames {
-    /// Creates the receiver for the ranks whose addresses are local.
+    /// Creates the receiver for the ranks with local addresses.
     pub fn new(layout: &GroupLayout, addresses: RankAddresses) -> Self {
         let pool = BufferPool::new(ARRIVING_FREE_MAX);
         let GroupLayout { shards, groups, options, generation } = layout.clone();
@@ -127,7 +127,7 @@ impl ReceiveFrames for ArrivingFrames {
         let Some(RankAddress::Local { ring, driver }) = self.addresses.get(to.index()) else {
             return;
         };
-        // The reason of a closed or full mailbox is reported by the thread that reads from it.
+        // The reader of a closed or full mailbox reports the reason.
         match content {
             FrameContent::Chunk { kind, chunk, from } => {
                 let message = Message::from_frame(round, (kind, chunk, from), values);

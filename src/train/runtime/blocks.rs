@@ -1,16 +1,16 @@
-//! Equal blocks of a model: the same ops on the same shapes, which therefore take the same time.
+//! Equal blocks of a model: the same ops on the same shapes, which take the same time.
 
 use std::collections::HashMap;
 
 use potluck_core::{DType, Shape, TensorId};
 use potluck_graph::{Accumulation, Graph, Op, PassKind, Role, RunsIn};
 
-/// Blocks of a model by kind: blocks of one kind are equal.
+/// Kinds of a model's blocks: blocks of one kind are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockKinds {
     /// By block: its kind, numbered in the order of the model.
     pub of_block: Vec<usize>,
-    /// By kind: the first block of it.
+    /// By kind: its first block.
     pub first: Vec<u32>,
 }
 
@@ -28,7 +28,7 @@ struct NodeForm {
 /// Tensor that a node of a block uses.
 #[derive(PartialEq)]
 struct TensorForm {
-    /// Number of the elements' tensor in the block, in the order of first use.
+    /// Number in the block of the tensor that owns the elements, in the order of first use.
     number: usize,
     shape: Shape,
     dtype: DType,
@@ -37,8 +37,8 @@ struct TensorForm {
 
 impl BlockKinds {
     /// Returns the kinds of a graph's blocks. Blocks are equal if their nodes are the same ops in
-    /// the same order, on tensors of the same shapes and roles that are used in the same way.
-    /// Sites of random numbers may differ: they change values and no times.
+    /// the same order, on the same pattern of tensors with the same shapes and roles. Sites of
+    /// random numbers may differ: they do not change times.
     pub fn of(graph: &Graph) -> Self {
         let mut forms: Vec<Vec<NodeForm>> = Vec::new();
         let mut kinds = Self { of_block: Vec::new(), first: Vec::new() };
@@ -73,7 +73,7 @@ fn block_form(graph: &Graph, block: u32) -> Vec<NodeForm> {
     nodes
 }
 
-/// Returns the forms of tensors that a node uses; `numbers` has those of the block so far.
+/// Returns the forms of a node's tensors; `numbers` has those of the block so far.
 fn tensor_forms(
     graph: &Graph,
     tensors: &[TensorId],

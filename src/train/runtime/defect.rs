@@ -1,15 +1,15 @@
-//! Errors of devices whose threads do not keep to their protocol.
+//! Errors of devices for violations of the protocol between threads.
 
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
 use potluck_parallel::StepError;
 
-/// Returns the error of a device that was given a message that it does not expect.
+/// Returns the error of a device that received an unexpected message.
 pub fn defect(device: &dyn Executor, error: &StepError) -> DeviceError {
     refused(device, &error.to_string())
 }
 
-/// Returns the error of a device whose threads do not keep to their protocol.
+/// Returns the error of a device for a violation of the protocol between threads.
 pub(crate) fn refused(device: &dyn Executor, why: &str) -> DeviceError {
     DeviceError::Refused {
         adapter: device.name().to_string(),

@@ -1,6 +1,6 @@
-//! Thread that owns a device. All access to the device is a job submitted to this thread. A
-//! watchdog ends every wait for a job when the device's heartbeat has stopped for a deadline: a
-//! hung device is abandoned, never joined.
+//! Thread that owns a device. All access to the device is a job submitted to this thread. If the
+//! device has no heartbeat for a deadline, a watchdog ends each wait for a job: a hung device is
+//! abandoned, and its thread is never joined.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -21,22 +21,21 @@ type Job = Box<dyn FnOnce(&mut dyn Executor) + Send>;
 /// Capacity of the job queue of a device thread; the training loop submits one job at a time.
 const QUEUE_MAX: usize = 2;
 
-/// Deadline for closing the device when its handle is dropped. Closing takes milliseconds; some
-/// GPU drivers (GL's) fail when the process ends in the middle of it.
+/// Deadline for closing the device when its handle is dropped. Closing takes milliseconds; some GPU
+/// drivers (GL's) fail if the process ends meanwhile.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Handle of a device thread.
 pub struct DeviceThread {
     name: String,
-    /// Taken when the handle is dropped: the thread ends with the last sender.
+    /// Taken by the handle's drop: the thread ends with the last sender.
     jobs: Option<mpsc::SyncSender<Job>>,
     /// Disconnects when the thread has closed the device.
     closed: Lock<mpsc::Receiver<()>>,
     /// Set if a job panicked, which ends the thread.
     panic: PanicText,
     heartbeat: Heartbeat,
-    /// True once a job missed its deadline or reported a timeout: no thread waits for this device
-    /// again.
+    /// True after a missed deadline or a timeout of a job: no thread waits for this device again.
     hung: AtomicBool,
     deadline: Duration,
     /// Place of the device, if it is on another node.
@@ -44,12 +43,11 @@ pub struct DeviceThread {
 }
 
 impl DeviceThread {
-    /// Moves `executor` to a thread of its own, which ends when the handle is dropped. A device
-    /// without a heartbeat for `deadline` during a job counts as hung; a job of many parts may
-    /// take longer.
+    /// Moves `executor` to a new thread, which ends when the handle is dropped. A device without a
+    /// heartbeat for `deadline` during a job counts as hung; the whole job may take longer.
     ///
     /// # Errors
-    /// Returns the error of the system, which has no thread for the device.
+    /// Returns the error of the system if it cannot start the thread.
     pub fn start(mut executor: Box<dyn Executor>, deadline: Duration) -> std::io::Result<Self> {
         let (jobs, queue) = mpsc::sync_channel::<Job>(QUEUE_MAX);
         let (closing, closed) = mpsc::sync_channel(1);
@@ -76,8 +74,8 @@ impl DeviceThread {
                 }
                 drop(executor);
             };
-            // All jobs run on one thread of the pool, which then needs no other to begin a kernel.
-            // This thread is no part of it: a pool that has a thread it did not start leaks.
+            // All jobs run on one thread of the pool, so that no other is needed to begin a kernel.
+            // This thread is not in the pool: a pool with a thread that it did not start leaks.
             match &pool {
                 Some(pool) => pool.install(work),
                 None => work(),
@@ -110,7 +108,7 @@ impl DeviceThread {
         Ok(thread)
     }
 
-    /// Returns where the device is, if it is on another node.
+    /// Returns the place of the device, if it is on another node.
     pub fn remote(&self) -> Option<&RemoteSlot> {
         self.remote.as_ref()
     }
@@ -124,8 +122,8 @@ impl DeviceThread {
     ///
     /// # Errors
     /// Returns the job's error, `DeviceError::Timeout` if the device hangs, or
-    /// `DeviceError::Panicked` if the device thread has ended. The thread ends early only if a job
-    /// panics, which is a defect of potluck: starting again would not help.
+    /// `DeviceError::Panicked` if the device thread has ended. It ends early only if a job panics,
+    /// which is a defect of potluck, so that another start would not help.
     pub fn run<R, F>(&self, what: &str, job: F) -> Result<R, DeviceError>
     where
         R: Send + 'static,
@@ -145,7 +143,7 @@ impl DeviceThread {
     {
         let (sender, result) = mpsc::sync_channel(1);
         self.submit_detached(what, move |executor| {
-            // The receiver may be gone; the result is then dropped.
+            // Fails if the receiver was dropped; the result is then not needed.
             let _ = sender.send(job(executor));
         })?;
         Ok(PendingJob { driver: self, what: what.to_string(), result })
@@ -172,7 +170,7 @@ impl DeviceThread {
         self.on_panic(what)()
     }
 
-    /// Returns a function that returns the error of a job that panicked, for after it did.
+    /// Returns a function for the error of a job, called after the job has panicked.
     pub(crate) fn on_panic(&self, what: &str) -> impl FnOnce() -> DeviceError + Send + 'static {
         let adapter = self.name.clone();
         let what = what.to_string();
@@ -180,7 +178,7 @@ impl DeviceThread {
         move || DeviceError::Panicked { adapter, what, text: text.get().cloned() }
     }
 
-    /// Abandons the device, so that no thread waits for it again, and returns the timeout error.
+    /// Abandons the device: no thread waits for it again. Returns the timeout error.
     pub(crate) fn abandon(&self, what: &str) -> DeviceError {
         self.hung.store(true, Ordering::Relaxed);
         DeviceError::Timeout {
@@ -190,8 +188,8 @@ impl DeviceThread {
         }
     }
 
-    /// Marks the device as hung if `error` is a timeout: the GPU driver may then hang as well
-    /// when the device is closed.
+    /// Marks the device as hung if `error` is a timeout: the GPU driver may then hang too when the
+    /// device is closed.
     pub fn note(&self, error: &DeviceError) {
         let hung = matches!(error, DeviceError::Timeout { .. });
         self.hung.fetch_or(hung, Ordering::Relaxed);
@@ -202,7 +200,7 @@ impl DeviceThread {
         self.heartbeat.count()
     }
 
-    /// Returns the longest time for which the device may be silent.
+    /// Returns the longest time without a heartbeat.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
@@ -219,7 +217,7 @@ impl DeviceThread {
     }
 }
 
-/// Job that was submitted and whose result is not received yet.
+/// Submitted job.
 pub struct PendingJob<'d, R> {
     driver: &'d DeviceThread,
     what: String,
@@ -275,7 +273,7 @@ impl Watchdog {
 }
 
 impl Drop for DeviceThread {
-    /// Closes the device and waits for that, unless the device hangs.
+    /// Closes the device, and waits until it is closed unless it hangs.
     fn drop(&mut self) {
         drop(self.jobs.take());
         if !self.hung.load(Ordering::Relaxed) {

@@ -12,16 +12,16 @@ use potluck_kernels::device::DeviceError;
 pub const EXIT_DEFECT: i32 = 70;
 /// Exit code that asks the job manager to restart the run: a lost device, a full disk, SIGTERM.
 pub const EXIT_RESTART: i32 = 75;
-/// Exit code of an error that only a change of the configuration or the data resolves.
+/// Exit code of an error that needs a change of the configuration or the data.
 pub const EXIT_CONFIGURATION: i32 = 78;
 
-/// Error that keeps devices from starting or continuing a run.
+/// Error of devices that cannot start or continue a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Error of one of several devices: by its rank, or before there are ranks by its position in
-    /// the list of devices.
+    /// Error of one of several devices, with its rank, or, before ranks are assigned, its position
+    /// in the list of devices.
     #[error("{rank}: {error}")]
     Rank { rank: Rank, error: DeviceError },
     #[error(transparent)]
@@ -50,10 +50,10 @@ pub enum RuntimeError {
         Setting::MoreStages
     )]
     NoRoom { adapter: String, what: String, needed: String },
-    /// Request that no placement on the devices satisfies.
+    /// Request without a possible placement on the devices.
     #[error("{0}")]
     Unplaceable(Wording),
-    /// Failure of a step in the middle of its update.
+    /// Failure of a step during its update.
     #[error(
         "{error}; the update of that step had begun, so that the parameters on the devices that \
          are left may be those of two steps"
@@ -66,7 +66,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Returns the error of a request that no placement satisfies.
+    /// Returns the error of a request without a possible placement.
     pub(crate) fn unplaceable(why: impl fmt::Display) -> Self {
         Self::Unplaceable(Wording::new(why))
     }
@@ -88,8 +88,8 @@ impl RuntimeError {
         )
     }
 
-    /// Returns the error as that of one of `count` devices, at a position among those that the
-    /// run requires, if another device may be without it.
+    /// Returns the error as that of one of `count` devices, at a position in their list, if other
+    /// devices may not have it.
     pub fn of_position(self, position: usize, count: usize) -> Self {
         let is_not_open = matches!(self, Self::Device(DeviceError::Open { .. }));
         if count <= 1 || !(is_not_open || self.can_go_on()) {
@@ -101,8 +101,8 @@ impl RuntimeError {
         }
     }
 
-    /// Returns true if the run can go on from its last checkpoint: after a fault, and after a
-    /// panic of a device's thread, which may not be repeated.
+    /// Returns true if the run can continue from its last checkpoint: after a fault, and after a
+    /// panic of a device's thread, which may not occur again.
     pub(crate) fn can_go_on(&self) -> bool {
         use DeviceError::Panicked;
         let is_panic = matches!(

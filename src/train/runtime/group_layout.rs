@@ -1,4 +1,4 @@
-//! Options of a worker group, and the layout that all of its ranks share.
+//! Options of a worker group, and the common layout of its ranks.
 
 use std::sync::Arc;
 
@@ -10,26 +10,26 @@ use potluck_parallel::{EdgeLayout, ReduceSite};
 /// Options of a worker group.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerGroupOptions {
-    /// Reduce site per rank; the host for ranks that are not listed.
+    /// Reduce site per rank; the host for other ranks.
     pub reduce_site: Vec<ReduceSite>,
     /// True if the group only all-reduces gradients: for
     /// [`potluck_parallel::gradient_all_reduce`].
     pub is_chained: bool,
-    /// Tensors that ranks send each other.
+    /// Tensors sent between ranks.
     pub edges: EdgeLayout,
     pub trace: Option<Trace>,
     /// Names of stages and edges in the trace.
     pub labels: TraceLabels,
 }
 
-/// Layout of a group, the same for all of its ranks, wherever they are.
+/// Layout of a group, the same for all of its ranks on all nodes.
 #[derive(Clone)]
 pub struct GroupLayout {
     pub shards: Arc<ShardLayout>,
     /// Ranks that hold each bucket.
     pub groups: BucketGroups,
     pub options: WorkerGroupOptions,
-    /// Generation of the first round; those of another group over the same nodes are lower or
-    /// higher throughout.
+    /// Generation of the first round. All rounds of another group over the same nodes have lower
+    /// or higher ones.
     pub generation: u64,
 }

@@ -7,9 +7,9 @@ use potluck_core::Setting;
 /// Basis of a limit of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitBasis {
-    /// Report of the driver on the memory that there is.
+    /// Total memory as reported by the driver.
     Driver,
-    /// Report of the driver on what other programs left of it.
+    /// Memory not used by other programs, as reported by the driver.
     Free,
     /// `train.device_memory_mib`.
     Setting,

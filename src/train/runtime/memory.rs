@@ -1,5 +1,5 @@
-//! Memory checks of host and devices before anything is allocated: a system that runs out of
-//! memory kills processes without an error message, and a GPU driver may swap.
+//! Memory checks of host and devices before allocations: a system without free memory kills
+//! processes without an error message, and a GPU driver may swap.
 
 use std::fmt;
 
@@ -17,8 +17,7 @@ use potluck_kernels::exec::cpu::{host_extra_bytes, workspace_bytes};
 use potluck_kernels::exec::gpu::{CallMemory, adder_bytes, tensor_bytes_max};
 use potluck_parallel::Instruction;
 
-/// Checks that the host has `bytes` of memory available; passes where the available amount is
-/// unknown.
+/// Checks that the host has `bytes` of memory available, if the available amount is known.
 ///
 /// # Errors
 /// Returns `RuntimeError::Memory` if it has less.
@@ -40,7 +39,7 @@ pub(crate) fn require_of(available: Option<u64>, bytes: usize) -> Result<(), Run
     }
 }
 
-/// Checks that the host has memory for a plan, if the device uses host memory.
+/// Checks that the host has memory for a plan if the device uses host memory.
 pub(crate) fn require_of_host(
     selection: &Selection,
     plan: &Plan,
@@ -52,21 +51,22 @@ pub(crate) fn require_of_host(
     require(device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments)))
 }
 
-/// Returns a note on a device whose memory is almost all in use, behind the allocation of all
-/// buffers: drivers move what does not fit to the host, and a run is many times slower without an
-/// error.
+/// Returns a note if little of a device's memory is free after the allocation of all buffers:
+/// drivers may move buffers to the host, which makes a run many times slower without an error.
 pub(crate) fn note_if_full(name: &str, now: &AdapterMemory) -> Option<String> {
-    // The host has checks of its own.
-    let (bytes, free) = now.bytes.zip(now.free).filter(|_| !now.of_host)?;
-    (free < bytes / 10).then(|| {
-        format!(
-            "{name} has {} of {} left, with what other programs have: the driver may move memory \
-             to the host, which makes steps much slower; end other programs on it, or lower {}",
-            gibibytes_down(free),
-            gibibytes(bytes),
-            Setting::MicroBatchSize
-        )
-    })
+    let bytes = now.bytes?;
+    let free = now.free?;
+    // Host memory has other checks.
+    if now.of_host || free >= bytes / 10 {
+        return None;
+    }
+    Some(format!(
+        "{name} has {} of {} left, with what other programs have: the driver may move memory to \
+         the host, which makes steps much slower; end other programs on it, or lower {}",
+        gibibytes_down(free),
+        gibibytes(bytes),
+        Setting::MicroBatchSize
+    ))
 }
 
 /// Returns true if a device uses host memory.
@@ -79,12 +79,12 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
     }
 }
 
-/// Returns the bytes of a device's memory that a plan takes with these moments.
+/// Returns the bytes of a device's memory that a plan and its moments need.
 pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     memory(plan, moments).peak().saturating_add(beside_tensors(selection, plan, moments))
 }
 
-/// Returns the bytes of a device's memory that a plan takes besides its tensors.
+/// Returns the bytes of a device's memory that a plan needs besides its tensors.
 pub(crate) fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     match selection {
         Selection::Cpu { .. } => {
@@ -94,9 +94,9 @@ pub(crate) fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Momen
     }
 }
 
-/// Returns the bytes of a device's memory that the kernels of a plan use within one call and, on
-/// an adapter that is one of several devices, which have shards of the moments, in adding gradients
-/// to partial sums; 0 for a device of another node.
+/// Returns the bytes of a device's memory that the kernels of a plan use within one call, and on an
+/// adapter with a shard of the moments also for the addition of gradients to partial sums; 0 for a
+/// device of another node.
 pub fn workspace(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     match selection {
         Selection::Adapter(adapter) => {
@@ -130,8 +130,8 @@ pub(crate) fn require_on(
             basis,
         }),
         Some(_) => Ok(None),
-        // Of the CPU device: the host's memory, which is checked for all devices at once. Of a
-        // device of another node: that node checks it.
+        // The host's memory is checked for all devices together, and that of another node's device
+        // by that node.
         None if matches!(selection, Selection::Cpu { .. } | Selection::Offered(_)) => Ok(None),
         None => Ok(Some(format!(
             "{name} does not report how much memory it has; the run needs {} of it ({} sets it)",
@@ -141,9 +141,8 @@ pub(crate) fn require_on(
     }
 }
 
-/// Returns true if the bytes of a plan are at most nine tenths of the memory that a device may
-/// take, or there is no limit, and the device can bind its tensors. What is left is for other
-/// programs, and for the driver.
+/// Returns true if the device can bind a plan's tensors, and its bytes are at most nine tenths of
+/// the device's limit, if there is one. The rest is for other programs and the driver.
 pub(crate) fn fits_amply(selection: &Selection, setting: u64, plan: &Plan, bytes: usize) -> bool {
     let binds_tensors = match selection {
         Selection::Adapter(adapter) => {
@@ -155,8 +154,7 @@ pub(crate) fn fits_amply(selection: &Selection, setting: u64, plan: &Plan, bytes
     binds_tensors && limit.is_none_or(|(has, _)| bytes as u64 <= has / 10 * 9)
 }
 
-/// Returns the bytes of memory that a device may take, with the basis of that number; `None` if
-/// there is no such limit.
+/// Returns the limit of a device's memory in bytes, with its basis; `None` without a limit.
 pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, LimitBasis)> {
     match (selection, setting) {
         (Selection::Adapter(adapter), 0) => {
@@ -171,7 +169,7 @@ pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, LimitBasis)> {
     }
 }
 
-/// Returns a sentence for the user on whether `needed` bytes fit what there is, with its basis.
+/// Returns a sentence for the user that compares the required bytes with the limit and its basis.
 pub fn comparison(needed: usize, limit: Option<(u64, impl fmt::Display)>) -> String {
     let needed = needed as u64;
     match limit {
@@ -180,7 +178,7 @@ pub fn comparison(needed: usize, limit: Option<(u64, impl fmt::Display)>) -> Str
             let has = gibibytes_down(has);
             format!("does not fit: {need} needed of {has}, {basis}")
         }
-        // Rounded alike, so that what is needed never reads as the more.
+        // The same rounding never shows the required amount as the larger one.
         Some((has, basis)) => {
             format!("fits: {} needed of {}, {basis}", gibibytes(needed), gibibytes(has))
         }
@@ -188,7 +186,7 @@ pub fn comparison(needed: usize, limit: Option<(u64, impl fmt::Display)>) -> Str
     }
 }
 
-/// Returns the memory that a plan takes on a device with these moments.
+/// Returns the memory that a plan and its moments need on a device.
 pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
     match &moments.owned {
         Some(owned) => {
@@ -199,14 +197,14 @@ pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
     }
 }
 
-/// Returns the bytes that a plan takes on a device that uses host memory, including the copy of
-/// parameters, moments and averages that saving a checkpoint makes.
+/// Returns the bytes that a plan needs on a device in host memory, including the copy of
+/// parameters, moments and averages for a checkpoint.
 pub fn device_bytes(plan: &Plan, moments: &Moments) -> usize {
     let memory = memory(plan, moments);
     memory.peak().saturating_add(memory.saved)
 }
 
-/// Returns the bytes that a run with batches of `batch` samples takes besides the device: its
+/// Returns the bytes that a run with batches of `batch` samples needs besides the device: for its
 /// program, and `loaded` bytes of prefetched inputs.
 pub(crate) fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -> usize {
     let per_micro_batch = plan.segments.len() + 1;

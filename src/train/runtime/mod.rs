@@ -1,5 +1,5 @@
-//! Execution of programs on real devices: a device thread and a ring thread per device, the steps
-//! that they run, and the placement that is decided before the first step.
+//! Execution of programs on real devices: a device thread and a ring thread per device, their
+//! steps, and the placement of the run before the first step.
 
 pub mod addresses;
 pub mod blocks;

@@ -1,5 +1,5 @@
-//! Opening of a device: checks its memory, certifies and selects its kernels, allocates
-//! everything of a plan on it, and starts its device thread.
+//! Opening of a device: checks its memory, certifies and selects its kernels, allocates all buffers
+//! of a plan, and starts its device thread.
 
 use std::time::Duration;
 
@@ -18,16 +18,16 @@ pub struct OpenDevice {
     pub driver: DeviceThread,
     /// Messages for the user: the reason for choosing this device, and notes on its kernels.
     pub notes: Vec<String>,
-    /// Device identity that decides the bits of results: recorded, and compared on resume.
+    /// Identity, which determines the bits of results: recorded, and compared on resume.
     pub identity: String,
     pub is_cpu: bool,
     /// Index of the device among the requested ones.
     pub position: usize,
-    /// The most rows of the device's plan.
+    /// Maximum rows of the device's plan.
     pub rows: u32,
-    /// Selected kernel variant of each call that has several.
+    /// Selected kernel variant of each call with several.
     pub choices: VariantChoices,
-    /// Keys of those of these calls whose variants were chosen without timings.
+    /// Keys of calls with variants chosen without timings.
     pub untimed: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ pub struct OpenOptions {
     pub deadline: Duration,
     /// The device's memory in MiB; 0: the amount that it reports (`train.device_memory_mib`).
     pub device_memory_mib: u64,
-    /// The longest time that a submission should take, in milliseconds; 0: by the kind of adapter
+    /// Longest duration of a submission in milliseconds; 0: by the kind of adapter
     /// (`train.submission_ms`).
     pub submission_ms: u64,
     /// Time budget in seconds for autotuning kernels without cached timings (`train.tune_s`).
@@ -52,7 +52,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// Opens the device that `selector` names, with `plan` and room for `moments` optimizer moments.
+/// Opens the device of `selector`, with `plan` and memory for `moments` optimizer moments.
 /// Kernel variants come from the adapter's cache, or else from autotuning.
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub fn open(
     open_alone(selection, plan, moments, options)
 }
 
-/// Opens a device that is already selected like [`open`].
+/// Opens a selected device like [`open`].
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
@@ -86,7 +86,7 @@ pub fn open_alone(
     open_named(selection, &name, plan, moments, options)
 }
 
-/// Opens a device that is already selected like [`open`], under a display name of the caller's.
+/// Opens a selected device like [`open`], with a given display name.
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
@@ -104,7 +104,7 @@ pub(crate) fn open_named(
     open_selected(device, |_| tuning, &mut |_, _| {})
 }
 
-/// Returns the options of kernel selection on a device that keeps the choices of a record.
+/// Returns options of kernel selection that keep the choices of a record, if there is one.
 pub(crate) fn tuning_of(tuning: &TuneOptions, kept: Option<&RankPlacement>) -> TuneOptions {
     let mut tuning = tuning.clone();
     if let Some(kept) = kept {
@@ -114,7 +114,7 @@ pub(crate) fn tuning_of(tuning: &TuneOptions, kept: Option<&RankPlacement>) -> T
     tuning
 }
 
-/// Returns the name of a device as it is shown to the user.
+/// Returns the display name of a device.
 pub fn display_name(selection: &Selection) -> String {
     match selection {
         Selection::Cpu { threads, .. } => cpu_name(*threads),
@@ -123,7 +123,7 @@ pub fn display_name(selection: &Selection) -> String {
     }
 }
 
-/// Device that is already selected, and all that it is opened with besides its kernels.
+/// Selected device with its plan and options.
 pub struct DeviceToOpen<'a> {
     pub selection: Selection,
     /// Display name.
@@ -133,9 +133,8 @@ pub struct DeviceToOpen<'a> {
     pub options: &'a OpenOptions,
 }
 
-/// Opens a device that is already selected, under a display name of the caller's. `tuning` maps the
-/// device's identity to the options of kernel selection; `report` receives the device's name and
-/// the progress of autotuning.
+/// Opens a selected device. `tuning` maps the device's identity to the options of kernel selection;
+/// `report` receives the device's name and the progress of autotuning.
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
@@ -162,10 +161,9 @@ pub fn open_selected(
             let identity = cache::device_key(&adapter);
             let tuning = tuning(&identity);
             let mut kernels = KernelSelector::new(KernelCache::of(&adapter));
-            // Only now: the cache and the identity are those of the adapter's own name.
+            // After the cache and the identity, which use the adapter's own name.
             adapter.name = name.into();
-            // Running out of memory here is an error of the configuration, unlike in the middle
-            // of a run.
+            // Insufficient memory here is an error of the configuration, unlike during a run.
             let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled, plan.graph.precision())
                 .map_err(|error| no_room(error, needed))?;
             gpu.deadline = options.deadline;
@@ -193,8 +191,8 @@ pub fn open_selected(
     Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices, untimed })
 }
 
-/// Converts the error of a device before the first step: one without memory for a run that needs
-/// `needed` bytes of it has none after a restart either.
+/// Converts the error of a device before the first step. If its memory is insufficient for the
+/// `needed` bytes of the run, a restart does not help.
 pub(crate) fn no_room(error: DeviceError, needed: usize) -> RuntimeError {
     match error {
         DeviceError::OutOfMemory { adapter, what } => {

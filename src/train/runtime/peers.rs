@@ -30,7 +30,7 @@ pub(crate) struct WaitStatus {
 }
 
 impl WaitStatus {
-    /// Returns the activity of the rank, whose device has shown this many heartbeats.
+    /// Returns the activity of the rank with this number of heartbeats of its device.
     pub fn activity(&self, heartbeats: u64) -> RankActivity {
         let is_waiting = self.is_waiting.load(Ordering::Relaxed);
         RankActivity { heartbeats, received: self.received.load(Ordering::Relaxed), is_waiting }
@@ -48,9 +48,9 @@ pub(crate) struct RingPeers {
     pub waiting: Arc<WaitStatus>,
     /// Start times of the readbacks in flight, in order.
     pub(crate) read_starts: VecDeque<Instant>,
-    /// Pieces of tensors that have arrived before the program receives them.
+    /// Pieces of tensors that have arrived before their instruction to receive.
     pub kept: HashMap<EdgePiece, SharedBuffer>,
-    /// Events that are due before anything else happens.
+    /// Events to return before all others.
     pub due: VecDeque<Event>,
 }
 
@@ -91,7 +91,7 @@ impl RingPeers {
 
     fn send_to_ring(&self, device: &dyn Executor, message: RankRingMsg) -> Result<(), DeviceError> {
         match self.ring.send(message) {
-            // The next receive on the own mailbox reports that it is closed.
+            // The next receive from this rank's mailbox reports the reason.
             Ok(()) | Err(SendError::Closed(_)) => Ok(()),
             Err(SendError::Full { items_max }) => {
                 Err(refused(device, &format!("a mailbox for {items_max} messages is full")))
@@ -107,8 +107,8 @@ impl RingPeers {
         Ok(())
     }
 
-    /// Reacts to a message of the ring thread or the coordinator; returns an event for the
-    /// interpreter if the message is one.
+    /// Handles a message of the ring thread or the coordinator; returns its event for the
+    /// interpreter, if it has one.
     fn handle(
         &mut self,
         device: &mut dyn Executor,
@@ -164,8 +164,8 @@ impl RingPeers {
         device.write_place(&self.transfers.edges().place(piece), values)
     }
 
-    /// Reduces the parts of an all-reduce, which are all there, and writes the result. Returns the
-    /// event of its end.
+    /// Reduces the parts of an all-reduce, which have all arrived, and writes the result. Returns
+    /// the event of its end.
     fn reduce(
         &mut self,
         device: &mut dyn Executor,
@@ -180,7 +180,7 @@ impl RingPeers {
         let kind = edges.reduction(reduction).kind;
         let own = self.transfers.own_part(reduction);
         if kind == Reduction::Sum {
-            // Piece by piece, so that the host holds no sum of a whole tensor.
+            // By pieces, so that no sum of a whole tensor is in host memory.
             for (nth, piece) in parts[own][0].iter().enumerate() {
                 let mut values = Vec::with_capacity(parts.len());
                 for of_rank in &parts {
@@ -204,7 +204,8 @@ impl RingPeers {
             }
             let reduced = kind.reduce(&values);
             for (edge, values) in edges.reduction(reduction).parts[own].iter().zip(&reduced) {
-                let (tensor, range) = (edges.edge(*edge).tensor, 0..values.len());
+                let tensor = edges.edge(*edge).tensor;
+                let range = 0..values.len();
                 device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
             }
         }
@@ -253,13 +254,13 @@ impl RingPeers {
                 self.forward(device, readback)?;
                 Ok(Ok(None))
             }
-            // Every readback slot holds values that the ring thread has not consumed yet.
+            // All readback slots have values that the ring thread has not consumed yet.
             None => Ok(self.recv(Some(Duration::from_nanos(SLOT_POLL_INTERVAL)), awaited, waited)),
         }
     }
 }
 
-/// Takes the values of a piece of an all-reduce from those that are kept.
+/// Takes the kept values of a piece of an all-reduce.
 fn taken(
     device: &dyn Executor,
     kept: &mut HashMap<EdgePiece, SharedBuffer>,
@@ -413,8 +414,8 @@ impl Peers for RingPeers {
 
     fn discard(&mut self, device: &mut dyn Executor) {
         self.transfers.discard();
-        // The reason for which the step was discarded counts, not what follows from it. Readbacks
-        // that have not completed yet are dropped when they complete.
+        // Errors are ignored: they are results of the reason for which the step was discarded.
+        // Remaining readbacks are dropped when they complete.
         while let Ok(Some(readback)) = device.next_readback(false)
             && self.forward(device, readback).is_ok()
         {}

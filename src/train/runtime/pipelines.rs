@@ -1,7 +1,7 @@
 //! Pipelines of a worker group: forward passes of many micro-batches, which the stages run at the
 //! same time, and passes of one micro-batch, segment by segment through the stages and their tensor
-//! groups. Devices that hold the whole model are pipelines of one stage and one rank: each runs its
-//! passes by itself.
+//! groups. A device with the whole model is a pipeline of one stage and one rank, which runs its
+//! passes alone.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -22,13 +22,13 @@ use potluck_parallel::{
     Program, Share,
 };
 
-/// What a device does in a pass of a walk, for errors.
+/// Name of the pass of a walk in errors.
 const PASS: &str = "a pass through a pipeline";
 
-/// Pipelines of a worker group, which hold a model in parts or, with one stage each, whole.
+/// Pipelines of a worker group, with the stages of a model or the whole model on each device.
 #[derive(Clone, Debug)]
 pub struct ModelPipelines {
-    /// Plans of what each rank of a tensor group computes of the whole graph.
+    /// Plans of the whole graph's shard on each rank of a tensor group.
     model: GroupPlans,
     /// By pipeline.
     pub stages: Vec<PipelineRanks>,
@@ -36,28 +36,28 @@ pub struct ModelPipelines {
     pub shares: Vec<Share>,
     pub schedule: PipelineSchedule,
     pub edges: EdgeLayout,
-    /// By pipeline, then by block: the stage that holds it.
+    /// By pipeline and block: its stage.
     stage_of_block: Vec<Vec<u32>>,
-    /// By tensor: the block that computes it, if one does.
+    /// By tensor: the block that computes it, if there is one.
     block_of_tensor: Vec<Option<u32>>,
 }
 
-/// The most micro-batches of a forward pass that a pipeline of so many stages runs at once: enough
-/// to keep its stages busy most of the time, few enough to bound what is on its way.
+/// Returns the maximum number of micro-batches that a pipeline runs in one forward pass. It keeps
+/// stages busy most of the time, and bounds the memory of tensors in transit.
 pub(crate) fn forward_micro_batches_max(stages: usize) -> usize {
     4 * stages
 }
 
-/// Units of a worker group that compute forward passes by themselves: devices that hold the whole
-/// model, or pipelines.
+/// Units of a worker group that compute forward passes independently: devices with the whole model,
+/// or pipelines.
 #[derive(Clone, Copy)]
 pub struct ForwardUnits<'a> {
     pub group: &'a WorkerGroup,
     pub pipelines: &'a ModelPipelines,
 }
 
-/// Forward pass without dropout of one micro-batch, of which parts of an output are read. If there
-/// are none, the block that computes the output does not run.
+/// Forward pass without dropout of one micro-batch, and the parts of an output to read. Without
+/// parts, the block that computes the output does not run.
 #[derive(Clone, Debug)]
 pub(crate) struct OutputPass {
     pub rows: usize,
@@ -68,8 +68,8 @@ pub(crate) struct OutputPass {
 }
 
 impl OutputPass {
-    /// Runs the pass on a device that holds the whole model; returns the parts of the output, and
-    /// the states behind the micro-batch.
+    /// Runs the pass on a device with the whole model; returns the parts of the output, and the
+    /// states after the micro-batch.
     fn run(&self, device: &mut dyn Executor) -> Result<(Vec<f32>, NextStates), DeviceError> {
         load(device, &self.inputs, 0)?;
         let left_out = self.left_out(&device.plan().graph);
@@ -88,8 +88,8 @@ impl OutputPass {
 }
 
 impl ForwardUnits<'_> {
-    /// Returns the values of a tensor for the micro-batches of each unit, (rows, inputs), one
-    /// behind the other.
+    /// Returns the concatenated values of a tensor for the micro-batches (rows, inputs) of each
+    /// unit.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -121,7 +121,7 @@ impl ForwardUnits<'_> {
         Ok(values.concat())
     }
 
-    /// Runs a pass on one unit; returns the parts of the output, and the states behind the
+    /// Runs a pass on one unit; returns the parts of the output, and the states after the
     /// micro-batch. `what` names the pass in errors.
     ///
     /// # Errors
@@ -139,8 +139,9 @@ impl ForwardUnits<'_> {
         self.group.run_on(rank, what, move |device: &mut dyn Executor| pass.run(device))
     }
 
-    /// Runs a pass on each unit that has one, and returns what [`ForwardUnits::output_parts`] does,
-    /// nothing for the others: devices work at the same time, pipelines one after the other.
+    /// Runs a pass on each unit that has one, and returns the results of
+    /// [`ForwardUnits::output_parts`], empty for the others. Devices run at the same time,
+    /// pipelines in sequence.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -166,7 +167,7 @@ impl ForwardUnits<'_> {
     }
 }
 
-/// Passes that one micro-batch runs on a pipeline.
+/// Passes of one micro-batch on a pipeline.
 pub struct PipelineWalk<'a> {
     pub pipeline: usize,
     pub passes: &'a [PassKind],
@@ -184,13 +185,13 @@ struct WalkedSegment {
     member: usize,
     rank: Rank,
     nodes: Range<usize>,
-    /// Tensors that it reads and another rank computes.
+    /// Tensors that it reads from another rank.
     foreign: Vec<TensorId>,
-    /// What the rank has computed with it for an all-reduce.
+    /// All-reduce at its end, with the tensors of this rank.
     reduced: Option<(Reduction, Vec<TensorId>)>,
 }
 
-/// Returns the all-reduce with which a segment ends, and the tensors that are reduced, if it does.
+/// Returns the all-reduce at the end of a segment, if there is one, with its tensors.
 fn reduced_by(plan: &Plan, segment: SegmentId) -> Option<(Reduction, Vec<TensorId>)> {
     let nodes = plan.segments[segment.index()].nodes.clone();
     let last = plan.graph.nodes[nodes].last()?;
@@ -202,12 +203,12 @@ fn reduced_by(plan: &Plan, segment: SegmentId) -> Option<(Reduction, Vec<TensorI
 #[derive(Clone, Debug, Default)]
 pub struct PipelinePass {
     pub loss: LossSums,
-    /// States behind each micro-batch, of a model that carries them.
+    /// States after each micro-batch, of a model that carries them.
     pub states: Vec<NextStates>,
 }
 
 impl ModelPipelines {
-    /// Returns the pipelines of a worker group that hold the model of a plan in parts.
+    /// Returns the pipelines of a worker group with the stages of a model.
     pub fn new(
         model: GroupPlans,
         stages: Vec<PipelineRanks>,
@@ -226,13 +227,12 @@ impl ModelPipelines {
     }
 
     /// Returns the graph of the first rank of a tensor group, which has the inputs and outputs of
-    /// all.
+    /// all ranks.
     pub fn graph(&self) -> &Graph {
         &self.plan().graph
     }
 
-    /// Returns the pipelines of one stage each of so many ranks, which all hold the model of a
-    /// plan.
+    /// Returns `ranks` pipelines of one stage each, with the whole model.
     #[cfg(test)]
     pub(crate) fn of_replicas(whole: Arc<Plan>, ranks: usize) -> Self {
         let blocks = whole.graph.blocks.len() as u32;
@@ -246,7 +246,7 @@ impl ModelPipelines {
         Self::new(model, stages, shares, PipelineSchedule::default(), EdgeLayout::default())
     }
 
-    /// Returns true if a pipeline has several ranks, so that none holds the whole model.
+    /// Returns true if a pipeline has several ranks, so that none has the whole model.
     pub fn is_divided(&self) -> bool {
         self.stages.first().is_some_and(|pipeline| pipeline.ranks().count() > 1)
     }
@@ -256,7 +256,7 @@ impl ModelPipelines {
         self.stages.first().map_or(1, PipelineRanks::stages)
     }
 
-    /// Returns the ranks of a pipeline that hold a block, in the order of the tensor group.
+    /// Returns the ranks of a pipeline with a block, in the order of the tensor group.
     fn group_of(&self, pipeline: usize, block: u32) -> &[Rank] {
         let stage = self.stage_of_block[pipeline][block as usize];
         &self.stages[pipeline].groups[stage as usize]
@@ -269,7 +269,7 @@ impl ModelPipelines {
     }
 
     /// Runs the forward pass without dropout of all pipelines on these micro-batches (rows and
-    /// inputs, at most [`forward_micro_batches_max`] per pipeline), and returns what came of it by
+    /// inputs, at most [`forward_micro_batches_max`] per pipeline), and returns the result of each
     /// pipeline.
     ///
     /// # Errors
@@ -284,7 +284,7 @@ impl ModelPipelines {
         for of_pipeline in work {
             let mut batches_here = Vec::with_capacity(of_pipeline.len());
             let mut inputs_here = Vec::with_capacity(of_pipeline.len());
-            // Their slots do not matter.
+            // Any slots of the batch will do.
             let mut first = 0;
             for (rows, inputs) in of_pipeline {
                 batches_here.push(MicroBatch { first, rows });
@@ -311,7 +311,7 @@ impl ModelPipelines {
             for rank in stages.ranks() {
                 let program = programs[rank.index()].clone();
                 let input = StepInput {
-                    // What is carried in is among the inputs; what is carried on is reported.
+                    // Initial states are among the inputs; final ones are reported.
                     states: vec![Inputs::new(); inputs[pipeline].len()],
                     is_training: false,
                     ..StepInput::new(round, rank, program, inputs[pipeline].clone())
@@ -396,8 +396,8 @@ impl ModelPipelines {
         Ok(self.output_parts(group, pipeline, pass)?.0)
     }
 
-    /// Does the same as [`ModelPipelines::output`], and returns parts of the output with the states
-    /// behind the micro-batch.
+    /// Runs a pass like [`ModelPipelines::output`]; returns the parts of the output, and the states
+    /// after the micro-batch.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -452,17 +452,18 @@ impl ModelPipelines {
         Ok((values, states))
     }
 
-    /// Returns by rank of a tensor group the ranges of the last dimension of an output that it
-    /// computes; of what all ranks have, only the first computes it.
+    /// Returns the ranges of the last dimension of an output by the rank of a tensor group that
+    /// computes them. Ranges of all ranks are listed only for the first.
     fn columns_of(&self, output: TensorId) -> Vec<Vec<Range<usize>>> {
         let graph = self.graph();
-        let is_output = |(_, id): &(String, TensorId)| graph.root(*id) == graph.root(output);
-        let index = graph.outputs.iter().position(is_output);
+        let root = graph.root(output);
+        let index = graph.outputs.iter().position(|(_, id)| graph.root(*id) == root);
         let mut columns = Vec::new();
         for outputs in &self.model.outputs {
-            let own = index.and_then(|index| outputs.get(index)).cloned();
-            let whole = || std::iter::once(0..graph.tensor(output).shape.last()).collect();
-            let own = own.unwrap_or_else(whole);
+            let own = match index.and_then(|index| outputs.get(index)) {
+                Some(own) => own.clone(),
+                None => std::iter::once(0..graph.tensor(output).shape.last()).collect(),
+            };
             columns.push(if columns.contains(&own) { Vec::new() } else { own });
         }
         columns
@@ -479,10 +480,10 @@ impl ModelPipelines {
         shape.elements(1) / shape.last().max(1)
     }
 
-    /// Runs passes of a walk, segment by segment, each on the ranks that hold its block, after
-    /// loading the inputs of each rank; what a segment reads of another stage is copied to its
-    /// device before, and what a tensor group all-reduces is reduced behind it. `visit` performs
-    /// the nodes of a segment. Returns its first result, with the rank, which ends the walk.
+    /// Runs passes of a walk, after loading the inputs of each rank. Each segment runs on the ranks
+    /// with its block: tensors of other stages are first copied to its device, and all-reduces of a
+    /// tensor group follow it. `visit` performs the nodes of a segment. Its first result ends the
+    /// walk and is returned, with the rank.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -516,7 +517,7 @@ impl ModelPipelines {
                         continue;
                     }
                     received.push((tensor, rank));
-                    crossing.write(group, (segment.member, tensor), rank, pass)?;
+                    crossing.write(group, segment.member, tensor, rank, pass)?;
                 }
                 runs.insert(rank, segment.clone());
             }
@@ -532,9 +533,9 @@ impl ModelPipelines {
         Ok(None)
     }
 
-    /// Runs segments on the ranks of a tensor group at the same time, and reduces what they have
-    /// computed with the last node, if that is an all-reduce. Returns the first result of `visit`,
-    /// in the order of ranks, with the rank.
+    /// Runs segments on the ranks of a tensor group at the same time, followed by their all-reduce,
+    /// if they end with one. Returns the first result of `visit` in the order of ranks, with the
+    /// rank.
     fn run_segments<T, F>(
         &self,
         group: &WorkerGroup,
@@ -549,8 +550,10 @@ impl ModelPipelines {
             + Send
             + 'static,
     {
-        if let Some((rank, run)) = runs.iter().next().filter(|_| runs.len() == 1) {
-            // The only rank of a stage, which has nothing to reduce.
+        if runs.len() == 1
+            && let Some((rank, run)) = runs.iter().next()
+        {
+            // A single rank of a stage has no all-reduce.
             let nodes = run.nodes.clone();
             let visited = group.run_on(*rank, PASS, move |device| visit(device, nodes, &pass))?;
             return Ok(visited.map(|result| (*rank, result)));
@@ -578,10 +581,10 @@ impl ModelPipelines {
         let reduced = Arc::new(kind.reduce(&parts));
         let of_ranks = runs.clone();
         group.run_on_all(PASS, move |rank, device| {
-            let run = of_ranks.get(&rank);
-            let tensors = run.and_then(|run| run.reduced.as_ref()).map(|(_, tensors)| tensors);
-            for (tensor, values) in tensors.into_iter().flatten().zip(reduced.iter()) {
-                let (tensor, range) = (*tensor, 0..values.len());
+            let Some(run) = of_ranks.get(&rank) else { return Ok(()) };
+            let Some((_, tensors)) = &run.reduced else { return Ok(()) };
+            for (&tensor, values) in tensors.iter().zip(reduced.iter()) {
+                let range = 0..values.len();
                 let micro_batch = pass.micro_batch;
                 device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
             }
@@ -590,9 +593,9 @@ impl ModelPipelines {
         Ok(None)
     }
 
-    /// Returns the segments of passes on a pipeline in the order in which they run: together those
-    /// that the ranks of a tensor group run at the same time, before they all-reduce. A rank may
-    /// have none at the end of a pass.
+    /// Returns the segments of passes on a pipeline in the order of execution. Each entry has the
+    /// segments that the ranks of a tensor group run at the same time, before an all-reduce. At the
+    /// end of a pass a rank may have none.
     fn walk_order(
         &self,
         pipeline: usize,
@@ -607,9 +610,12 @@ impl ModelPipelines {
         runs.retain(|(phase, block)| passes.contains(phase) && Some(*block) != left_out);
         for run in runs {
             for (plan, own) in self.model.plans.iter().zip(&mut of_run) {
-                let segments = plan.segments.iter().zip((0..).map(SegmentId));
-                let of_run = segments.filter(|(segment, _)| (segment.phase, segment.block) == run);
-                *own = of_run.map(|(_, id)| id).collect();
+                own.clear();
+                for (index, segment) in plan.segments.iter().enumerate() {
+                    if (segment.phase, segment.block) == run {
+                        own.push(SegmentId(index as u32));
+                    }
+                }
             }
             let count = of_run.iter().map(Vec::len).max().unwrap_or(0);
             for nth in 0..count {
@@ -624,7 +630,7 @@ impl ModelPipelines {
         all
     }
 
-    /// Returns a segment as the rank at this place of a tensor group runs it.
+    /// Returns a segment of the member of a tensor group.
     fn walked(&self, pipeline: usize, member: usize, id: SegmentId) -> WalkedSegment {
         let plan = &self.model.plans[member];
         let segment = &plan.segments[id.index()];
@@ -634,7 +640,7 @@ impl ModelPipelines {
         WalkedSegment { member, rank, nodes, foreign, reduced: reduced_by(plan, id) }
     }
 
-    /// Returns the tensors that nodes read on a rank and another rank computes.
+    /// Returns the tensors that nodes of a rank read from another rank.
     fn foreign_inputs(
         &self,
         pipeline: usize,
@@ -659,9 +665,9 @@ impl ModelPipelines {
     }
 }
 
-/// Tensors of a walk that a stage computes and others read, by place of the tensor group: read from
-/// its device behind the segment that computes them, because the plan of the stage keeps them no
-/// longer, and written to another one in front of the segment that reads them.
+/// Tensors of a walk that are read by another stage, by member of the tensor group. They are read
+/// from their device directly after their segment, because the plan of the stage does not keep them
+/// longer, and written to the other device before the segment that reads them.
 struct CrossingTensors {
     values: HashMap<(usize, TensorId), Arc<Vec<f32>>>,
     read_elsewhere: HashSet<(usize, TensorId)>,
@@ -677,7 +683,7 @@ impl CrossingTensors {
         Self { values: HashMap::new(), read_elsewhere }
     }
 
-    /// Reads those that a segment of this graph has computed.
+    /// Reads the crossing tensors of a segment from its rank.
     fn read(
         &mut self,
         group: &WorkerGroup,
@@ -698,11 +704,12 @@ impl CrossingTensors {
         Ok(())
     }
 
-    /// Writes one to a rank that is about to read it.
+    /// Writes a tensor to a rank whose next segment reads it.
     fn write(
         &self,
         group: &WorkerGroup,
-        (member, tensor): (usize, TensorId),
+        member: usize,
+        tensor: TensorId,
         to: Rank,
         pass: PassContext,
     ) -> Result<(), RuntimeError> {
@@ -717,16 +724,15 @@ impl CrossingTensors {
     }
 }
 
-/// Where the parts of an output are on the ranks of a tensor group.
+/// Places of the parts of an output on the ranks of a tensor group.
 struct OutputPlaces {
-    /// By rank: ranges of the elements that it has, and their places among the elements of all
-    /// parts.
+    /// By rank: ranges of its elements, and their places among the elements of all parts.
     ranks: Vec<Vec<(Range<usize>, Range<usize>)>>,
 }
 
 impl OutputPlaces {
-    /// Returns where parts of an output are, of which each rank has these ranges of the last
-    /// dimension.
+    /// Returns the places of parts of an output. `columns` has the ranges of the last dimension by
+    /// rank.
     fn of(columns: &[Vec<Range<usize>>], parts: &[Range<usize>]) -> Self {
         let width = columns.iter().flatten().map(|range| range.end).max().unwrap_or(1);
         let mut ranks = vec![Vec::new(); columns.len()];

@@ -1,4 +1,4 @@
-//! Seat of a rank of another node, as a worker group sees it.
+//! Seat of a rank of another node in a worker group.
 
 use super::step::StepInput;
 use potluck_core::Round;
@@ -11,7 +11,7 @@ pub trait RemoteSeat: Send + Sync {
     /// Begins a step of the rank, whose vote and end are sent to the coordinator's mailbox.
     ///
     /// # Errors
-    /// Returns `DeviceError` if the node is not there any more.
+    /// Returns `DeviceError` if the node is lost.
     fn submit(&self, input: &StepInput) -> Result<(), DeviceError>;
 
     /// Announces the verdict on a round.
@@ -20,6 +20,6 @@ pub trait RemoteSeat: Send + Sync {
     /// Ends the step of the rank, and with it the group.
     fn abort(&self, why: &str);
 
-    /// Returns the activity of the rank, whose device has shown this many heartbeats.
+    /// Returns the activity of the rank with this number of heartbeats of its device.
     fn activity(&self, heartbeats: u64) -> RankActivity;
 }

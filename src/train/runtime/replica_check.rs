@@ -1,5 +1,5 @@
-//! Replica check: compares parameter hashes that each device computes from its own memory and,
-//! where they differ, the values.
+//! Replica check: compares parameter hashes, which each device computes from its own memory, and
+//! the values if hashes differ.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,13 +13,13 @@ use potluck_kernels::exec::BucketTensor;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaMismatch {
     pub rank: Rank,
-    /// Tensors, and how many of their values differ; a message for the user.
+    /// Tensors, with the number of differing values; a message for the user.
     pub what: String,
 }
 
-/// Compares the parameters of each bucket on all ranks that hold it; with `repair`, overwrites
-/// those that differ. The reference value is that of the majority; without a majority, that of the
-/// owner, which is the rank that updates it.
+/// Compares the parameters of each bucket on all of its ranks; with `repair`, overwrites differing
+/// ones. The reference value is that of the majority, or without a majority that of the owner, the
+/// rank that updates it.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails.
@@ -100,8 +100,7 @@ fn differences(
         }
     }
     if found.is_empty() {
-        // A device whose hash of its memory does not match the values that it returns must not be
-        // trusted, whichever of the two is wrong.
+        // A device is not trusted if its hash and its values do not match.
         let most = most_common(hashes.iter().copied());
         let what = format!("the hash of {bucket} differs, though what is read back does not");
         for ((_, rank), hash) in members.iter().zip(hashes) {
@@ -121,12 +120,11 @@ fn most_common<V: Copy + Eq + std::hash::Hash + Ord>(
     for value in values {
         *votes.entry(value).or_default() += 1;
     }
-    // Ties go to the smallest value, so that the order of the hash map does not matter.
+    // The smallest value of several, independent of the order of the hash map.
     votes.into_iter().max_by_key(|(value, count)| (*count, std::cmp::Reverse(*value)))
 }
 
-/// Reference values of a bucket; `is_voted` is true if a majority of ranks holds every one of
-/// them.
+/// Reference values of a bucket; `is_voted` is true if each has a majority of ranks.
 struct Majority {
     values: Vec<f32>,
     is_voted: bool,
@@ -148,7 +146,7 @@ fn majority(group: &WorkerGroup, bucket: BucketId, held: &[Vec<f32>]) -> Majorit
     Majority { values, is_voted }
 }
 
-/// Returns the position that updates an element of a bucket; the first one if none does.
+/// Returns the position that updates an element of a bucket, or else the first one.
 fn owner_of(group: &WorkerGroup, bucket: BucketId, index: usize) -> Position {
     for (position, _) in group.groups().of(bucket).iter() {
         if group.layout().shard(bucket, position).contains(&index) {
@@ -158,7 +156,7 @@ fn owner_of(group: &WorkerGroup, bucket: BucketId, index: usize) -> Position {
     Position(0)
 }
 
-/// Returns the tensors of a bucket in which any value differs in any bit.
+/// Returns the tensors of a bucket that differ in any bit.
 fn differing(plan: &Plan, bucket: BucketId, values: &[f32], truth: &[f32]) -> Vec<String> {
     let mut found = Vec::new();
     for &(id, start) in &plan.buckets[bucket.index()].parameters {

@@ -1,6 +1,6 @@
 //! Ring thread of a rank: receives the rank's own values and the messages of other ranks, adds
-//! them, and sends the results on. It waits on one mailbox only and touches no device except to
-//! read mapped values.
+//! them, and sends the results. It waits only on one mailbox, and uses no device except for mapped
+//! values.
 
 use std::sync::Arc;
 use std::thread;
@@ -20,25 +20,25 @@ use potluck_parallel::comm::{
     RingWorker, SharedBuffer,
 };
 
-/// Send window: partial sums that a rank begins beyond those it has received. Enough to hide one
-/// hop, few enough to stay in a cache.
+/// Send window: the number of partial sums that a rank begins beyond the received ones. It hides
+/// the latency of one hop, and fits a cache.
 const WINDOW: usize = 4;
 
 /// Mailboxes and settings of a ring thread.
 pub struct RingChannels {
     pub rank: Rank,
-    /// Ranks that hold each bucket of the layout.
+    /// Ranks of each bucket of the layout.
     pub groups: BucketGroups,
     pub layout: Arc<ShardLayout>,
     pub inbox: Mailbox<RankRingMsg>,
     pub driver: Mailbox<DriverMsg>,
     pub addresses: RankAddresses,
-    /// Edges of the run, which lead to other ranks.
+    /// Edges of the run to other ranks.
     pub edges: EdgeLayout,
     pub track: Track,
-    /// Time at which the device was asked to add, while it does.
+    /// Start of the device's addition in progress.
     pub(crate) adding_since: Option<Instant>,
-    /// True if sums are sent to all ranks as they are (all-reduce), without an update in between.
+    /// True if sums are sent to all ranks without an update in between (all-reduce).
     pub is_chained: bool,
 }
 
@@ -61,9 +61,9 @@ pub fn start(channels: RingChannels) -> std::io::Result<(thread::JoinHandle<()>,
     Ok((thread, pool))
 }
 
-/// Guard that closes the device thread's mailbox and its own when the ring thread ends for any
-/// reason: without it the device thread would wait forever for a message, or for the readback slots
-/// that queued messages hold.
+/// Guard that closes the mailboxes of the device thread and the ring thread at the end of the ring
+/// thread. Without it the device thread could wait forever for a message, or for readback slots in
+/// queued messages.
 struct CloseOnDrop {
     driver: Mailbox<DriverMsg>,
     ring: Mailbox<RankRingMsg>,
@@ -77,7 +77,7 @@ impl Drop for CloseOnDrop {
     }
 }
 
-/// Runs the loop of a ring thread and returns why it ended: if it panicked, with the panic's text.
+/// Runs the loop of a ring thread and returns the reason of its end, or the text of its panic.
 fn reason_of_end(run: impl FnOnce() -> Closed) -> String {
     let panic = PanicText::default();
     if let Some(why) = catch_quietly(&panic, || run().0) {

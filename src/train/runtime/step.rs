@@ -41,34 +41,33 @@ pub struct StepInput {
     pub round: Round,
     pub rank: Rank,
     pub program: Arc<Program>,
-    /// Inputs per micro-batch of the program; none if the rank's node reads them from its own copy
+    /// Inputs per micro-batch of the program; empty if the rank's node reads them from its own copy
     /// of the data.
     pub micro_batches: Vec<Inputs>,
-    /// State that is carried into the step, per micro-batch: inputs that the rank's plan has. Empty
-    /// if the model carries none.
+    /// State carried into the step, per micro-batch: inputs of the rank's plan. Empty if the model
+    /// carries none.
     pub states: Vec<Inputs>,
     /// Random key of the run; the step's key is derived from it.
     pub run_key: Key,
-    /// False for a pass that changes nothing, without dropout.
+    /// False for a pass without dropout and changes of state.
     pub is_training: bool,
-    /// Samples of the step over all ranks, by which running averages weight their statistics.
+    /// Samples of the step over all ranks, as a weight of statistics in running averages.
     pub samples: usize,
-    /// Optimizer update that is applied if the verdict is commit.
+    /// Optimizer update, applied if the verdict is commit.
     pub update: Update,
-    /// Part by which the averages of the parameters move to them after that; `None`: none are kept.
+    /// Fraction by which averages then move to the parameters; `None` without averages.
     pub average_weight: Option<f32>,
     /// Clipping threshold of the gradient norm; 0: no clipping.
     pub clip: f64,
-    /// Factor of the gradients until the update takes it out: a power of two, 1 in f32.
+    /// Factor of the gradients, removed by the update: a power of two, 1 in f32.
     pub loss_scale: f32,
     /// Faults to inject, for tests.
     pub faults: Faults,
 }
 
 impl StepInput {
-    /// Creates the input of a training step of a rank whose samples are all those of the step. No
-    /// state is carried into it, nothing is clipped, the update changes nothing, and no fault is
-    /// injected.
+    /// Creates the input of a training step of a single rank, without carried states and clipping,
+    /// with an update that has no effect, and without faults.
     pub fn new(
         round: Round,
         rank: Rank,
@@ -126,7 +125,7 @@ pub struct StepReport {
     /// Duration of the step; `waited` is the part of it spent waiting for other ranks.
     pub time: Duration,
     pub waited: Duration,
-    /// State that is carried into the next step, per micro-batch.
+    /// State carried into the next step, per micro-batch.
     pub states: Vec<NextStates>,
 }
 
@@ -135,9 +134,9 @@ impl StepReport {
         self.outcome == Outcome::Updated
     }
 
-    /// Returns the fraction of the step in which the device was idle: 0 to 1. By its own clock;
-    /// without one, the device is idle while its thread waits for other ranks, as the CPU device
-    /// is, which computes on that thread. A GPU may still compute what was submitted before.
+    /// Returns the fraction of the step in which the device was idle, from 0 to 1, by its own
+    /// clock. Without a clock, that is the time in which its thread waits for other ranks. This is
+    /// exact for the CPU device, which computes on that thread; a GPU may still compute.
     pub fn idle(&self) -> f64 {
         match self.busy {
             Some(busy) => 1.0 - busy,
@@ -158,7 +157,7 @@ pub trait Peers {
         collective: Collective,
     ) -> Result<(), DeviceError>;
 
-    /// Sends the tensor of an edge for a micro-batch of so many rows.
+    /// Sends the tensor of an edge for a micro-batch of `rows` rows.
     fn send(
         &mut self,
         device: &mut dyn Executor,
@@ -167,7 +166,7 @@ pub trait Peers {
         rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// Begins to write the tensor of an edge for a micro-batch of so many rows to the device; its
+    /// Begins to write the tensor of an edge for a micro-batch of `rows` rows to the device; its
     /// end is returned as an event.
     fn receive(
         &mut self,
@@ -177,8 +176,8 @@ pub trait Peers {
         rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// Begins to reduce what all ranks of the tensor group have sent for an all-reduce of a
-    /// micro-batch of so many rows, and to write the result; its end is returned as an event.
+    /// Begins an all-reduce of a tensor group for a micro-batch of `rows` rows, and the write of
+    /// its result; its end is returned as an event.
     fn all_reduce(
         &mut self,
         device: &mut dyn Executor,
@@ -187,14 +186,14 @@ pub trait Peers {
         rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// Sends the tensors that other ranks need and that are still being read back, as far as the
-    /// device has room for them: what follows may keep the device's thread busy for long.
+    /// Waits for the readbacks of tensors for other ranks, and sends them: the next actions may
+    /// occupy the device's thread for a long time.
     fn send_all(&mut self, _device: &mut dyn Executor) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Sends the vote; the verdict is returned as an event. Where gradients are summed over ranks,
-    /// the norms of the sums are added to the vote if the step `updates` parameters.
+    /// Sends the vote; the verdict is returned as an event. If the step `updates` parameters, adds
+    /// the norms of gradients summed over ranks to the vote.
     fn vote(
         &mut self,
         device: &mut dyn Executor,
@@ -205,8 +204,8 @@ pub trait Peers {
     /// Returns the next event, if there is one.
     fn poll_event(&mut self, device: &mut dyn Executor) -> Result<Option<Event>, DeviceError>;
 
-    /// Waits for the next event, and adds to `waited` the time spent waiting for other ranks. The
-    /// program waits for `awaited` or (`None`) for the verdict, which traces show.
+    /// Waits for the next event, and adds the time of the wait for other ranks to `waited`. In
+    /// traces, the program waits for `awaited`, or for the verdict (`None`).
     fn wait_event(
         &mut self,
         device: &mut dyn Executor,
@@ -214,11 +213,11 @@ pub trait Peers {
         waited: &mut Duration,
     ) -> Result<Event, DeviceError>;
 
-    /// Discards the round: drops what comes back from the device, now or later.
+    /// Discards the round: drops its readbacks, also later ones.
     fn discard(&mut self, device: &mut dyn Executor);
 }
 
-/// Peers of a run on a single rank: there are none.
+/// Peers of a single rank: none.
 #[derive(Debug, Default)]
 pub struct NoPeers {
     vote: Option<Vote>,
@@ -316,7 +315,7 @@ pub fn run_step(
     }
 }
 
-/// Performs the actions of a step, and holds the results so far.
+/// Performs the actions of a step, with its results so far.
 struct Performer<'a> {
     device: &'a mut dyn Executor,
     input: &'a StepInput,
@@ -326,16 +325,16 @@ struct Performer<'a> {
     /// Operation that the program waits for; `None`: the verdict.
     awaited: Option<Token>,
     verdict: Option<Verdict>,
-    /// Sums that this rank has voted with.
+    /// Sums in the vote of this rank.
     loss: LossSums,
     busy: Option<f64>,
     started: Instant,
     waited: Duration,
-    /// Segment with which each micro-batch ends on this rank, if the model carries a state.
+    /// Last segment of each micro-batch on this rank, if the model carries a state.
     last_segment: Option<SegmentId>,
-    /// State behind the micro-batches that have ended.
+    /// State after completed micro-batches.
     states: Vec<NextStates>,
-    /// Fault points that were passed; each applies once, though several actions reach it.
+    /// Passed fault points; each applies once, though several actions may reach it.
     passed: Vec<Point>,
 }
 
@@ -457,7 +456,7 @@ impl<'a> Performer<'a> {
         self.busy = sums.busy;
         self.inject_fault(Point::Verdict)?;
         self.awaited = None;
-        // Nobody else holds these buckets, so this rank is alone in their groups.
+        // This rank is alone in the groups of these buckets.
         let mut gradients = Vec::with_capacity(norms.len());
         for (bucket, (squares, not_finite)) in norms.iter().zip(&sums.gradients) {
             gradients.push(GradientSquares {
@@ -539,8 +538,8 @@ impl<'a> Performer<'a> {
     fn finish(&mut self, outcome: Outcome) -> Result<StepReport, DeviceError> {
         self.device.flush()?;
         match outcome {
-            // Where they are left, the next step reaches the point: what it flips in a shard of
-            // another rank is overwritten by that step's update.
+            // If the step leaves its all-gathers, the next one reaches the point, because they
+            // overwrite the shards of other ranks.
             Outcome::Updated if !self.input.program.leaves_gathers() => {
                 self.inject_fault(Point::Gather)?;
             }
@@ -591,7 +590,7 @@ impl<'a> Performer<'a> {
     }
 }
 
-/// Reads the states behind a micro-batch, of the tensors that the device computes. Waits for it.
+/// Reads the states after a micro-batch that the device computes, and waits for them.
 ///
 /// # Errors
 /// Returns [`DeviceError`] if the device fails.
@@ -619,13 +618,13 @@ pub(crate) fn inference_pass(rows: usize) -> PassContext {
     PassContext { micro_batch: 0, rows, loss_scale: 1.0, random }
 }
 
-/// Runs the forward pass without dropout on inputs that are loaded. Outputs can be read with the
-/// returned context until the device runs anything else.
+/// Runs the forward pass without dropout on loaded inputs. Outputs can be read with the returned
+/// context until the device runs another pass.
 pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, DeviceError> {
     forward_without(device, rows, None)
 }
 
-/// Does the same as [`forward`] without one of the blocks.
+/// Runs the pass of [`forward`], but without one of the blocks.
 pub fn forward_without(
     device: &mut dyn Executor,
     rows: usize,

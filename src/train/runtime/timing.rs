@@ -20,14 +20,14 @@ use potluck_parallel::planner::balance::{
 };
 use potluck_parallel::planner::links::RingLinks;
 
-/// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
-/// for devices that run concurrently.
+/// Timed repetitions of a micro-batch. The result is the fastest for a device that runs alone, and
+/// the mean for concurrent devices.
 const REPEATS: u32 = 3;
 
 /// Threshold of a clear speedup: a time below this fraction of the other time.
 const CLEARLY: f64 = 0.9;
 
-/// Returns the inputs of a micro-batch of this many rows.
+/// Function that returns the inputs of a micro-batch with a number of rows.
 pub type Probe = Arc<dyn Fn(usize) -> Inputs + Send + Sync>;
 
 /// Measured split of the batch among devices.
@@ -36,18 +36,18 @@ pub(crate) struct BatchSplit {
     /// Positions of the selected devices; `counts` are the samples of each.
     pub members: Vec<usize>,
     pub counts: Vec<u32>,
-    /// The most samples that each selected device runs at a time.
+    /// Maximum micro-batch of each selected device.
     pub micro_batches: Vec<u32>,
-    /// Sentences for the user on the devices that were left out.
+    /// Sentences for the user on excluded devices.
     pub notes: Vec<String>,
-    /// Devices that take part although a step would be shorter without them.
+    /// Devices that are used although a step would be shorter without them.
     pub cost: Option<CostOfDevices>,
 }
 
-/// Ratio of the times of a step from which it is told that devices make it longer.
+/// Ratio of the times of a step from which a note says that devices make it longer.
 const TOLD_COST: f64 = 1.02;
 
-/// Cost of devices that take part because the user asked for them.
+/// Cost of devices that are used only because the user requested them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CostOfDevices {
     /// Positions of the devices.
@@ -90,7 +90,7 @@ impl BatchSplit {
     }
 }
 
-/// Device, by its index, that failed while it was timed.
+/// Error of a device during its timing, with its index.
 #[derive(Debug)]
 pub(crate) struct TimingFailure {
     pub index: usize,
@@ -101,11 +101,11 @@ pub(crate) struct TimingFailure {
 pub(crate) struct BatchToSplit<'a> {
     /// Samples of the batch.
     pub batch: u32,
-    /// The most samples that each device can run at a time.
+    /// Maximum micro-batch of each device.
     pub rows: &'a [u32],
-    /// The fewest samples that a device is given.
+    /// Minimum number of samples of a device.
     pub rows_min: u32,
-    /// True if every device takes part, also one that makes a step longer.
+    /// True to use all devices, also those that make a step longer.
     pub(crate) takes_all: bool,
     /// Network between the devices, if they are on several nodes.
     pub(crate) network: Option<&'a Network>,
@@ -116,27 +116,27 @@ pub(crate) struct Network {
     pub links: RingLinks,
     /// Number of the node of each device.
     pub node_of_device: Vec<u32>,
-    /// Bytes of the gradients, and of the parameters that are updated.
+    /// Bytes of the gradients, which are also those of updated parameters.
     pub gradient_bytes: f64,
-    /// True if gradients travel while the backward pass goes on, and parameters in the forward
-    /// pass of the next step.
+    /// True if gradients are sent during the backward pass, and parameters during the forward pass
+    /// of the next step.
     pub is_overlapped: bool,
 }
 
-/// Seconds between two states that travel to the first node: the default of
-/// `train.checkpoint_minutes` over nodes.
+/// Seconds between two transfers of the state to the first node: the default of
+/// `train.checkpoint_minutes` with several nodes.
 const STATE_INTERVAL_S: f64 = 120.0;
 
-/// Factor by which devices of other nodes alone must be faster than one of the first node, where
-/// the state is saved and the batches come from: more than the noise of timings.
+/// Factor by which devices of only other nodes must be faster than one of the first node, which
+/// saves the state and reads the batches: more than the noise of timings.
 const AWAY: f64 = 1.05;
 
-/// Part of the last micro-batch of a step behind which the sums of gradients hide: the backward
-/// pass is about two thirds of it, and the first gradients are there after a part of that.
+/// Fraction of the last micro-batch of a step that hides the sums of gradients: the backward pass
+/// is about two thirds of it, and the first gradients are complete after a part of that.
 const HIDDEN: f64 = 0.5;
 
-/// Part of the first micro-batch behind which the updated parameters hide: the forward pass is
-/// about a third of it, and its first blocks wait for theirs.
+/// Fraction of the first micro-batch that hides the transfer of updated parameters: the forward
+/// pass is about a third of it, and its first blocks wait for their parameters.
 const HIDDEN_GATHER: f64 = 0.25;
 
 impl Network {
@@ -145,14 +145,14 @@ impl Network {
         set.iter().map(|device| self.node_of_device[*device]).collect()
     }
 
-    /// Returns true if links between devices are known, which take a part of each step.
+    /// Returns true if links between devices have measured rates, which slow each step.
     fn is_slow_between(&self, set: &[usize]) -> bool {
         self.links.collective_s(&self.nodes(set), self.gradient_bytes) > 0.0
     }
 
-    /// Returns the seconds that a step on these devices waits for the network, whose micro-batches
-    /// take at least `last_s`. A step behind one whose parameters were read in between hides none
-    /// of its all-gathers.
+    /// Returns the seconds that a step on these devices waits for the network, with micro-batches
+    /// of at least `last_s`. All-gathers are not hidden after a step whose parameters were read
+    /// before the next one.
     fn exposed_s(&self, set: &[usize], last_s: f64) -> f64 {
         let collective_s = self.links.collective_s(&self.nodes(set), self.gradient_bytes);
         if !self.is_overlapped {
@@ -162,8 +162,8 @@ impl Network {
         exposed(HIDDEN) + exposed(HIDDEN_GATHER)
     }
 
-    /// Returns the factor by which runs on devices of other nodes alone take longer than their
-    /// steps: all of the states travels to the first node, parameters and the two moments of AdamW.
+    /// Returns the factor by which runs on devices of only other nodes take longer than their
+    /// steps: parameters and the two moments of AdamW are sent to the first node.
     fn factor_of_states(&self, set: &[usize]) -> f64 {
         if set.iter().any(|device| self.node_of_device[*device] == 0) {
             return 1.0;
@@ -177,9 +177,9 @@ impl Network {
     }
 }
 
-/// Times devices on micro-batches of `probe`, selects those that are worth using unless all take
-/// part, and splits a batch among them. Concurrent timings take `timeout` at most. Only sets of
-/// devices that `hold` the moments of their shards are selected; returns `None` if none does.
+/// Times devices on micro-batches of `probe`, selects the fastest set of them unless all are used,
+/// and divides a batch among them. Concurrent timings take at most `timeout`. Only sets of devices
+/// that `hold` the moments of their shards are selected; returns `None` if there is none.
 ///
 /// # Errors
 /// Returns the first device that fails, with its error.
@@ -253,7 +253,7 @@ pub(crate) fn split_by_speed(
     Ok(Some(split))
 }
 
-/// Step times of sets of devices, of which each is timed once.
+/// Step times of sets of devices, each timed once.
 struct SetTimer<'a> {
     drivers: &'a [&'a DeviceThread],
     solo: &'a [SoloTiming],
@@ -263,27 +263,27 @@ struct SetTimer<'a> {
     timeout: Duration,
     hold: &'a dyn Fn(&[usize]) -> bool,
     network: Option<&'a Network>,
-    /// True if each device of a set works, although a step may be shorter otherwise.
+    /// True if each device of a set has a sample, although a step may be shorter otherwise.
     gives_each_a_sample: bool,
     tried: HashMap<Vec<usize>, TriedSet>,
     /// The first failure, after which no further set is timed.
     failed: Option<TimingFailure>,
 }
 
-/// Set of devices that was timed.
+/// Timed set of devices.
 #[derive(Default)]
 struct TriedSet {
     /// Samples of each device.
     counts: Vec<u32>,
-    /// Seconds of a step, with those in which it waits for the network between nodes.
+    /// Seconds of a step, including the wait for the network between nodes.
     step_s: f64,
     network_s: f64,
-    /// Seconds of a step with its part of what is between steps, by which sets are compared.
+    /// Seconds of a step with its part of the work between steps, by which sets are compared.
     cost_s: f64,
 }
 
 impl SetTimer<'_> {
-    /// Returns the seconds of a step on a set of devices, ascending, with its part of what is
+    /// Returns the seconds of a step on a set of devices, ascending, with its part of the work
     /// between steps; infinite if they do not hold the state, if the batch has too few samples for
     /// them, or after a failure.
     fn step_seconds(&mut self, set: &[usize]) -> f64 {
@@ -306,11 +306,11 @@ impl SetTimer<'_> {
         }
         let mut counts = apportion(self.batch, &speeds);
         if self.gives_each_a_sample {
-            // Of fewer samples than devices some get none.
+            // With fewer samples than devices some have none.
             give_each_a_sample(&mut counts);
         }
         give_at_least(&mut counts, self.rows_min);
-        // Devices without a sample leave the others with larger shards.
+        // Without idle devices the others have larger shards.
         let mut working = Vec::new();
         for (device, count) in set.iter().zip(&counts) {
             if *count > 0 {
@@ -326,7 +326,7 @@ impl SetTimer<'_> {
         if let Some(network) = self.network {
             cost_s *= network.factor_of_states(&working);
         }
-        // A device without a sample gains nothing, whatever the timing noise suggests.
+        // A device without a sample must not be selected because of the noise of timings.
         for (idle, count) in set.iter().zip(&counts) {
             if *count > 0 {
                 continue;
@@ -340,8 +340,8 @@ impl SetTimer<'_> {
         cost_s
     }
 
-    /// Returns the seconds that a step waits for the network between the devices that work, with
-    /// these samples and speeds of all devices of a set.
+    /// Returns the seconds that a step waits for the network between working devices; `counts` and
+    /// `speeds` are those of all devices of a set.
     fn network_s(&self, working: &[usize], counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
         let Some(network) = self.network else { return 0.0 };
         let mut last_s = f64::INFINITY;
@@ -354,8 +354,8 @@ impl SetTimer<'_> {
     }
 }
 
-/// Returns the split among the selected devices that have samples, of which `counts` has the
-/// number, with notes on all others.
+/// Returns the split among the selected devices with samples, by `counts`, with notes on all
+/// others.
 fn split_of(
     selection: DeviceSelection,
     counts: Vec<u32>,
@@ -375,7 +375,7 @@ fn split_of(
     }
     for (device, count) in selection.taken.into_iter().zip(counts) {
         if count == 0 {
-            // It was taken early, and gets none beside faster ones that were taken later.
+            // It was selected before faster ones, with which it has no samples.
             let name = names[device];
             split.notes.push(format!("{name} is left out: no sample is left for it"));
             continue;
@@ -396,14 +396,14 @@ fn split_of(
 #[derive(Clone, Copy, Debug)]
 struct SoloTiming {
     speed: ThroughputModel,
-    /// Seconds of a micro-batch of the most samples that the device runs at a time.
+    /// Seconds of a micro-batch of the maximum size.
     full_s: f64,
     /// Seconds to read all gradients back to the host and to upload all parameters.
     exchange_s: f64,
 }
 
-/// Times micro-batches of all rows that fit and of half of them. The smaller size is taken if it
-/// is clearly faster per sample: more work at a time may not fit a cache.
+/// Times micro-batches of all rows that fit and of half of them. Selects the smaller size if it is
+/// clearly faster per sample: a larger one may not fit a cache.
 fn time_alone(
     device: &mut dyn Executor,
     probe: &Probe,
@@ -424,7 +424,7 @@ fn time_alone(
         let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
         return Ok(SoloTiming { speed, full_s: half_s, exchange_s: device.time_exchange()? });
     }
-    // Noise may make the half slower than the whole, or faster than half of it.
+    // By noise, the half may be slower than the whole, or faster than half of it.
     let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
     let fixed_s = full_s - row_s * f64::from(rows);
     let speed = ThroughputModel { fixed_s, row_s, micro_batch: rows };
@@ -441,7 +441,7 @@ fn run_timed(
     device.time_micro_batch(&probe(rows as usize), rows, repeats)
 }
 
-/// Times devices that run concurrently. Returns their speeds when alone, scaled by the measured
+/// Times concurrent devices. Returns their speeds when alone, scaled by the measured
 /// slowdown from shared resources.
 fn time_concurrently(
     drivers: &[&DeviceThread],
@@ -480,8 +480,7 @@ fn time_concurrently(
     Ok(speeds)
 }
 
-/// Guard that counts a device as timed when it is dropped, also if the device fails or its job
-/// never starts.
+/// Guard that counts a device as timed when it is dropped, also without a start of its job.
 struct Timed(Arc<AtomicUsize>);
 
 impl Drop for Timed {

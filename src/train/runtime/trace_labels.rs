@@ -6,7 +6,7 @@ use potluck_core::{EdgeId, Rank, ReductionId};
 use potluck_graph::{Graph, PassKind};
 use potluck_parallel::{Edge, EdgeLayout, Operation, PipelineRanks, Token};
 
-/// Names of ranks, edges and all-reduces; empty if every rank holds the whole model.
+/// Names of ranks, edges and all-reduces; empty if every rank has the whole model.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct TraceLabels {
     /// By rank: `stage 1`, or `stage 1 of pipeline 0` if there are several, and in a tensor group
@@ -60,7 +60,7 @@ impl TraceLabels {
         Self { ranks: ranks.into(), edges: names.into(), reductions: reductions.into() }
     }
 
-    /// Returns the name of a rank's device, with its place if it holds a part of the model.
+    /// Returns the name of a rank's device, with its place if it has a part of the model.
     pub fn device(&self, rank: Rank, name: &str) -> String {
         match self.ranks.get(rank.index()) {
             Some(place) => format!("{name}, {place}"),
@@ -78,7 +78,7 @@ impl TraceLabels {
         self.reductions.get(id.index()).cloned().unwrap_or_else(|| id.to_string())
     }
 
-    /// Returns the name of what a program waits for.
+    /// Returns the name of an awaited operation.
     pub fn awaited(&self, token: &Token) -> String {
         match (token.operation, token.micro_batch) {
             (Operation::Receive(edge), Some(micro_batch)) => {
@@ -102,8 +102,8 @@ fn stage_of(pipelines: &[PipelineRanks], rank: Rank) -> usize {
     0
 }
 
-/// Returns the name of the tensor of an edge: the block that computes it, `h.1`, `h.1 again` if it
-/// does so for the backward pass, or `gradient from h.2` in a backward pass.
+/// Returns the name of the tensor of an edge: the block that computes it, `h.1`, or `h.1 again` for
+/// a recomputation, or `gradient from h.2` in a backward pass.
 pub fn edge_source(graph: &Graph, edge: &Edge) -> String {
     for node in &graph.nodes {
         if node.outputs.iter().any(|tensor| graph.root(*tensor) == edge.tensor) {

@@ -12,13 +12,13 @@ pub struct TraceTracks {
     pub device: Track,
     pub staging: Track,
     pub ring: Track,
-    /// Names of what the rank sends and receives.
+    /// Names of sent and received tensors.
     pub labels: TraceLabels,
 }
 
 impl TraceTracks {
-    /// Creates the tracks of a rank: of its device thread and its device, and, if there are other
-    /// ranks, also of its transfers and its ring thread.
+    /// Creates the tracks of a rank's device thread and device, and `with_others` also of its
+    /// transfers and its ring thread.
     pub fn of(options: &WorkerGroupOptions, rank: Rank, device: &str, with_others: bool) -> Self {
         let WorkerGroupOptions { trace: Some(trace), labels, .. } = options else {
             return Self::default();

@@ -27,8 +27,8 @@ pub(crate) struct EpochSize {
 }
 
 impl EpochSize {
-    /// Returns the last step of so many epochs, after `steps` steps in which `samples` samples were
-    /// trained on, with `batch` samples per step to come.
+    /// Returns the last step of `epochs` epochs, after `steps` steps with `samples` samples in all,
+    /// for `batch` samples in each further step.
     pub fn last_step(self, epochs: u64, steps: u64, samples: u64, batch: u64) -> u64 {
         let whole = epochs.saturating_mul(self.units);
         let left = whole.saturating_sub(samples.saturating_mul(self.per_sample));
@@ -84,14 +84,14 @@ impl FitHooks for CallHooks<'_> {
 
 impl Trainer {
     /// Trains on a data set: each step draws its samples by the trainer's seed, its number and the
-    /// samples consumed before it, without replacement in each epoch; if the graph carries states
-    /// from step to step, each slot of the batch goes through a part of the data in order, and
-    /// begins with zeros on other data than those before. So a call in two parts, also
-    /// over a save, ends in the bits of one call, which are those of `potluck train` with the same
+    /// samples consumed before it, without replacement in each epoch. If the graph carries states
+    /// from step to step, each slot of the batch reads a part of the data in order, and its states
+    /// are zeros at the start and after a change of the data. Two calls, also with a save between
+    /// them, have the same bits as one call, which are those of `potluck train` with the same
     /// graph, data, seed, batch and devices.
     ///
     /// With `TrainerOptions::on_loss` set to [`DeviceLoss::Continue`], the loss of one of several
-    /// devices is a warning, and training goes on as by [`Trainer::recover`].
+    /// devices is a warning, and training continues as after [`Trainer::recover`].
     ///
     /// # Errors
     /// Returns `TrainError` if the data do not fit the graph, if the options do not fit each other
@@ -105,8 +105,8 @@ impl Trainer {
         self.fit_with(data, options, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// Trains like [`Trainer::fit`]; `watch` gets the events as they happen, and ends the call
-    /// after the present step if it returns [`ControlFlow::Break`].
+    /// Trains like [`Trainer::fit`]; `watch` receives each event, and ends the call after the
+    /// current step if it returns [`ControlFlow::Break`].
     ///
     /// # Errors
     /// Returns the errors of [`Trainer::fit`].
@@ -167,8 +167,8 @@ impl Trainer {
         Ok(source)
     }
 
-    /// Notes the data of this call. Forgets the best evaluation if it was one of other data, or of
-    /// another extent than those of this call, and states that were carried through other data.
+    /// Records the data of this call. Discards the best evaluation if it was on other data or of
+    /// another number of samples, and carried states of other data.
     fn begin_on(&mut self, source: &BatchSource, options: &FitOptions) {
         let data = source.data.fingerprint();
         let mut extent = None;
@@ -187,7 +187,7 @@ impl Trainer {
         self.files = DataFile::recorded(source.data.files());
     }
 
-    /// Runs the steps, and goes on after the loss of a device if that is requested.
+    /// Runs the steps, and continues after the loss of a device if the options request it.
     fn run_fit(&mut self, fit: &mut Fit, hooks: &mut CallHooks) -> Result<FitEnd, TrainError> {
         if self.steps() < fit.last {
             self.save_fit(fit, hooks)?;
@@ -235,7 +235,7 @@ impl Trainer {
         }
     }
 
-    /// Keeps the state of the start in memory if it may be needed and none is kept elsewhere.
+    /// Copies the initial state to memory if a recovery may need it and there is no other copy.
     fn keep_start(&mut self) -> Result<(), TrainError> {
         self.take_snapshot_if_due()?;
         let is_kept = self.saved.is_some() || self.snapshot.is_some();

@@ -1,12 +1,12 @@
-//! Reasons for which [`Trainer::fit`](crate::Trainer::fit) ends.
+//! Reasons for the end of [`Trainer::fit`](crate::Trainer::fit).
 
-/// Reason for which [`Trainer::fit`](crate::Trainer::fit) ended.
+/// Reason for the end of [`Trainer::fit`](crate::Trainer::fit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitEnd {
     /// All steps are done.
     Done,
-    /// The callback asked for it.
+    /// The callback requested it.
     Stopped,
-    /// No evaluation was better for `FitOptions::patience` of them.
+    /// None of the last `FitOptions::patience` evaluations was better than an earlier one.
     NoImprovement,
 }

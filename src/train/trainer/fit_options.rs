@@ -1,5 +1,4 @@
-//! Options of [`Trainer::fit`](crate::Trainer::fit): how long it trains, and what it does
-//! meanwhile.
+//! Options of [`Trainer::fit`](crate::Trainer::fit): its length, evaluations and saves.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,47 +17,44 @@ pub struct FitOptions {
     pub length: FitLength,
     /// Learning rate of each step of the trainer.
     pub schedule: Schedule,
-    /// Steps between evaluations on the validation split, of which there is one at the end, too; 0:
-    /// none.
+    /// Steps between evaluations on the validation split, with another one at the end; 0: none.
     pub eval_every: u64,
     /// Samples per evaluation, spread over the split; 0: all.
     pub eval_samples: u64,
-    /// Task whose metrics evaluations compute, as
-    /// [`task_of_samples`](crate::task::task_of_samples) gives it; steps count its unit.
+    /// Task with the metrics of evaluations and the unit of steps, such as that of
+    /// [`task_of_samples`](crate::task::task_of_samples).
     pub task: Arc<dyn Task>,
-    /// Random changes of the pictures that are trained on: of the first input of the data.
+    /// Random changes of the training pictures: of the first input of the data.
     pub augmentation: Option<Augmentation>,
-    /// Evaluations after the best one that may pass without a better one; 0: any number. Needs
-    /// `eval_every`.
+    /// Maximum number of evaluations after the best one; 0: unlimited. Needs `eval_every`.
     pub patience: u64,
     /// True to keep the parameters of the best evaluation of this call, in host memory. Needs
     /// `eval_every`.
     pub keep_best: bool,
-    /// Directory that is saved to at the start, at the best evaluations and at the end.
+    /// Directory of saves, which are written at the start, at the best evaluations and at the end.
     pub directory: Option<PathBuf>,
     /// Steps between further saves; 0: none.
     pub save_every: u64,
-    /// Longest time between saves, after which the next step is followed by one, but for those that
-    /// would take more than 5 % of the time; `None`: any.
+    /// Longest time between saves, longer if saves would otherwise take more than 5 % of the time;
+    /// `None`: unlimited.
     pub save_interval: Option<Duration>,
-    /// Newest saves to keep, at least 2, besides the best.
+    /// Number of newest saves to keep, at least 2, besides the best.
     pub saves_kept: usize,
-    /// Steps in a row that are not finite, and so update nothing, at which the call ends with an
-    /// error; at least 1.
+    /// Number of consecutive steps skipped because of values that are not finite, after which the
+    /// call ends with an error; at least 1.
     pub skipped_steps_max: u64,
 }
 
 /// End of the steps of [`Trainer::fit`](crate::Trainer::fit), counted from the first step of the
-/// trainer, also over saves and on other data: a call that goes on has the length of the whole. If
-/// that is reached already, the call takes no step, and says so with an
+/// trainer, including those before a save and on other data. If it is reached before the first step
+/// of the call, the call takes none and emits an
 /// [`Event::Note`](potluck_core::metrics::Event::Note).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitLength {
     Steps(u64),
     /// Passes through the samples of the training split; ends with the first step that completes
-    /// the last of them. The samples of a text are its windows, one per token, which overlap;
-    /// `train.epochs` of the program counts their tokens, and so ends earlier by the context's
-    /// length.
+    /// the last pass. The samples of a text are overlapping windows, one per token; `train.epochs`
+    /// of the program counts tokens instead, and ends earlier by a factor of the context's length.
     Epochs(u64),
 }
 
@@ -71,8 +67,8 @@ impl FitOptions {
         Self::new(length, schedule)
     }
 
-    /// Returns options for steps by a schedule, without evaluations and saves; 100 skipped steps in
-    /// a row are an error.
+    /// Returns options for steps by a schedule, without evaluations and saves; 100 consecutive
+    /// skipped steps are an error.
     pub fn new(length: FitLength, schedule: Schedule) -> Self {
         Self {
             length,
@@ -93,7 +89,7 @@ impl FitOptions {
 }
 
 impl FitOptions {
-    /// Checks that the options make sense together and on the data.
+    /// Checks that the options fit each other and the data.
     pub(super) fn check(&self, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
         if self.skipped_steps_max == 0 {
             return refused("skipped_steps_max must be at least 1");
@@ -114,7 +110,7 @@ impl FitOptions {
     }
 }
 
-/// Checks that the samples are pictures of the size that is changed.
+/// Checks that the samples are pictures of the size of the augmentation.
 fn check_pictures(changes: &Augmentation, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
     let [channels, height, width] = changes.shape();
     // The input that the loader changes.

@@ -22,7 +22,7 @@ use potluck_graph::{Graph, ModelGraph};
 use potluck_kernels::autotune::{TuneOptions, TuneProgress};
 use potluck_parallel::Placement;
 
-/// Session on opened devices, which hold no values yet.
+/// Session on opened devices, which have no values yet.
 pub(crate) struct OpenedSession {
     pub session: Session,
     /// Messages for the user.
@@ -30,15 +30,15 @@ pub(crate) struct OpenedSession {
     pub trace: Option<Trace>,
 }
 
-/// Inputs of opening devices besides the options of a trainer.
+/// Inputs for the opening of devices, besides the options of a trainer.
 pub(crate) struct Opening<'a> {
-    /// Other nodes, whose devices come behind those of the options.
+    /// Other nodes, whose devices follow those of the options.
     pub nodes: &'a RemoteNodes,
-    /// Inputs of a micro-batch, with which devices are timed.
+    /// Inputs of a micro-batch for the timing of devices.
     pub probe: Probe,
-    /// Learning rate of the updates that are timed.
+    /// Learning rate of timed updates.
     pub lr: f64,
-    /// Placement of a save, which is kept if its devices are the same.
+    /// Placement of a save, kept if its devices are the same.
     pub saved: Option<&'a Placement>,
     /// Receives messages for the user about slow operations.
     pub notify: &'a dyn Fn(&str),
@@ -87,8 +87,8 @@ pub(crate) fn open(
     Ok(OpenedSession { session, notes, trace })
 }
 
-/// Opens the devices of a trainer of the library for the training of a model, as `saved` has it if
-/// its devices are the same. Devices are timed on samples of `data` if given, or else on zeros.
+/// Opens the devices of a trainer of the library. Keeps the placement `saved` if its devices are
+/// the same. Devices are timed on samples of `data` if given, or else on zeros.
 pub(super) fn open_on(
     model: ModelGraph,
     options: &TrainerOptions,
@@ -114,10 +114,10 @@ pub(super) fn open_on(
     Ok(opened)
 }
 
-/// Creates the source of the inputs of a graph; `steps` and `samples` are those so far.
+/// Creates the source of a graph's inputs, after `steps` steps with `samples` samples.
 ///
 /// # Errors
-/// Returns `TrainError::InvalidRequest` if the data have no sample to train on, or do not fit the
+/// Returns `TrainError::InvalidRequest` if the data have no training sample, or do not fit the
 /// graph.
 pub(super) fn source(
     graph: &Graph,
@@ -140,7 +140,7 @@ pub(crate) fn probe_of(source: BatchSource, step: u64) -> Probe {
     Arc::new(move |rows| source.probe(step, rows as u32))
 }
 
-/// Returns the probe of inputs of zeros, with samples that are numbered.
+/// Returns the probe of inputs of zeros, with numbered samples.
 fn probe_of_zeros(graph: &Graph) -> Probe {
     let mut inputs = Vec::with_capacity(graph.inputs.len());
     for (name, id) in &graph.inputs {

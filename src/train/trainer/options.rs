@@ -31,23 +31,22 @@ pub struct TrainerOptions {
     /// Tensor groups: the ranks of each (1: none), and their shares (empty: equal ones).
     pub tensor: TensorOptions,
     pub optimizer: Optimizer,
-    /// Decay of an exponential average of the trained parameters, with which the trainer evaluates
-    /// and predicts in their place; 0: none is kept. At least 0, and below 1. It is a copy of the
-    /// parameters after the first update, and moves by `1 - ema` of the way to them in each later
-    /// one, as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn(ema)`. It takes 4 bytes per
-    /// parameter, shared among the devices. Running averages of batch normalization are those of
-    /// training.
+    /// Decay of an exponential average of the trained parameters, used instead of them in
+    /// evaluations and predictions; 0: none. At least 0, and below 1. The average is a copy of the
+    /// parameters after the first update, and moves by `1 - ema` of the distance to them in each
+    /// later one, as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn(ema)`. It needs 4 bytes
+    /// per parameter, divided among the devices. Running averages of batch normalization are those
+    /// of training.
     pub ema: f64,
-    /// Parameters with rates of their own, and frozen ones; the first group that has a parameter
-    /// counts.
+    /// Groups of parameters with other rates, or frozen; the first matching group applies.
     pub groups: Vec<ParameterGroup>,
     /// Samples per step, over all devices.
     pub batch: usize,
-    /// The most samples that a device runs at a time.
+    /// Maximum number of samples in a micro-batch of a device.
     pub micro_batch_size: usize,
-    /// True to run fewer samples at a time on devices with too little memory for so many: the most
-    /// with which nine tenths of it are enough, of the powers of two and the divisors of a device's
-    /// samples. False to refuse such a device.
+    /// True for smaller micro-batches on devices with too little memory: the largest power of two
+    /// or divisor of the device's samples that fits nine tenths of its memory. False to refuse such
+    /// a device.
     pub fits_micro_batch: bool,
     /// Gradient norm above which gradients are scaled down to it; 0: off. Finite, not negative.
     pub clip: f64,
@@ -55,27 +54,26 @@ pub struct TrainerOptions {
     pub seed: u64,
     /// True to fuse neighbouring operations into one kernel.
     pub fuse: bool,
-    /// Parts of the forward pass that are computed again for the backward pass: less memory, the
-    /// same bits.
+    /// Parts of the forward pass that are computed again for the backward pass, with less memory
+    /// and the same bits.
     pub recompute: Recompute,
-    /// Number format in which devices keep the optimizer's moments: bf16 takes half of the memory
-    /// of f32, and rounds at random.
+    /// Number format of the optimizer's moments: bf16 needs half of the memory of f32, and rounds
+    /// at random.
     pub moments: MomentFormat,
     /// Arithmetic of matrix products.
     pub precision: Precision,
-    /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
-    /// 0: none, and what was timed before is used. The selected kernels can change the last bits of
-    /// results.
+    /// Time budget in seconds for autotuning kernels without cached timings on this machine; 0:
+    /// only cached timings are used. The selected kernels can change the last bits of results.
     pub tune_s: f64,
-    /// True to measure shares and kernels again, ignoring what a save and the cache recorded; with
-    /// a `tune_s` of 0, the cache's timings of kernels are kept.
+    /// True to measure shares and kernels again, ignoring the records of a save and the cache; with
+    /// a `tune_s` of 0, the cached timings of kernels are kept.
     pub retune: bool,
-    /// The longest time for which a device may be silent before it counts as hung.
+    /// Longest time without a sign of life of a device before it counts as hung.
     pub device_timeout: Duration,
-    /// Memory of each device in MiB; 0: what it reports.
+    /// Memory of each device in MiB; 0: the reported amount.
     pub device_memory_mib: u64,
-    /// The longest time in milliseconds for which a device should be busy without a break in which
-    /// it can draw the screen; 0: 200, or 20 where it may draw one.
+    /// Longest duration of a submission to a device in milliseconds, after which it can draw the
+    /// screen; 0: 200, or 20 if it may have a screen.
     pub submission_ms: u64,
     /// Route of the gradients between devices.
     pub topology: Topology,
@@ -83,8 +81,7 @@ pub struct TrainerOptions {
     pub overlap: bool,
     /// Site at which gradients of several devices are added; `None`: the faster one of each.
     pub reduce_site: Option<ReduceSite>,
-    /// File of a trace of all threads and devices, for Chrome and Perfetto, if one is to be
-    /// written.
+    /// File of a trace of all threads and devices, for Chrome and Perfetto, if one is requested.
     pub trace: Option<PathBuf>,
     /// Steps between comparisons of the parameters of all devices; 0: only before a save.
     pub hash_every: u64,
@@ -92,27 +89,27 @@ pub struct TrainerOptions {
     pub on_mismatch: MismatchAction,
     /// Answer of [`Trainer::fit`](super::Trainer::fit) to the loss of one of several devices.
     pub on_loss: DeviceLoss,
-    /// Steps between copies of the state to host memory, from which
-    /// [`Trainer::recover`](super::Trainer::recover) goes on; 0: none. A copy takes the memory of
-    /// the parameters and the moments. A trainer on a single device makes none: without it, no
-    /// other would be left.
+    /// Steps between copies of the state to host memory for
+    /// [`Trainer::recover`](super::Trainer::recover); 0: none. A copy needs the memory of the
+    /// parameters and the moments. A trainer on a single device makes none, because no other device
+    /// would remain after its loss.
     pub snapshot_every: u64,
     /// Faults to inject, for tests.
     #[doc(hidden)]
     pub faults: Faults,
-    /// The most bytes of one message between devices.
+    /// Maximum bytes of a message between devices.
     #[doc(hidden)]
     pub message_bytes: usize,
-    /// True to measure the shares and the cuts of pipelines that were not given, too, as a run of
-    /// the program does.
+    /// True to measure also the shares and the cuts of pipelines if they are not given, as in a run
+    /// of the program.
     #[doc(hidden)]
     pub measures_pipelines: bool,
 }
 
 impl TrainerOptions {
-    /// Returns options with whole batches, measured shares, no clipping, seed 0, fused, nothing
-    /// computed again, kernels timed for up to 5 seconds, a device that is silent for 300 seconds
-    /// taken as hung, and errors for devices that fail or differ.
+    /// Returns options with whole batches, measured shares, no clipping, seed 0, fusion, no
+    /// recomputation, up to 5 seconds of autotuning, a timeout of 300 seconds for devices, and
+    /// errors for devices that fail or differ.
     pub fn new(devices: &str, optimizer: Optimizer, batch: usize) -> Self {
         let opening = OpenOptions::default();
         let parallel = ParallelOptions::default();
@@ -208,12 +205,12 @@ impl TrainerOptions {
         self.shares.are_measured() && (!is_divided || self.measures_pipelines)
     }
 
-    /// Returns true if devices are timed for what was not given.
+    /// Returns true if devices are timed for shares or cuts that are not given.
     pub(super) fn times_devices(&self) -> bool {
         self.is_measured() || self.measures_pipelines
     }
 
-    /// Returns how the work of a step is shared.
+    /// Returns the options of parallel work.
     pub fn parallel(&self) -> ParallelOptions {
         let shares = match &self.shares {
             Shares::Measured if !self.is_measured() => Shares::Even,
@@ -231,7 +228,7 @@ impl TrainerOptions {
         }
     }
 
-    /// Returns the request for the devices of a new trainer, without inputs to time them with;
+    /// Returns the request for the devices of a new trainer, without inputs for their timing;
     /// `parallel` is that of [`TrainerOptions::parallel`].
     pub fn placement_request<'a>(
         &'a self,
@@ -265,14 +262,14 @@ impl TrainerOptions {
         }
     }
 
-    /// Returns the devices without the one at a position, and the pipelines that they make; `None`
-    /// if there is no other.
+    /// Returns the devices without the one at a position, and their pipelines; `None` if there is
+    /// no other device.
     pub(super) fn left_without(&self, position: usize) -> Option<LeftDevices> {
         LeftDevices::without(&self.devices, position, &self.pipeline, &self.tensor)
     }
 
-    /// Returns the options on devices that are left when one has failed: shares and blocks that
-    /// were given are those of other devices.
+    /// Returns the options for the remaining devices after one has failed: given shares and blocks
+    /// no longer apply.
     pub(super) fn on(&self, left: &LeftDevices) -> Self {
         let mut options = Self { devices: left.devices.clone(), ..self.clone() };
         if let Shares::Fixed(_) = options.shares {

@@ -7,18 +7,18 @@ use crate::given_parameters::{set_parameters, shape_of, unknown_parameter};
 
 impl Trainer {
     /// Returns the parameters by name, in the model's order. After the failure of a step these are
-    /// the parameters before it, from the devices that are left.
+    /// the parameters before it, from the remaining devices.
     ///
     /// # Errors
-    /// Returns `TrainError` if a device fails, if none that is left holds a parameter, or if the
-    /// failed step had begun to update: the devices may then hold values of two steps.
+    /// Returns `TrainError` if a device fails, if no remaining device has a parameter, or if the
+    /// failed step had begun its update: the devices may then have values of two steps.
     pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
         self.session.parameters().map_err(TrainError::of_library)
     }
 
-    /// Returns what [`Trainer::evaluate`] and [`Trainer::predict`] compute with, by name, in the
-    /// model's order: with [`TrainerOptions::ema`](super::TrainerOptions::ema), the averages in the
-    /// place of the parameters that are trained, from the first update on.
+    /// Returns the parameters of [`Trainer::evaluate`] and [`Trainer::predict`] by name, in the
+    /// model's order: with [`TrainerOptions::ema`](super::TrainerOptions::ema), the averages
+    /// instead of the trained parameters, after the first update.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -48,13 +48,13 @@ impl Trainer {
         }])
     }
 
-    /// Sets parameters, all or some, on all devices to the same bytes. What the optimizer has
-    /// averaged of their gradients stays, and their own averages are set to the same values.
-    /// Earlier saves hold other parameters, so that [`Trainer::recover`] needs a later one.
+    /// Sets all or some parameters on all devices to the same bytes, and their averages to the same
+    /// values. The optimizer's moments are unchanged. Earlier saves have other parameters, so that
+    /// [`Trainer::recover`] needs a later one.
     ///
     /// # Errors
     /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or
-    /// number of values; then none is set. Also if a device fails.
+    /// number of values, and sets none. Also if a device fails.
     pub fn set_parameters(&mut self, tensors: &[NamedTensor]) -> Result<(), TrainError> {
         let set = self
             .session
@@ -66,9 +66,8 @@ impl Trainer {
         self.noting_failure(set)
     }
 
-    /// Makes the devices hold what is evaluated until the next step: the averages in the place of
-    /// the parameters, if the trainer keeps them. Before that it compares the parameters of all
-    /// devices, which are the same behind it.
+    /// Compares the parameters of all devices, and replaces them by the averages until the next
+    /// step, if the trainer has them.
     ///
     /// # Errors
     /// Returns `TrainError` if they differ, or if a device fails.

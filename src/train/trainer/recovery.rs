@@ -1,4 +1,4 @@
-//! Recovery of a [`Trainer`] from the loss of a device: it opens the others again, and goes on from
+//! Recovery of a [`Trainer`] from the loss of a device: opens the others again, and continues from
 //! the last saved state.
 
 use std::mem;
@@ -13,16 +13,16 @@ use crate::left_devices::LeftDevices;
 use potluck_core::files;
 use potluck_core::setting::as_fields;
 
-/// Failure to open devices, with those that are left.
+/// Failure to open devices, with the remaining ones.
 pub(crate) struct FailedOpening {
     pub error: TrainError,
-    /// Devices without the one that failed; `None` if it was none, or there is no other.
+    /// Devices without the failed one; `None` if none failed, or there is no other.
     pub left: Option<Box<LeftDevices>>,
 }
 
 impl FailedOpening {
-    /// Returns the failure of the device at a position among those that were requested, if it was
-    /// one; `without` returns the devices without it.
+    /// Returns the failure of the requested device at a position, if a device failed; `without`
+    /// returns the devices without it.
     fn at(
         error: TrainError,
         position: Option<usize>,
@@ -31,7 +31,7 @@ impl FailedOpening {
         Self { error, left: position.and_then(without).map(Box::new) }
     }
 
-    /// Returns a failure that is that of no device.
+    /// Returns a failure without a failed device.
     pub(crate) fn of_none(error: TrainError) -> Self {
         Self { error, left: None }
     }
@@ -46,24 +46,24 @@ impl FailedOpening {
     }
 }
 
-/// Returns the file of the trace from a step of a recovery on: that of what was before stays.
+/// Returns the file of the trace after a recovery at a step: the earlier file is kept.
 pub(crate) fn trace_from(trace: Option<&Path>, step: u64) -> Option<PathBuf> {
     trace.map(|path| files::beside(path, &format!(".from-{step}")))
 }
 
 impl Trainer {
-    /// Opens the devices again without one that failed, and goes on from the last saved state: the
-    /// later one of the last [`Trainer::save`] and the last copy in host memory
-    /// (`TrainerOptions::snapshot_every`), of those since parameters were set or another save was
-    /// restored. Returns the number of steps taken by then. What follows has the bits of
+    /// Opens the devices again without a failed one, and restores the last saved state: the later
+    /// one of the last [`Trainer::save`] and the last copy in host memory
+    /// (`TrainerOptions::snapshot_every`), if it was made after the last change of parameters or
+    /// restored save. Returns its number of steps. Further steps have the same bits as after
     /// [`Trainer::load`] of that state on those devices.
     ///
-    /// Shares and blocks of pipelines that were given are measured or chosen anew; a device that
-    /// fails while it is opened, or while the state is brought onto it, is left out as well.
+    /// Given shares and blocks of pipelines are replaced by measured or newly chosen ones. A device
+    /// that fails during its opening, or during the transfer of the state, is excluded too.
     ///
     /// # Errors
     /// Returns `TrainError` if no device of several has failed, if no state was saved, if no other
-    /// device is left, or if none that is left can be opened; then this can be tried again.
+    /// device remains, or if no remaining one can be opened, after which this can be called again.
     pub fn recover(&mut self) -> Result<u64, TrainError> {
         as_fields(|| self.reopen()).map_err(TrainError::of_library)
     }
@@ -80,12 +80,12 @@ impl Trainer {
             return Err(TrainError::InvalidRequest(why.into()));
         };
         let state = self.last_state()?;
-        // What is on the devices is freed before they are opened again.
+        // The devices' memory must be free before they are opened again.
         self.session.group.close();
         self.reopen_on(left, state)
     }
 
-    /// Opens devices that are left, and brings a state onto them.
+    /// Opens the remaining devices, and restores a state on them.
     pub(super) fn reopen_on(
         &mut self,
         left: LeftDevices,
@@ -97,12 +97,12 @@ impl Trainer {
         Ok(self.steps())
     }
 
-    /// Goes on with devices that are left when one has failed, on which `open` opens a trainer for
-    /// the last state of this one. A device that fails then is left out, too; if none is left, all
-    /// that is kept to recover from stays.
+    /// Continues with the remaining devices after one has failed; `open` opens a trainer on them
+    /// for the last state of this one. A device that fails then is excluded too. If none remains,
+    /// the states for a recovery are kept.
     ///
     /// # Errors
-    /// Returns the last error of `open` if no device is left.
+    /// Returns the last error of `open` if no device remains.
     pub(crate) fn go_on_with(
         &mut self,
         mut left: LeftDevices,
@@ -119,7 +119,7 @@ impl Trainer {
         let snapshot = self.snapshot.take();
         *self = opened;
         self.notes.splice(0..0, earlier);
-        // Another device may fail before the next copy is due.
+        // Another device may fail before the next copy.
         let step = self.steps();
         let is_alone = self.world() == 1;
         self.snapshot = snapshot.filter(|kept| kept.meta.step == step && !is_alone);
@@ -149,7 +149,7 @@ impl Trainer {
         }
     }
 
-    /// Returns the state of the last step that was kept and can be read.
+    /// Returns the last saved state that can be read.
     pub(super) fn last_state(&mut self) -> Result<Arc<Checkpoint>, TrainError> {
         let in_memory_at = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
         let saved = self.saved.clone().filter(|(step, _)| in_memory_at < Some(*step));
@@ -158,7 +158,7 @@ impl Trainer {
                 Ok((checkpoint, warnings)) => {
                     self.notes.extend(warnings);
                     let step = checkpoint.meta.step;
-                    // An earlier one, if the newest is damaged.
+                    // An earlier state if the newest is damaged.
                     self.saved = Some((step, directory));
                     if in_memory_at < Some(step) {
                         return Ok(Arc::new(checkpoint));

@@ -14,10 +14,9 @@ use potluck_graph::optim::Optimizer;
 use potluck_graph::{Graph, MomentFormat};
 
 impl Trainer {
-    /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
-    /// averages, what is carried from step to step, steps, the position in the data, and what was
-    /// decided about the devices. A crash leaves the earlier saves there intact; saves of later
-    /// steps are set aside under other names.
+    /// Saves the state in a directory, as `checkpoints/step-00001234`: parameters, moments,
+    /// averages, carried states, steps, the position in the data, and the placement. A crash leaves
+    /// earlier saves intact; saves of later steps are renamed.
     ///
     /// # Errors
     /// Returns `TrainError` if the directory cannot be written or another process writes there, if
@@ -34,16 +33,16 @@ impl Trainer {
         Ok(())
     }
 
-    /// Opens the devices for a forward graph and goes on from a save: to the bits of a trainer that
-    /// was never dropped, if graph, options and devices are the same. Measured shares are those of
-    /// the save unless the devices are others or `options.retune` is set.
+    /// Opens the devices for a forward graph and restores a save. With the same graph, options and
+    /// devices, further steps have the same bits as without the interruption. Measured shares are
+    /// those of the save unless the devices differ or `options.retune` is set.
     ///
-    /// `directory` is one that was saved to, of which the newest good save is taken, or that of a
-    /// single checkpoint.
+    /// `directory` is a directory of saves, whose newest valid one is used, or that of a single
+    /// checkpoint.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no good save, if it is that of another model, which is told
-    /// with the name of a tensor, and the errors of [`Trainer::new`].
+    /// Returns `TrainError` if there is no valid save, if it is that of another model, with the
+    /// name of a tensor, and the errors of [`Trainer::new`].
     pub fn load(
         forward: Graph,
         options: &TrainerOptions,
@@ -69,11 +68,11 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Goes back, or on, to a save, as [`Trainer::load`] does, on the devices that are open and
-    /// with their shares. [`Trainer::recover`] needs a save after that.
+    /// Restores an earlier or later save, like [`Trainer::load`], on the open devices with their
+    /// shares. [`Trainer::recover`] needs a save after that.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no good save, if it is that of another model, or if a
+    /// Returns `TrainError` if there is no valid save, if it is that of another model, or if a
     /// device fails or has failed.
     pub fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
         let restored = self.go_to(directory);
@@ -95,8 +94,8 @@ impl Trainer {
         Ok(Store::open(directory)?.with_faults(self.options.faults.clone()))
     }
 
-    /// Returns the state, which was checked to be worth saving: parameters that are not finite
-    /// cannot be trained further, and saving them would prune the good saves of a directory.
+    /// Returns the state if its parameters are finite: a save of other ones is useless, and would
+    /// remove valid saves of a directory.
     pub(crate) fn saveable(&mut self) -> Result<Checkpoint, TrainError> {
         self.compare_parameters()?;
         let checkpoint = self.checkpoint()?;
@@ -109,7 +108,7 @@ impl Trainer {
         Err(TrainError::WorthlessSave { name: name.clone(), step: checkpoint.meta.step, saved })
     }
 
-    /// Returns the place of the last save in a directory, or that of its first one.
+    /// Returns the path of the last save in a directory, or that of its first one.
     pub(crate) fn last_save_in(&self, directory: &Path) -> PathBuf {
         let step = match &self.saved {
             Some((step, _)) => *step,
@@ -118,8 +117,8 @@ impl Trainer {
         Store::open_to_read(directory).path(step)
     }
 
-    /// Writes a state, and sets later ones there aside; if `found` is its step, also another one of
-    /// that step, whose new path is returned then.
+    /// Writes a state, and renames later ones in the directory. If `found` is its step, also
+    /// renames an earlier save of that step, and returns the new path.
     pub(crate) fn save_to(
         &mut self,
         store: &mut Store,
@@ -171,14 +170,13 @@ impl Trainer {
         Ok(Checkpoint { meta, parameters, moments, averages, carried })
     }
 
-    /// Forgets the states that were kept to recover from: they are not those of the parameters that
-    /// the devices hold now, nor of the steps that led there.
+    /// Discards the states for a recovery, which do not precede the current parameters.
     pub(super) fn forget_kept_states(&mut self) {
         self.saved = None;
         self.snapshot = None;
     }
 
-    /// Brings a state that was checked onto the devices, and takes over what it knows of its data.
+    /// Writes a checked state to the devices, and restores its record of the data.
     pub(super) fn restore_checkpoint(&mut self, state: &Checkpoint) -> Result<(), TrainError> {
         self.bring(state)?;
         let meta = state.meta.clone();
@@ -190,7 +188,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Brings a state that was checked onto the devices.
+    /// Writes a checked state to the devices.
     pub(crate) fn bring(&mut self, state: &Checkpoint) -> Result<(), TrainError> {
         let meta = &state.meta;
         if !self.session.restore(state)? {
@@ -209,7 +207,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Notes that the seed of a save is another one.
+    /// Adds a note if the seed of a save is another one.
     fn note_other_seed(&mut self, saved: u64) {
         let seed = self.options.seed;
         if saved != seed {
@@ -224,7 +222,7 @@ impl Trainer {
         }
     }
 
-    /// Copies the state to host memory if it is time to, and another device may go on from it.
+    /// Copies the state to host memory if a copy is due and there are several devices.
     pub(super) fn take_snapshot_if_due(&mut self) -> Result<(), TrainError> {
         if self.world() == 1 {
             return Ok(());
@@ -235,7 +233,7 @@ impl Trainer {
         let is_due = every > 0 && last.is_none_or(|last| last != now && now.is_multiple_of(every));
         if is_due {
             self.session.settle()?;
-            // Freed first: the host may not have memory for two.
+            // The host may not have memory for two copies.
             drop(mem::take(&mut self.snapshot));
             self.snapshot = Some(Arc::new(self.checkpoint()?));
         }

@@ -22,18 +22,18 @@ use crate::signals::SignalFlags;
 use potluck_core::metrics::{EvalRecord, Event};
 use potluck_data::Split;
 
-/// Hooks of a call of the library or of a run of the program in the steps.
+/// Hooks of the steps, for a call of the library or a run of the program.
 pub(crate) trait FitHooks {
-    /// Tells of an event; [`ControlFlow::Break`] ends the steps after the present one.
+    /// Reports an event; [`ControlFlow::Break`] ends the steps after the current one.
     ///
     /// # Errors
     /// Returns the error that ends the steps.
     fn event(&mut self, event: Event) -> Result<ControlFlow<()>, TrainError>;
 
-    /// Tells of a step that updated nothing, like [`FitHooks::event`].
+    /// Reports a skipped step, like [`FitHooks::event`].
     ///
     /// # Errors
-    /// Returns the error that ends the steps, if there were too many in a row.
+    /// Returns the error that ends the steps, for too many consecutive ones.
     fn skipped(
         &mut self,
         trainer: &Trainer,
@@ -44,18 +44,18 @@ pub(crate) trait FitHooks {
     /// Returns the saves of the directory, if there is one.
     fn store(&mut self) -> Option<&mut Store>;
 
-    /// Takes note that the state was saved.
+    /// Called after each save.
     fn saved(&mut self) {}
 }
 
-/// Step that updated nothing, because a value was not finite.
+/// Step without an update, because a value was not finite.
 pub(crate) struct SkippedStep<'a> {
     /// Inputs of the ranks.
     pub inputs: &'a [Arc<StepInput>],
     pub reason: String,
-    /// Number of skipped steps in a row, with this one.
+    /// Number of consecutive skipped steps, including this one.
     pub count: u64,
-    /// Number of them at which the steps end with an error.
+    /// Number of consecutive skipped steps that is an error.
     pub limit: u64,
 }
 
@@ -67,34 +67,33 @@ pub(crate) struct Fit {
     pub loader: Loader,
     /// Step after which the steps end.
     pub last: u64,
-    /// Signals that end the steps before the next one, and an evaluation in progress, or ask for a
+    /// Signals that end the steps before the next one and an evaluation in progress, or request a
     /// save.
     pub signals: SignalFlags,
-    /// Step of this start whose save was in the directory before.
+    /// Step of an earlier save in the directory.
     pub found: Option<u64>,
     /// Mean loss of the last step.
     pub loss: Option<f64>,
     /// Step and loss of the last evaluation.
     pub evaluated: Option<(u64, f64)>,
-    /// Parameters of the best evaluation, if they are kept: the averages, where these exist.
+    /// Parameters of the best evaluation, if they are kept: the averages, if there are any.
     pub(crate) best_parameters: Option<Vec<NamedTensor>>,
-    /// True if the present step became the best one, which its save, if it has one, does not know.
+    /// True if the current step is the best one, but not marked as such in its save.
     is_unsaved_best: bool,
-    /// True if a hook asked for the end.
+    /// True if a hook requested the end.
     is_stopped: bool,
-    /// Steps in a row that were skipped.
+    /// Number of consecutive skipped steps.
     skipped: u64,
-    /// End of the last save or of the attempt, or the start, and the time that it took.
+    /// End of the last save or attempt, or the start, and the duration of the save.
     last_save: (Instant, Duration),
-    /// End of the last save that a signal asked for.
+    /// End of the last save requested by a signal.
     asked: Option<Instant>,
 }
 
-/// Time in which the requests of several nodes are those of one job manager, which sends them to
-/// all.
+/// Time in which requests of several nodes count as one request of a job manager to all nodes.
 const ASKED_AT_ONCE: Duration = Duration::from_secs(2);
 
-/// Returns the time between saves of this duration, so that they take at most 5 % of the whole.
+/// Returns the time between saves of this duration, such that they take at most 5 % of the time.
 fn time_between_saves(wanted: Duration, took: Duration) -> Duration {
     wanted.max(took * 19)
 }
@@ -119,14 +118,14 @@ impl Fit {
         }
     }
 
-    /// Returns true if it is time for a save, by the clock.
+    /// Returns true if a save is due by the clock.
     fn is_save_due_by_time(&self) -> bool {
         let Some(interval) = self.options.save_interval else { return false };
         let (ended, took) = self.last_save;
         ended.elapsed() >= time_between_saves(interval, took)
     }
 
-    /// Goes on with other inputs, after the loss of a device.
+    /// Continues with other inputs, after the loss of a device.
     pub fn go_on(&mut self, source: BatchSource, loader: Loader) {
         self.source = source;
         self.loader = loader;
@@ -163,13 +162,13 @@ impl Trainer {
             .map_err(|why| TrainError::System { what: "the loader's thread", why })
     }
 
-    /// Returns true if the present step is one of those with this interval; 0: none.
+    /// Returns true if the current step is a multiple of `every`; false if that is 0.
     pub(crate) fn is_due(&self, every: u64) -> bool {
         every > 0 && self.steps().is_multiple_of(every)
     }
 
-    /// Takes the steps that are left, evaluates, and saves. Steps leave their all-gathers, if they
-    /// can: what reads parameters between two of them settles that before.
+    /// Takes the remaining steps, evaluates, and saves. Steps may leave their all-gathers to the
+    /// next one: readers of parameters between two steps complete these first.
     pub(crate) fn run_steps(
         &mut self,
         fit: &mut Fit,
@@ -179,7 +178,7 @@ impl Trainer {
         let end = self.steps_until_end(fit, hooks);
         self.session.leaves_gathers = false;
         if end.is_err() {
-            // What ended the steps is the error, also if a device has failed.
+            // Its error is ignored: the result is the error that ended the steps.
             let _ = self.session.settle();
         }
         end
@@ -196,7 +195,7 @@ impl Trainer {
                 end = FitEnd::Stopped;
                 break;
             }
-            // Also where earlier steps have ended so.
+            // Also if earlier steps have ended for this reason.
             if self.has_lost_patience(fit) {
                 end = FitEnd::NoImprovement;
                 break;
@@ -226,7 +225,7 @@ impl Trainer {
             end = FitEnd::NoImprovement;
         }
         if fit.options.eval_every > 0 {
-            // A signal drops it.
+            // A signal ends it.
             self.evaluate_fit(fit, hooks)?;
         }
         self.save_fit(fit, hooks)?;
@@ -236,7 +235,7 @@ impl Trainer {
     fn take_fit_step(&mut self, fit: &mut Fit, hooks: &mut dyn FitHooks) -> Result<(), TrainError> {
         self.take_snapshot_if_due()?;
         let lr = fit.options.schedule.lr(self.steps() + 1);
-        // Behind an evaluation; no part of the step's time.
+        // After an evaluation; outside of the measured time of the step.
         self.session.put_parameters_back()?;
         let started = Instant::now();
         let Some(ranks) = fit.loader.next_step() else {
@@ -284,7 +283,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Warns of repairs of differing parameters, of which there are notes, as they happen.
+    /// Emits the notes on repairs of differing parameters as warnings.
     pub(crate) fn warn_of_notes(
         &self,
         told: usize,
@@ -297,9 +296,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Evaluates on the validation split, unless that was done after this step; keeps and saves the
-    /// best. Returns the loss; `None` if nothing is held out, or if a signal is pending, which
-    /// drops an evaluation in progress.
+    /// Evaluates on the validation split, unless this step was evaluated; keeps and saves the best
+    /// parameters. Returns the loss; `None` if there is no held-out data, or if a pending signal
+    /// ended the evaluation.
     pub(crate) fn evaluate_fit(
         &mut self,
         fit: &mut Fit,
@@ -319,7 +318,7 @@ impl Trainer {
         let evaluation = loop {
             match self.measure_fit(fit, hooks)? {
                 Some(evaluation) => break evaluation,
-                // It may take longer than there is time to save: it begins anew behind that.
+                // The save must not wait for the evaluation, which starts again after it.
                 None if fit.signals.pending().is_some() => return Ok(None),
                 None => {
                     self.save_if_requested(fit, hooks)?;
@@ -340,7 +339,7 @@ impl Trainer {
             if fit.options.keep_best {
                 fit.best_parameters = Some(self.session.evaluated_parameters()?);
             }
-            // Saved again if it was saved before it was known to be the best.
+            // If it has a save already, that must be marked as the best.
             fit.is_unsaved_best = true;
             self.save_fit_or_warn(fit, hooks)?;
         }
@@ -371,15 +370,15 @@ impl Trainer {
         evaluated
     }
 
-    /// Returns true if the present step was evaluated, and none of the last evaluations, as many as
-    /// the patience, was better than one before.
+    /// Returns true if the current step was evaluated, and none of the last evaluations, as many as
+    /// the patience, was better than an earlier one.
     fn has_lost_patience(&self, fit: &Fit) -> bool {
         let patience = fit.options.patience;
         let is_evaluated = fit.evaluated.is_some_and(|(step, _)| step == self.steps());
         is_evaluated && patience > 0 && self.evaluations_since_best >= patience
     }
 
-    /// Saves to the directory if a signal asked for that.
+    /// Saves to the directory if a signal requested it.
     fn save_if_requested(
         &mut self,
         fit: &mut Fit,
@@ -399,7 +398,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Saves to the directory, unless this step is saved there as it is now.
+    /// Saves to the directory, unless it has a current save of this step.
     pub(crate) fn save_fit(
         &mut self,
         fit: &mut Fit,
@@ -440,7 +439,7 @@ impl Trainer {
         fit.is_unsaved_best = false;
         hooks.saved();
         if let Err(error) = pruned {
-            // This state is saved; the next save tries again.
+            // This state is saved; the next save tries the removal again.
             fit.warn(hooks, format!("cannot remove old checkpoints: {error}"))?;
         }
         if let Some(path) = kept {
@@ -452,7 +451,7 @@ impl Trainer {
     }
 
     /// Saves like [`Trainer::save_fit`]; a failing disk and parameters that are not finite are only
-    /// warned of, and training goes on from memory: earlier saves are unchanged, and the next one
+    /// warnings, and training continues from memory: earlier saves are unchanged, and the next one
     /// may succeed.
     fn save_fit_or_warn(
         &mut self,

@@ -14,10 +14,7 @@ pub fn attention(
     dy: TensorId,
 ) -> Result<(), ShapeError> {
     let (tensors, samples) = node.inputs.split_at(options.tensors());
-    let wanted = tensors.iter().filter(|tensor| b.requires_grad[tensor.index()]);
-    let Some(phase) = wanted.map(|tensor| b.phase_towards(*tensor)).min() else {
-        return Ok(());
-    };
+    let Some(phase) = b.first_phase_towards(tensors) else { return Ok(()) };
     let inputs = [tensors, &node.outputs, &[dy], samples].concat();
     let gradients = b.apply_all(Op::AttentionGrad(options), &inputs, phase)?;
     for (tensor, gradient) in tensors.iter().zip(gradients) {

@@ -1,5 +1,5 @@
-//! Traversal from the loss to the parameters: the gradients so far, and the methods by which the
-//! rules add to them.
+//! Traversal from the loss to the parameters: the gradients so far, and the methods with which the
+//! rules of the ops add to them.
 
 use crate::elements::{Binary, BinarySide, Slope, Unary};
 use crate::op::Op;
@@ -8,12 +8,12 @@ use crate::{Accumulation, Graph, Node, ParameterKind, PassKind, Role};
 use potluck_core::format::listed;
 use potluck_core::{DType, NodeId, Shape, TensorId};
 
-/// State of the traversal, to which the rules add.
+/// State of the traversal.
 pub struct Backward {
     pub graph: Graph,
     /// Gradient of each tensor so far: the sum of the contributions of its users.
     pub adjoint: Vec<Option<TensorId>>,
-    /// Per tensor: true if it is a parameter that is not frozen or is computed from one.
+    /// True for each tensor that is a parameter, but not frozen, or is computed from one.
     pub requires_grad: Vec<bool>,
     /// Tensor `(n, 2)` that the loss sums.
     pub loss_parts: Option<TensorId>,
@@ -28,7 +28,9 @@ impl Backward {
         for node in &graph.nodes {
             let mut inputs = node.inputs.iter().enumerate();
             if inputs.any(|(at, input)| requires_grad[input.index()] && has_slope(&node.op, at)) {
-                node.outputs.iter().for_each(|output| requires_grad[output.index()] = true);
+                for output in &node.outputs {
+                    requires_grad[output.index()] = true;
+                }
             }
         }
         let adjoint = vec![None; graph.tensors.len()];
@@ -46,9 +48,12 @@ impl Backward {
             graph.parameters[index].gradient = Some(gradient);
             requires_grad.push(false);
         }
-        let loss = graph.loss;
-        let sum = graph.nodes.iter().find(|node| loss.is_some_and(|id| node.outputs.contains(&id)));
-        let loss_parts = sum.map(|node| node.inputs[0]);
+        let mut loss_parts = None;
+        if let Some(loss) = graph.loss
+            && let Some(sum) = graph.nodes.iter().find(|node| node.outputs.contains(&loss))
+        {
+            loss_parts = Some(sum.inputs[0]);
+        }
         Self { graph, adjoint, requires_grad, loss_parts }
     }
 
@@ -57,7 +62,7 @@ impl Backward {
         ShapeError { op: node.op.to_string(), inputs: listed(shapes), why }
     }
 
-    /// Returns the error of an op that is a gradient itself.
+    /// Returns the error of an op that computes a gradient, and so has none.
     pub fn without_gradient(&self, id: NodeId, node: &Node) -> ShapeError {
         let name = &self.graph.tensor(node.outputs[0]).name;
         let why = format!(
@@ -79,10 +84,12 @@ impl Backward {
         }
     }
 
-    /// Returns the gradients of two parameters; `None` if one is none, or both are one.
+    /// Returns the gradients of two parameters; `None` if one is not a parameter, or both are the
+    /// same.
     pub fn both_gradients(&self, targets: [TensorId; 2]) -> Option<[TensorId; 2]> {
-        let [first, second] = targets.map(|target| self.parameter_gradient(target));
-        Some([first?, second?]).filter(|_| targets[0] != targets[1])
+        let first = self.parameter_gradient(targets[0])?;
+        let second = self.parameter_gradient(targets[1])?;
+        if targets[0] == targets[1] { None } else { Some([first, second]) }
     }
 
     /// Returns the pass of a gradient: W for parameters, B for all other tensors.
@@ -91,6 +98,12 @@ impl Backward {
             Role::Parameter(_) => PassKind::BackwardWeight,
             _ => PassKind::BackwardInput,
         }
+    }
+
+    /// Returns the first pass of the gradients of those targets that have one; `None` without any.
+    pub fn first_phase_towards(&self, targets: &[TensorId]) -> Option<PassKind> {
+        let wanted = targets.iter().filter(|target| self.requires_grad[target.index()]);
+        wanted.map(|target| self.phase_towards(*target)).min()
     }
 
     fn rank(&self, tensor: TensorId) -> usize {
@@ -113,11 +126,18 @@ impl Backward {
         inputs: &[TensorId],
         phase: PassKind,
     ) -> Result<Vec<TensorId>, ShapeError> {
-        let scope = self.graph.tensor(inputs[0]).name.clone();
-        let scope = scope.rsplit_once('.').map_or("", |(scope, _)| scope);
-        let outputs = self.graph.apply(op, inputs, phase, scope)?;
-        self.requires_grad.extend(outputs.iter().map(|_| false));
+        let scope = self.scope_of(inputs[0]);
+        let outputs = self.graph.apply(op, inputs, phase, &scope)?;
+        self.requires_grad.resize(self.graph.tensors.len(), false);
         Ok(outputs)
+    }
+
+    /// Returns the part of a tensor's name before the last dot; empty without one.
+    pub fn scope_of(&self, tensor: TensorId) -> String {
+        match self.graph.tensor(tensor).name.rsplit_once('.') {
+            Some((scope, _)) => scope.to_string(),
+            None => String::new(),
+        }
     }
 
     pub fn alias(&mut self, tensor: TensorId, shape: Shape, phase: PassKind) -> TensorId {
@@ -127,7 +147,7 @@ impl Backward {
     }
 
     /// Adds the result of `op` to the gradient of `target`: in place if `target` is a parameter
-    /// and the op can accumulate, else as a tensor of its own.
+    /// and the op can accumulate, otherwise by a separate tensor.
     pub fn accumulate_op(
         &mut self,
         target: TensorId,
@@ -159,7 +179,7 @@ impl Backward {
     }
 
     /// Adds the two results of an op to the gradients of two tensors: in place if both are
-    /// parameters, else as tensors of their own.
+    /// parameters, otherwise by separate tensors.
     pub fn accumulate_pair(
         &mut self,
         targets: [TensorId; 2],
@@ -167,14 +187,16 @@ impl Backward {
         inputs: &[TensorId],
     ) -> Result<(), ShapeError> {
         if let Some(gradients) = self.both_gradients(targets) {
-            let (gradients, accumulate) = (gradients.to_vec(), Accumulation::all(2));
-            self.graph.push_node(op, inputs, gradients, accumulate, PassKind::BackwardWeight);
+            self.graph.push_node(
+                op,
+                inputs,
+                gradients.to_vec(),
+                Accumulation::all(2),
+                PassKind::BackwardWeight,
+            );
             return Ok(());
         }
-        let wanted = targets.into_iter().filter(|target| self.requires_grad[target.index()]);
-        let Some(phase) = wanted.map(|target| self.phase_towards(target)).min() else {
-            return Ok(());
-        };
+        let Some(phase) = self.first_phase_towards(&targets) else { return Ok(()) };
         let contributions = self.apply_all(op, inputs, phase)?;
         for (target, contribution) in targets.into_iter().zip(contributions) {
             self.accumulate_tensor(target, contribution);
@@ -213,12 +235,12 @@ impl Backward {
     /// Adds to the gradient of a tensor that was broadcast over leading axes the sum of `dy` over
     /// these axes.
     pub fn accumulate_reduced(&mut self, target: TensorId, dy: TensorId) -> Result<(), ShapeError> {
-        let (whole, part) = (self.rank(dy), self.rank(target));
-        if whole == part {
+        let axes = self.rank(dy) - self.rank(target);
+        if axes == 0 {
             self.accumulate_tensor(target, dy);
             return Ok(());
         }
-        self.accumulate_op(target, Op::Sum { first: 0, last: whole - part - 1 }, &[dy])
+        self.accumulate_op(target, Op::Sum { first: 0, last: axes - 1 }, &[dy])
     }
 
     /// Subtracts from the gradient of a tensor that was broadcast over leading axes the sum of `dy`
@@ -238,11 +260,11 @@ impl Backward {
         dy: TensorId,
         phase: PassKind,
     ) -> Result<TensorId, ShapeError> {
-        let (whole, part) = (self.rank(dy), self.rank(target));
-        if whole == part {
+        let axes = self.rank(dy) - self.rank(target);
+        if axes == 0 {
             return Ok(dy);
         }
-        self.apply(Op::Sum { first: 0, last: whole - part - 1 }, &[dy], phase)
+        self.apply(Op::Sum { first: 0, last: axes - 1 }, &[dy], phase)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::shapes::ShapeError;
 use crate::{Builder, CustomNode, Graph, Node, SharedCustomOp};
 use potluck_core::TensorId;
 
-/// Adds what a custom op gives for each input to the gradient of that input.
+/// Adds the custom op's gradient by each input to the gradient of that input.
 pub fn custom(
     b: &mut Backward,
     op: &SharedCustomOp,
@@ -21,7 +21,7 @@ pub fn custom(
     Ok(())
 }
 
-/// Returns what a custom op gives as its gradient by the input `index`, and checks it.
+/// Returns the custom op's gradient by the input `index`, after a check.
 fn gradient_by(
     b: &mut Backward,
     op: &SharedCustomOp,
@@ -29,13 +29,13 @@ fn gradient_by(
     dy: TensorId,
     index: usize,
 ) -> Result<TensorId, ShapeError> {
-    let (first, before) = (b.graph.nodes.len(), fixed_parts(&b.graph));
+    let first = b.graph.nodes.len();
+    let before = fixed_parts(&b.graph);
     let target = node.inputs[index];
-    let scope = b.graph.tensor(node.outputs[0]).name.clone();
-    let scope = scope.rsplit_once('.').map_or("", |(scope, _)| scope);
+    let scope = b.scope_of(node.outputs[0]);
     let phase = b.phase_towards(target);
     let custom_node = CustomNode { inputs: &node.inputs, output: node.outputs[0], dy };
-    let mut builder = Builder::resume(std::mem::take(&mut b.graph), phase, scope);
+    let mut builder = Builder::resume(std::mem::take(&mut b.graph), phase, &scope);
     let gradient = op.gradient(&mut builder, &custom_node, index);
     b.graph = builder.finish();
     b.requires_grad.resize(b.graph.tensors.len(), false);
@@ -51,7 +51,8 @@ fn gradient_by(
 /// Returns the reason why a custom op's gradient by `target` cannot be used, if there is one;
 /// `is_more` is true if the op has added more to the graph than ops without random numbers.
 fn wrong_gradient(graph: &Graph, target: TensorId, got: TensorId, is_more: bool) -> Option<String> {
-    let (got, wanted) = (graph.tensor(got), graph.tensor(target));
+    let got = graph.tensor(got);
+    let wanted = graph.tensor(target);
     if is_more {
         return Some(
             "adds an input, a parameter, a block, an output, a loss or random numbers, and \
@@ -59,11 +60,13 @@ fn wrong_gradient(graph: &Graph, target: TensorId, got: TensorId, is_more: bool)
                 .into(),
         );
     }
-    let fits = got.shape == wanted.shape && got.dtype == wanted.dtype;
-    (!fits).then(|| format!("is of {}, and the input of {}", got.shape, wanted.shape))
+    if got.shape == wanted.shape && got.dtype == wanted.dtype {
+        return None;
+    }
+    Some(format!("is of {}, and the input of {}", got.shape, wanted.shape))
 }
 
-/// Returns the sizes of the parts of a graph to which a gradient must not add.
+/// Returns the sizes of those parts of a graph that a gradient must not change.
 fn fixed_parts(graph: &Graph) -> [usize; 5] {
     let loss = usize::from(graph.loss.is_some());
     [graph.inputs.len(), graph.parameters.len(), graph.blocks.len(), graph.outputs.len(), loss]

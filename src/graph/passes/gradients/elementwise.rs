@@ -65,7 +65,7 @@ fn div(b: &mut Backward, x: [TensorId; 2], y: TensorId, dy: TensorId) -> Result<
     if !b.requires_grad[x[1].index()] {
         return Ok(());
     }
-    // -(sum of dy y) / divisor: the divisor is constant over what is summed.
+    // -(sum of dy y) / divisor: the divisor is constant over the summed axes.
     let phase = b.phase_towards(x[1]);
     let product = b.apply(Op::Binary(Binary::Mul), &[dy, y], phase)?;
     let sum = b.reduced(x[1], product, phase)?;
@@ -73,7 +73,7 @@ fn div(b: &mut Backward, x: [TensorId; 2], y: TensorId, dy: TensorId) -> Result<
     b.accumulate_op(x[1], Op::Unary(Unary::Scale(-1.0)), &[quotient])
 }
 
-/// The gradients that the function's formulas give.
+/// Adds the gradients by the function's formulas.
 fn by_formula(
     b: &mut Backward,
     function: Binary,
@@ -91,7 +91,7 @@ fn by_formula(
     Ok(())
 }
 
-/// Dropout is its own gradient: the random numbers of a site are the same again.
+/// Adds the gradient of a dropout: the same dropout, since the site draws the same random numbers.
 pub fn dropout(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
     b.accumulate_op(node.inputs[0], node.op.clone(), &[dy, node.inputs[1]])
 }

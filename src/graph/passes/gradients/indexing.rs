@@ -1,5 +1,5 @@
-//! Gradient rules of ops that find entries along an axis by their places: each has the other as its
-//! gradient, and none by the places.
+//! Gradient rules of gather and scatter-add: each is the gradient of the other, without a gradient
+//! by the places.
 
 use super::backward::Backward;
 use crate::op::Op;

@@ -7,7 +7,7 @@ use crate::shapes::ShapeError;
 use crate::{Accumulation, Graph, Node, PassKind, RunsIn};
 use potluck_core::TensorId;
 
-/// Adds the gradients of the op whose parts are the loss, which is their sum.
+/// Adds the gradients of the op whose parts the loss sums.
 pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
     if let Op::LinearCrossEntropy { rows, classes } = node.op {
         let by_weight = b.requires_grad[node.inputs[1].index()];
@@ -32,9 +32,9 @@ pub fn root(b: &mut Backward, node: &Node) -> Result<(), ShapeError> {
     Ok(())
 }
 
-/// Adds the gradient of the sum of losses `(n, 1)`, which is 1: that of a squared error, 2 (1 -
-/// 1/2), because it is the gradient of a loss that has the loss scale of mixed precision. `counts
-/// (n, 1)` are what each of the losses counts.
+/// Adds the gradient of the sum of losses `(n, 1)`, which is 1. It is computed as the gradient
+/// 2 (1 - 1/2) of a squared error, because only gradients of losses get the loss scale of mixed
+/// precision. `counts (n, 1)` are the counts of the losses.
 fn rows(b: &mut Backward, losses: TensorId, counts: TensorId) -> Result<(), ShapeError> {
     if !b.requires_grad[losses.index()] {
         return Ok(());
@@ -69,13 +69,14 @@ fn linear_pass(b: &mut Backward, pass: Op, node: &Node) -> Result<(), ShapeError
 }
 
 /// Adds an op with the outputs `dx, ..` and, if the weight has a gradient, `dweight`, and returns
-/// them. It adds to the gradient of the weight in place, if that is a parameter.
+/// them. The gradient of a weight that is a parameter is accumulated in place.
 fn linear_gradients(
     b: &mut Backward,
     op: Op,
     inputs: &[TensorId],
 ) -> Result<Vec<TensorId>, ShapeError> {
-    let (x, weight) = (inputs[0], inputs[1]);
+    let x = inputs[0];
+    let weight = inputs[1];
     let accumulates = op.accumulates();
     let mut outputs = b.apply_all(op, inputs, PassKind::BackwardInput)?;
     if let Some(dweight) = (0..outputs.len()).find(|output| accumulates.has(*output)) {
@@ -93,7 +94,7 @@ fn linear_gradients(
     Ok(outputs)
 }
 
-/// Linear cross-entropy over some classes: `x, weight, targets`, the rows of its chunks, and its
+/// Linear cross-entropy over a range of classes: `x, weight, targets`, its rows per chunk, and its
 /// classes.
 struct LinearPart {
     inputs: Vec<TensorId>,
@@ -102,8 +103,8 @@ struct LinearPart {
 }
 
 /// Returns the linear cross-entropies of this rank that a node joins to the loss over all classes:
-/// a reduction over the ranks of a tensor group, or a join of those over slices of a table; none if
-/// the node is neither.
+/// by a reduction over the ranks of a tensor group, or a join over slices of a table; none if the
+/// node is neither.
 fn joined_linear(graph: &Graph, node: &Node) -> Vec<LinearPart> {
     let mut parts = Vec::new();
     let mut joins = vec![node];
@@ -125,15 +126,14 @@ fn joined_linear(graph: &Graph, node: &Node) -> Vec<LinearPart> {
     parts
 }
 
-/// Refuses a linear cross-entropy on which the loss depends otherwise than by its sum.
+/// Refuses a linear cross-entropy on which the loss does not only depend by its sum.
 pub fn linear_parts(b: &Backward, node: &Node) -> Result<(), ShapeError> {
     let why = "the loss depends on its parts otherwise than by their sum".into();
     Err(b.refused(node, why))
 }
 
-/// Adds the gradients of an op with the outputs of a loss, of whose parts `(n, 2)` the loss
-/// depends otherwise than by their sum: those of the sum, times the gradient of each part. The
-/// counts are constant.
+/// Adds the gradients of an op with the outputs of a loss whose parts `(n, 2)` are not only summed:
+/// the gradients of the sum, times the gradient `dparts` of each part. The counts are constant.
 pub fn parts(b: &mut Backward, node: &Node, dparts: TensorId) -> Result<(), ShapeError> {
     for (target, op, inputs) in gradients_of_sum(&b.graph, node) {
         if !b.requires_grad[target.index()] {

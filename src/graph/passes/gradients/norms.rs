@@ -8,7 +8,8 @@ use crate::{Node, PassKind, Role};
 use potluck_core::TensorId;
 
 pub fn layer_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
-    let (x, stats) = (&node.inputs, node.outputs[1]);
+    let x = &node.inputs;
+    let stats = node.outputs[1];
     b.accumulate_op(x[0], Op::LayerNormGrad, &[x[0], x[1], stats, dy])?;
     affine(b, x[1], x.get(2).copied(), &[x[0], stats, dy])
 }
@@ -21,15 +22,21 @@ fn affine(
     bias: Option<TensorId>,
     inputs: &[TensorId; 3],
 ) -> Result<(), ShapeError> {
-    if let Some(bias) = bias.filter(|bias| b.both_gradients([weight, *bias]).is_some()) {
+    if let Some(bias) = bias
+        && b.both_gradients([weight, bias]).is_some()
+    {
         return b.accumulate_pair([weight, bias], Op::LayerNormAffineGrad, inputs);
     }
     b.accumulate_op(weight, Op::LayerNormWeightGrad, inputs)?;
-    bias.map_or(Ok(()), |bias| b.accumulate_reduced(bias, inputs[2]))
+    if let Some(bias) = bias {
+        b.accumulate_reduced(bias, inputs[2])?;
+    }
+    Ok(())
 }
 
 pub fn rms_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
-    let (x, stats) = (&node.inputs, node.outputs[1]);
+    let x = &node.inputs;
+    let stats = node.outputs[1];
     b.accumulate_op(x[0], Op::RmsNormGrad, &[x[0], x[1], stats, dy])?;
     b.accumulate_op(x[1], Op::LayerNormWeightGrad, &[x[0], stats, dy])
 }
@@ -40,7 +47,8 @@ pub fn group_norm(
     node: &Node,
     dy: TensorId,
 ) -> Result<(), ShapeError> {
-    let (x, stats) = (&node.inputs, node.outputs[1]);
+    let x = &node.inputs;
+    let stats = node.outputs[1];
     b.accumulate_op(x[0], Op::GroupNormGrad { groups }, &[x[0], x[1], stats, dy])?;
     b.accumulate_pair([x[1], x[2]], Op::GroupNormAffineGrad { groups }, &[x[0], stats, dy])
 }
@@ -49,11 +57,12 @@ pub fn softmax(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeE
     b.accumulate_op(node.inputs[0], Op::SoftmaxGrad, &[node.outputs[0], dy])
 }
 
-/// Adds the gradients of a batch normalization. The sums for weight and bias come in the pass
-/// of activations, because `dx` needs them. The gradient of a running average accumulates what
-/// [`crate::ParameterKind::State`] defines.
+/// Adds the gradients of a batch normalization. The sums for weight and bias are computed in the
+/// pass of activations, because `dx` needs them. The gradient of a running average is defined by
+/// [`crate::ParameterKind::State`].
 pub fn batch_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
-    let (x, stats) = (&node.inputs, node.outputs[1]);
+    let x = &node.inputs;
+    let stats = node.outputs[1];
     let sums = [x[0], stats, dy];
     let sums = b.apply_all(Op::BatchNormAffineGrad, &sums, PassKind::BackwardInput)?;
     let inputs = [x[0], x[1], stats, dy, sums[0], sums[1]];

@@ -13,7 +13,8 @@ pub fn conv2d(
     x: &[TensorId],
     dy: TensorId,
 ) -> Result<(), ShapeError> {
-    let (size, weight) = (picture_size(b, x[0]), b.graph.tensor(x[1]).shape.dims());
+    let size = picture_size(b, x[0]);
+    let weight = b.graph.tensor(x[1]).shape.dims();
     let kernel = [weight[2], weight[3]];
     b.accumulate_op(x[0], Op::Conv2dInputGrad { options, size }, &[dy, x[1]])?;
     b.accumulate_op(x[1], Op::Conv2dWeightGrad { options, kernel }, &[x[0], dy])
@@ -39,7 +40,8 @@ pub fn max_pool2d(
     node: &Node,
     dy: TensorId,
 ) -> Result<(), ShapeError> {
-    let (x, places) = (node.inputs[0], node.outputs[1]);
+    let x = node.inputs[0];
+    let places = node.outputs[1];
     let size = picture_size(b, x);
     b.accumulate_op(x, Op::MaxPool2dGrad { options, size }, &[places, dy])
 }

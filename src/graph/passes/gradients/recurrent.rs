@@ -13,20 +13,23 @@ pub fn recurrent(
     node: &Node,
     dy: TensorId,
 ) -> Result<(), ShapeError> {
-    let (x, phase) = (&node.inputs, PassKind::BackwardInput);
+    let x = &node.inputs;
     let (hidden, state) = match cell {
         Cell::Lstm => (node.outputs[2], x.get(4)),
         Cell::Gru => (node.outputs[0], x.get(3)),
     };
-    let inputs: Vec<TensorId> =
-        [node.outputs[1], x[1], hidden, dy].into_iter().chain(state.copied()).collect();
-    let gradients = b.apply_all(Op::RecurrentGrad { cell }, &inputs, phase)?;
+    let mut inputs = vec![node.outputs[1], x[1], hidden, dy];
+    inputs.extend(state);
+    let op = Op::RecurrentGrad { cell };
+    let gradients = b.apply_all(op, &inputs, PassKind::BackwardInput)?;
     let (dproduct, states) = match cell {
         Cell::Lstm => (gradients[0], &gradients[1..]),
         Cell::Gru => (gradients[1], &gradients[2..]),
     };
     b.accumulate_tensor(x[0], gradients[0]);
-    x[3..].iter().zip(states).for_each(|(state, d)| b.accumulate_tensor(*state, *d));
+    for (state, gradient) in x[3..].iter().zip(states) {
+        b.accumulate_tensor(*state, *gradient);
+    }
     b.accumulate_reduced(x[2], dproduct)?;
     hidden_weight(b, node, dproduct)
 }
@@ -42,7 +45,8 @@ fn hidden_weight(b: &mut Backward, node: &Node, dproduct: TensorId) -> Result<()
     let Some(before) = hidden_before(b, node.outputs[0], x.get(3).copied(), phase)? else {
         return Ok(());
     };
-    let (dproduct, before) = (steps(b, dproduct, phase), steps(b, before, phase));
+    let dproduct = steps(b, dproduct, phase);
+    let before = steps(b, before, phase);
     let product = Op::MatMul { transpose_a: true, transpose_b: false };
     b.accumulate_op(x[1], product, &[dproduct, before])
 }
@@ -54,8 +58,8 @@ fn steps(b: &mut Backward, tensor: TensorId, phase: PassKind) -> TensorId {
     b.alias(tensor, shape.with_dims(&[t, width]), phase)
 }
 
-/// Returns the hidden values before each time step of `y (b, t, h)`; `None` if that is a single
-/// one and all are zero.
+/// Returns the hidden values before each time step of `y (b, t, h)`; `None` if there is one step
+/// and they are zero.
 fn hidden_before(
     b: &mut Backward,
     y: TensorId,

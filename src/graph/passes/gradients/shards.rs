@@ -6,8 +6,7 @@ use crate::shapes::ShapeError;
 use crate::{Accumulation, Node};
 use potluck_core::TensorId;
 
-/// Adds to the gradient of `x` the sum over the ranks of the gradients `dy` of what they have
-/// of it.
+/// Adds the sum of the ranks' gradients `dy` to the gradient of `x`.
 pub fn spread(b: &mut Backward, x: TensorId, dy: TensorId) -> Result<(), ShapeError> {
     if !b.requires_grad[x.index()] {
         return Ok(());
@@ -28,7 +27,7 @@ pub fn all_reduce(
     dy: TensorId,
 ) -> Result<(), ShapeError> {
     match reduction {
-        // What each rank adds to a sum has the gradient of the sum.
+        // The gradient of each rank's term is the gradient of the sum.
         Reduction::Sum => {
             b.accumulate_tensor(node.inputs[0], dy);
             Ok(())

@@ -1,5 +1,5 @@
-//! Admission of devices whose shares are measured: the rows of each device's plan, and the memory
-//! that is reserved for its moments until the devices of the run are known.
+//! Admission of devices with measured shares: the rows of each device's plan, and the memory
+//! reserved for its moments until the devices of the run are known.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -14,17 +14,17 @@ use potluck_core::format::gibibytes_up;
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::Moments;
 
-/// Rows and moments with which a device may be opened.
+/// Rows and moments for the opening of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Admission {
     pub rows: u32,
-    /// Reserved moments: the largest shard that the device may get.
+    /// Reserved moments: the largest possible shard of the device.
     pub reserve: Moments,
-    /// Memory that the device takes with the reserve.
+    /// Memory of the device with the reserve.
     pub memory: RankMemory,
 }
 
-/// Requested device that may be opened.
+/// Requested device that fits its memory.
 #[derive(Clone)]
 pub(crate) struct MeasuredCandidate {
     /// Index of the device among the requested ones.
@@ -32,13 +32,13 @@ pub(crate) struct MeasuredCandidate {
     pub selection: Selection,
     /// Display name.
     pub name: String,
-    /// Ways to open it that fit its memory, the preferred one first; at least one.
+    /// Admissions that fit its memory, the preferred one first; at least one.
     pub(crate) admissions: VecDeque<Admission>,
 }
 
 impl MeasuredCandidate {
-    /// Moves on to the first admission that takes less host memory; returns false and changes
-    /// nothing if there is none.
+    /// Advances to the first admission with less host memory; returns false without a change if
+    /// there is none.
     fn take_less_host_memory(&mut self) -> bool {
         let now = self.host_bytes();
         let Some(less) = self.admissions.iter().position(|one| one.memory.of_host() < now) else {
@@ -53,14 +53,14 @@ impl MeasuredCandidate {
     }
 }
 
-/// Returns the requested devices that may be opened, and adds notes about those that are left out.
-/// The memory of each, and `available` bytes of host memory for all together, hold all moments if
-/// that is possible with fewer rows: one device may stay alone. Otherwise they hold the largest
-/// shard of the smallest possible number of ranks. When a device is left out, the others are
-/// admitted anew, as ranks of a smaller group.
+/// Returns the requested devices that fit their memory, and adds notes about excluded ones. Each
+/// device's memory, and `available` bytes of host memory for all, must hold all moments if fewer
+/// rows make that possible, because the run may use only one device. Otherwise they must hold the
+/// largest shard of the smallest possible number of ranks. After each exclusion of a device the
+/// others are admitted again, as ranks of a smaller group.
 ///
 /// # Errors
-/// Returns `RuntimeError` if there is too little memory for a device that was named, or for all.
+/// Returns `RuntimeError` if the memory is insufficient for a named device, or for all devices.
 pub fn admit(
     request: &PlacementRequest,
     selections: &[Selection],
@@ -75,7 +75,7 @@ pub fn admit(
             positions = candidates.iter().map(|one| one.position).collect();
             continue;
         }
-        // The last one of those that take the most.
+        // The last one of those with the most host memory.
         let mut largest = 0;
         for (index, one) in candidates.iter().enumerate() {
             if one.host_bytes() >= candidates[largest].host_bytes() {
@@ -94,8 +94,8 @@ pub fn admit(
     }
 }
 
-/// Returns the devices at these positions whose own memory suffices, if they are the ranks of a
-/// run, and adds notes about the others.
+/// Returns the devices at these positions with sufficient memory as the ranks of a run, and adds
+/// notes about the others.
 fn fit_devices(
     request: &PlacementRequest,
     selections: &[Selection],
@@ -112,7 +112,7 @@ fn fit_devices(
             Ok(admissions) => {
                 candidates.push(MeasuredCandidate { position, selection, name, admissions });
             }
-            // A device that was named must not be left out silently.
+            // A named device must not be excluded.
             Err(error) if is_named(request.selector) => return Err(error),
             Err(error) => {
                 notes.push(format!("left out: {error}"));
@@ -126,15 +126,16 @@ fn fit_devices(
     }
 }
 
-/// Returns the numbers of samples that a device may run at a time, of up to `most`, the largest
-/// first: powers of two, and divisors of `most`, whose micro-batches are all alike.
+/// Returns the possible sizes of a device's micro-batches up to `most`, the largest first: powers
+/// of two, and divisors of `most`, for which all micro-batches are equal.
 pub(crate) fn micro_batch_sizes(most: u32) -> Vec<u32> {
-    let is_size = |rows: &u32| rows.is_power_of_two() || most.is_multiple_of(*rows);
-    (1..=most).rev().filter(is_size).collect()
+    let mut sizes: Vec<u32> = (1..=most).rev().collect();
+    sizes.retain(|rows| rows.is_power_of_two() || most.is_multiple_of(*rows));
+    sizes
 }
 
-/// Returns the ways to open a device that fit its memory: with the largest reserve first, and of
-/// each reserve with the most rows first.
+/// Returns the admissions of a device that fit its memory, sorted by descending reserve and then
+/// rows.
 fn admissions(
     request: &PlacementRequest,
     selection: &Selection,
@@ -165,13 +166,13 @@ fn admissions(
     match failed {
         _ if !fitting.is_empty() => Ok(fitting),
         Some(error) => Err(error),
-        // Without a reserve there is no admission, and no error either.
+        // Without a reserve there is neither an admission nor an error.
         None => Err(RuntimeError::Defect(format!("{name} has no shard to reserve"))),
     }
 }
 
-/// Returns the shards that the device at a position may get, the largest first: of 1 to `world`
-/// ranks, as the first rank that it can be, or as the next, because the first has the most.
+/// Returns the possible shards of the device at a position, the largest first: for 1 to `world`
+/// ranks, as its lowest possible rank and the next one, because lower ranks have larger shards.
 fn reserves(request: &PlacementRequest, position: usize, world: usize) -> Vec<Moments> {
     let plan = request.plans.of_rows(1);
     let mut reserves = Vec::new();
@@ -189,8 +190,8 @@ fn reserves(request: &PlacementRequest, position: usize, world: usize) -> Vec<Mo
     reserves
 }
 
-/// Chooses admissions that fit the host's memory together: the device that takes the most of it
-/// takes less, until all fit.
+/// Chooses admissions that fit the host's memory together: reduces the device with the most of it,
+/// until all fit.
 fn fitting(
     request: &PlacementRequest,
     mut candidates: Vec<MeasuredCandidate>,
@@ -214,7 +215,7 @@ fn fitting(
     }
 }
 
-/// Returns true if the reserve of each device of a set holds its shard as one of these ranks.
+/// Returns true if the reserve of each device of a set holds its shard.
 pub(crate) fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -> bool {
     let plan = request.plans.of_rows(1);
     let layout = layout_of(request.parallel, &plan, reserves.len());
@@ -227,8 +228,8 @@ pub(crate) fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -
     true
 }
 
-/// Returns the error of a device whose reserve does not hold its shard in any group of devices
-/// that was found: the moments of a single device do not fit its memory.
+/// Returns the error of a device whose reserve holds no shard of any group of devices: the moments
+/// of a single device do not fit its memory.
 pub(crate) fn too_little_for_one(
     request: &PlacementRequest,
     selection: &Selection,

@@ -1,11 +1,10 @@
-//! Arrangement of a run: which device is which rank, and which blocks and samples it has.
+//! Arrangement of a run: the device of each rank, its blocks and its samples.
 
 use std::ops::Range;
 
 use potluck_parallel::{Mesh, PipelineRanks, PipelineSchedule, Share};
 
-/// Decision about the ranks of a run: pipelines beside each other, of one stage each if every rank
-/// holds the whole model.
+/// Ranks of a run: parallel pipelines, of one stage each if every rank has the whole model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrangement {
     pub mesh: Mesh,
@@ -14,7 +13,7 @@ pub struct Arrangement {
     pub pipelines: Vec<PipelineRanks>,
     /// Samples of each pipeline.
     pub shares: Vec<Share>,
-    /// By rank: the most rows of its plan.
+    /// By rank: the maximum rows of its plan.
     pub rows: Vec<u32>,
     pub schedule: PipelineSchedule,
     /// Shares of the tensors by rank of a tensor group; empty if stages have one rank each.
@@ -22,9 +21,8 @@ pub struct Arrangement {
 }
 
 impl Arrangement {
-    /// Returns the arrangement of pipelines with these model chunks and shares, by pipeline. Ranks
-    /// that hold a part of the model all have plans for the longest micro-batch, the others for
-    /// their own.
+    /// Returns the arrangement of pipelines with these model chunks and shares, by pipeline. Plans
+    /// of parts of the model are all for the longest micro-batch, other plans for their own.
     pub fn of(
         mesh: Mesh,
         positions: Vec<usize>,
@@ -50,7 +48,7 @@ impl Arrangement {
         Self { tensor_shares, ..self }
     }
 
-    /// Returns the most rows of a micro-batch.
+    /// Returns the maximum rows of a micro-batch.
     pub fn rows_max(&self) -> u32 {
         self.rows.iter().copied().max().unwrap_or(1)
     }

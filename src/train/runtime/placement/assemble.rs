@@ -1,6 +1,5 @@
-//! Assembly of a worker group from a request: selects and opens the devices, decides their
-//! shares, and starts the group. Everything measured here is decided before step 1, recorded, and
-//! kept on resume.
+//! Assembly of a worker group from a request: selects and opens the devices, decides their shares,
+//! and starts the group. All measured results are recorded before step 1 and kept on resume.
 
 use super::candidates::{adapters_for, candidates};
 use super::decision::{decide, saved_of};
@@ -38,7 +37,7 @@ pub fn assemble(
         Some(decision) => open_decided(request, devices, decision, saved, report)?,
         None => open_measured(request, devices, saved, report)?,
     };
-    // A run that keeps its shares says nothing new.
+    // A run that keeps its shares has no new notes.
     let is_kept = ready.is_kept;
     let mut placed = start(request, ready, candidates(&selections))?;
     let repeated = if is_kept {

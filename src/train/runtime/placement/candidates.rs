@@ -1,18 +1,17 @@
-//! Candidates of a run: the devices that a selector chooses, and the identities by which a
-//! placement knows them.
+//! Candidates of a run: the devices of a selector, and their identities in a placement.
 
 use crate::runtime::RuntimeError;
 use potluck_kernels::autotune::cache;
 use potluck_kernels::device::{Adapter, Selection, list_adapters, select_all};
 use potluck_kernels::exec::cpu::cpu_identity;
 
-/// Returns the devices that a selector chooses.
+/// Returns the devices of a selector.
 pub fn selections(selector: &str) -> Result<Vec<Selection>, RuntimeError> {
     Ok(select_all(selector, &adapters_for(selector))?)
 }
 
-/// Returns the adapters among which a selector chooses. Enumerating them takes a while, so it is
-/// skipped for a selector that names only the CPU.
+/// Returns the adapters for a selector. Their enumeration is slow, and skipped for a selector of
+/// only the CPU.
 pub fn adapters_for(selector: &str) -> Vec<Adapter> {
     for part in selector.split(',') {
         let name = part.split('*').next().unwrap_or_default();
@@ -23,12 +22,12 @@ pub fn adapters_for(selector: &str) -> Vec<Adapter> {
     Vec::new()
 }
 
-/// Returns the identities of devices, by which a placement knows them.
+/// Returns the identities of devices in a placement.
 pub fn candidates(selections: &[Selection]) -> Vec<String> {
     selections.iter().map(identity).collect()
 }
 
-/// Returns the identity of a device, which decides the bits of its results.
+/// Returns the identity of a device, which determines the bits of its results.
 pub fn identity(selection: &Selection) -> String {
     match selection {
         Selection::Cpu { .. } => cpu_identity(),

@@ -1,5 +1,5 @@
-//! Decision about the ranks of a run: kept of the run that is resumed, given by the request, or
-//! measured. Everything that does not need an open device is checked here.
+//! Decision about the ranks of a run: kept from the resumed run, given by the request, or measured.
+//! Includes all checks that do not need an open device.
 
 use super::admission::micro_batch_sizes;
 use super::arrangement::Arrangement;
@@ -20,19 +20,19 @@ use potluck_kernels::device::host::available_memory;
 use potluck_parallel::planner::cut::chunks_of_counts;
 use potluck_parallel::{Placement, Shares, contiguous_shares};
 
-/// Arrangement of a run, and how it was decided on.
+/// Arrangement of a run, and the basis of the decision.
 pub struct PlacementDecision {
     pub arrangement: Arrangement,
-    /// Times of blocks by which the stages of pipelines were chosen, if they were.
+    /// Times of blocks, if the stages of pipelines were chosen by them.
     pub measured: Option<MeasuredBlocks>,
-    /// True if the arrangement is that of the run that is resumed.
+    /// True if the arrangement is that of the resumed run.
     pub is_kept: bool,
     /// Messages for the user.
     pub notes: Vec<String>,
 }
 
-/// Returns the placement of the run that is resumed, if it is one of such devices, in pipelines if
-/// the request has any.
+/// Returns the placement of the resumed run, if it has the same devices, and has pipelines if the
+/// request has any.
 pub fn saved_of<'a>(
     request: &PlacementRequest<'a>,
     selections: &[Selection],
@@ -41,13 +41,13 @@ pub fn saved_of<'a>(
     request.saved.filter(|saved| saved.is_of(&candidates(selections), has_stages))
 }
 
-/// Decides on the arrangement of a run, before a device is opened for it; `None` if devices with
-/// the whole model each have to be measured for their shares while they are open.
+/// Decides on the arrangement of a run before its devices are opened; `None` if shares of devices
+/// with the whole model must be measured after that.
 ///
 /// # Errors
-/// Returns `RuntimeError` if the devices make no whole pipelines, if the model cannot be cut or the
-/// batch not be divided, if the record of the run that is resumed is damaged, or if a device fails
-/// on which blocks are measured.
+/// Returns `RuntimeError` if the number of devices does not fit the pipelines, if the model cannot
+/// be cut or the batch cannot be divided, if the record of the resumed run is damaged, or if a
+/// device fails during the measurement of blocks.
 pub fn decide(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -81,7 +81,7 @@ pub fn decide(
             }
             None if requested.stages == 1 => return Ok(None),
             None => {
-                // One pipeline has all samples, whatever its blocks take.
+                // A single pipeline has all samples for any times of blocks.
                 if requested.mesh(count).data == 1 {
                     let even = in_given_order(request, count, &[request.batch]);
                     require_micro_batches(&requested, &even)?;
@@ -96,8 +96,8 @@ pub fn decide(
     Ok(Some(PlacementDecision { arrangement, measured, is_kept, notes }))
 }
 
-/// Returns the arrangement of a request whose cut and shares are given or, if nothing can be
-/// measured, even; `None` if something is to be measured.
+/// Returns the arrangement of a request whose cut and shares are given, or even if no measurement
+/// is possible; `None` if a measurement is needed.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if the shares do not fit the batch, the devices or the
@@ -122,7 +122,7 @@ fn given(
     if request.probe.is_some() && (parallel.lacks_cut() || lacks_shares) {
         return Ok(None);
     }
-    // Devices without a sample are left out when shares are measured.
+    // Measured shares exclude devices without a sample.
     let counts = if lacks_shares && !parallel.is_divided() {
         timing::split_evenly(request.batch, units)
     } else {
@@ -132,9 +132,8 @@ fn given(
     Ok(Some(fitted(request, devices, given, saved)))
 }
 
-/// Returns the arrangement of devices with the whole model each with as many samples at a time on
-/// each as fit its memory, if the request leaves that open: as many as were recorded, if the
-/// devices and their samples are the same.
+/// Fits the micro-batches of devices with the whole model to their memory, unless the request has a
+/// fixed size. Keeps the recorded ones if the devices and their samples are the same.
 fn fitted(
     request: &PlacementRequest,
     devices: &[Selection],
@@ -162,7 +161,7 @@ fn fitted(
     let layout = layout_of(request.parallel, &request.plans.of_rows(1), world);
     let of_host = |at: &&usize| memory::uses_host_memory(&devices[**at]);
     let users = arrangement.positions.iter().filter(of_host).count().max(1);
-    // Nine tenths of the host's memory, shared by the devices that use it.
+    // Nine tenths of the host's memory, divided among its users.
     let host = available_memory().map(|bytes| bytes as usize / 10 * 9 / users);
     for (rank, share) in arrangement.shares.iter_mut().enumerate() {
         let selection = &devices[arrangement.positions[rank]];
@@ -182,8 +181,8 @@ fn fitted(
     arrangement
 }
 
-/// Returns the arrangement of devices in the order of the request, with so many samples of each
-/// pipeline, and the cut that was given or an even one.
+/// Returns the arrangement of devices in the order of the request, with the given counts of samples
+/// by pipeline, and the given cut or an even one.
 fn in_given_order(request: &PlacementRequest, devices: usize, counts: &[u32]) -> Arrangement {
     let requested = RequestedPipelines::of(request);
     let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
@@ -192,8 +191,8 @@ fn in_given_order(request: &PlacementRequest, devices: usize, counts: &[u32]) ->
     requested.in_order(positions, &chunks, counts, request.micro_batch)
 }
 
-/// Returns a note on the devices that have no sample of a batch that is split evenly among devices
-/// with the whole model each; devices that were named must all take part.
+/// Returns a note on devices without a sample of an evenly divided batch, if they have the whole
+/// model. Named devices must all be used.
 fn without_sample(request: &PlacementRequest, devices: RequestedDevices) -> Option<String> {
     let samples = request.batch as usize;
     let is_even = request.parallel.shares == Shares::Even;
@@ -207,12 +206,12 @@ fn without_sample(request: &PlacementRequest, devices: RequestedDevices) -> Opti
     Some(format!("{without} {are} left out: a batch of {samples} has no sample for {them}"))
 }
 
-/// Returns the arrangement of a checkpoint that a run on so many devices keeps; `None` if it
-/// decides anew.
+/// Returns the arrangement of a checkpoint if a run on `devices` devices keeps it; `None` for a new
+/// decision.
 ///
 /// # Errors
-/// Returns `RuntimeError::Unplaceable` if the record of devices with the whole model names others,
-/// or has sizes that no run has.
+/// Returns `RuntimeError::Unplaceable` if the record of devices with the whole model has other
+/// devices, or impossible sizes.
 fn kept(
     request: &PlacementRequest,
     saved: Option<&Placement>,
@@ -251,8 +250,8 @@ fn kept(
     Ok(Some(Arrangement::of_replicas(request, positions, shares, rows)))
 }
 
-/// Returns true if pipelines have the cut and the shares that a request gives, and the devices in
-/// their order if it gives any.
+/// Returns true if pipelines have the cut and the shares of the request, and the order of devices
+/// if it has any.
 fn is_as_given(request: &PlacementRequest, planned: &Arrangement) -> bool {
     let has_shares = !request.parallel.shares.are_measured();
     let requested = RequestedPipelines::of(request);

@@ -1,5 +1,5 @@
-//! Limits of the devices of a run: a parameter that is larger than one of them can bind is cut on
-//! all, because all have the same buckets.
+//! Limits of the devices of a run: a parameter that one of them cannot bind is cut on all, because
+//! all have the same buckets.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,13 @@ use potluck_parallel::Placement;
 /// Plans of a model with its large parameters cut.
 pub struct CutPlans {
     pub plans: Plans,
-    /// Bytes that the device with the smallest limit binds at a time, and its name.
+    /// Smallest limit of a device in bytes, and the device's name.
     limit: (u64, String),
 }
 
-/// Returns the plans of a model whose parameters are cut so that each of the requested devices can
-/// bind them; `None` if all can as it is, or if one can and not all need be used, because the
-/// others are left out. `saved` is the placement of a run that is resumed on such devices, whose
-/// cuts are kept.
+/// Returns the plans of a model with parameters cut such that each requested device can bind them.
+/// Returns `None` if no cut is needed: all devices can bind them, or one can and the others may be
+/// excluded. `saved` is the placement of the resumed run, whose cuts are kept.
 ///
 /// # Errors
 /// Returns `RuntimeError` if the graph with the cuts cannot be differentiated.
@@ -51,7 +50,7 @@ pub fn cut_plans(
 }
 
 impl CutPlans {
-    /// Returns a message for the user on the parameters of a graph that are cut, if any are.
+    /// Returns a message for the user on the cut parameters of a graph, if there are any.
     pub fn note(&self, graph: &Graph) -> Option<String> {
         let mut slices: BTreeMap<&str, usize> = BTreeMap::new();
         let of_rank = graph.tensor_rank.unwrap_or(0);
@@ -74,12 +73,12 @@ impl CutPlans {
     }
 }
 
-/// Returns the most bytes of a tensor that a device can bind; `None` without a limit.
+/// Returns the maximum size of a tensor that a device can bind, in bytes; `None` without a limit.
 pub fn binding_bytes(selection: &Selection) -> Option<u64> {
     match selection {
         Selection::Cpu { .. } => None,
         Selection::Adapter(adapter) => Some(tensor_bytes_max(&adapter.limits())),
-        // Whatever a node says: a device with less is not usable.
+        // Clamped, because a usable device has at least this limit.
         Selection::Offered(device) => {
             device.binding_bytes.map(|bytes| bytes.max(Limits::portable().binding_bytes))
         }

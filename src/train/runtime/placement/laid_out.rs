@@ -23,7 +23,7 @@ use potluck_parallel::{
 
 /// Programs of an arrangement, with the layout of their buckets.
 pub struct LaidOut {
-    /// Plans of what each rank of a tensor group computes of the whole graph.
+    /// Plans of the whole graph's shard on each rank of a tensor group.
     pub group: GroupPlans,
     pub written: PipelinePrograms,
     pub layout: ShardLayout,
@@ -42,7 +42,7 @@ impl LaidOut {
         }
     }
 
-    /// Returns the plan of the first rank of a tensor group, which has the buckets of all.
+    /// Returns the plan of the first rank of a tensor group, which has the buckets of all ranks.
     pub fn whole(&self) -> &Arc<Plan> {
         &self.group.plans[0]
     }
@@ -88,15 +88,17 @@ impl LaidOut {
         Ok(Self { group, written, layout })
     }
 
-    /// Returns the moments that a rank keeps: those of its shards, or all if it is alone.
+    /// Returns the moments of a rank: those of its shards, or all of them for a single rank.
     pub fn moments(&self, request: &PlacementRequest, rank: usize) -> Moments {
         let PipelinePrograms { plans, groups, .. } = &self.written;
-        let owned =
-            (plans.len() > 1).then(|| owned(&plans[rank], &self.layout, groups, Rank(rank as u32)));
-        Moments { count: request.optimizer.moments(), owned }
+        let mut shards = None;
+        if plans.len() > 1 {
+            shards = Some(owned(&plans[rank], &self.layout, groups, Rank(rank as u32)));
+        }
+        Moments { count: request.optimizer.moments(), owned: shards }
     }
 
-    /// Returns the memory that each rank takes, on these devices by rank.
+    /// Returns the memory of each rank on the devices, given by rank.
     pub fn memory<'s>(
         &self,
         request: &PlacementRequest,
@@ -127,7 +129,7 @@ pub(crate) fn cannot_divide(error: &ShardError) -> RuntimeError {
     RuntimeError::unplaceable(format_args!("{error}; {advice}"))
 }
 
-/// Returns the programs of ranks that each hold the whole model.
+/// Returns the programs of ranks with the whole model.
 pub(crate) fn programs_of_replicas(
     parallel: &ParallelOptions,
     plan: &Plan,
@@ -139,9 +141,9 @@ pub(crate) fn programs_of_replicas(
     shares.iter().map(|share| data_parallel(plan, *share, parallel.overlap)).collect()
 }
 
-/// Returns the layout of buckets that groups of their own hold, in `pipelines` pipelines. A bucket
-/// that several stages of the only pipeline hold is summed by the first of them, which owns it
-/// whole; the others send their part when it is complete, without waiting.
+/// Returns the layout of buckets that each have their own group of ranks, for `pipelines`
+/// pipelines. A bucket on several stages of a single pipeline is summed by the first of them, which
+/// owns all of it; the others send their part when it is complete, without waiting.
 pub(crate) fn layout_of_groups(
     parallel: &ParallelOptions,
     plan: &Plan,

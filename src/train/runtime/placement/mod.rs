@@ -1,5 +1,5 @@
-//! Placement of a run: which devices it uses with which shares. Devices are measured, or taken
-//! over from a checkpoint; the result is a `parallel::Placement`.
+//! Placement of a run: its devices and their shares, measured or kept from a checkpoint. The result
+//! is a `parallel::Placement`.
 
 pub(crate) mod admission;
 pub mod arrangement;

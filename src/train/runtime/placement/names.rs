@@ -3,24 +3,23 @@
 use crate::runtime::open::display_name;
 use potluck_kernels::device::Selection;
 
-/// Returns true if a selector names devices, which must then all be used, instead of leaving the
-/// choice to the program.
+/// Returns true if a selector names devices, which must all be used, instead of `auto` or `all`.
 pub fn is_named(selector: &str) -> bool {
     !["auto", "all"].contains(&selector.trim().to_lowercase().as_str())
 }
 
-/// Returns true if a selector lets the program leave out devices that make a step longer.
+/// Returns true if a selector permits the exclusion of devices that make a step longer.
 pub fn is_auto(selector: &str) -> bool {
     selector.trim().eq_ignore_ascii_case("auto")
 }
 
-/// Returns the names of devices as they are shown to the user, with a number where several have
-/// the same: `cpu (8 threads)` and `cpu 2 (8 threads)`.
+/// Returns the display names of devices, with a number in equal ones: `cpu (8 threads)` and
+/// `cpu 2 (8 threads)`.
 pub fn display_names(selections: &[Selection]) -> Vec<String> {
     distinct(selections.iter().map(display_name).collect())
 }
 
-/// Returns names of which those that are equal have a number, from the second on.
+/// Adds a number to each name that is equal to an earlier one.
 pub fn distinct(names: Vec<String>) -> Vec<String> {
     let mut distinct = Vec::new();
     for (index, name) in names.iter().enumerate() {
@@ -30,7 +29,7 @@ pub fn distinct(names: Vec<String>) -> Vec<String> {
     distinct
 }
 
-/// Inserts a number after the part of a name that short displays keep.
+/// Inserts a number after the short part of a name.
 fn numbered(name: &str, number: usize) -> String {
     let (short, rest) = name.split_at(name.find(['(', '/']).unwrap_or(name.len()));
     let space = if rest.starts_with('(') { " " } else { "" };

@@ -1,5 +1,5 @@
-//! Warning about tensor groups whose ranks are on several nodes: what they send over the network in
-//! a step, and the time that takes.
+//! Warning about tensor groups whose ranks are on several nodes: the bytes sent over the network in
+//! a step, and the time.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use potluck_core::Rank;
 use potluck_core::format::{counted, size_text};
 use potluck_parallel::{Edge, PipelinePrograms};
 
-/// Rate of the link by which the time is told: 1 Gbit/s.
+/// Rate of the link for the time in the warning: 1 Gbit/s.
 const BYTES_PER_S: f64 = 125e6;
 
-/// Returns a warning about the tensor group that sends the most between nodes, if one is on
-/// several; `nodes` are those of the ranks.
+/// Returns a warning about the tensor group with the most bytes sent between nodes, if a group is
+/// on several; `nodes` has the node of each rank.
 pub(crate) fn network_note(written: &PipelinePrograms, nodes: &[u32]) -> Option<String> {
     let node_of = |rank: &Rank| nodes.get(rank.index()).copied().unwrap_or(0);
-    // By group: the bytes that each of its nodes sends, and the number of all-reduces.
+    // By group: the bytes sent by each of its nodes, and the number of all-reduces.
     let mut groups: BTreeMap<&[Rank], (BTreeMap<u32, usize>, usize)> = BTreeMap::new();
     for reduction in written.edges.reductions.iter() {
         let edges = reduction.edges().map(|edge| written.edges.edge(edge));

@@ -1,6 +1,6 @@
-//! Opening of devices whose shares are measured: each is opened with a reserve for its moments,
-//! then timed, and the batch is split among them: with `auto` among those that are worth using.
-//! With `auto` and `all`, a device that fails on the way is left out.
+//! Opening of devices with measured shares: each is opened with a reserve for its moments, then
+//! timed, and the batch is divided among them. With `auto`, devices that make a step longer are
+//! excluded; with `auto` and `all`, also devices that fail before the run.
 
 use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
 use super::arrangement::Arrangement;
@@ -29,34 +29,34 @@ use potluck_parallel::collective::BucketGroups;
 use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::{Placement, ReduceSite, contiguous_shares};
 
-/// Device that is open, with the memory reserved for its moments.
+/// Open device with memory reserved for its moments.
 struct ReservedDevice {
     device: OpenDevice,
     selection: Selection,
     reserve: Moments,
-    /// Bytes of its memory that the device takes with the reserve.
+    /// Bytes of the device's memory in use, with the reserve.
     bytes: usize,
 }
 
-/// Device that takes part, with its samples per step and the most that it runs at a time.
+/// Device of the run, with its samples per step and the maximum of a micro-batch.
 struct MeasuredShare {
     device: OpenDevice,
     count: u32,
     micro_batch: u32,
 }
 
-/// Device, by its index among those that are open, that cannot take part.
+/// Error of a device, with its index among the open ones.
 struct Failure {
     index: usize,
     error: RuntimeError,
 }
 
-/// Opens devices, selects those that are worth using, and splits the batch by their measured
-/// speed. If that fails, the user is notified of the devices that were left out before.
+/// Opens devices, selects those of the run, and divides the batch by their measured speed. On an
+/// error, the user is notified of the devices excluded before.
 ///
 /// # Errors
-/// Returns the `RuntimeError` of the first device that was named and fails, or of the last device
-/// that is left.
+/// Returns the `RuntimeError` of the first named device that fails, or of the last remaining
+/// device.
 pub(crate) fn open_measured(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -84,7 +84,7 @@ pub(crate) fn open_measured(
     for MeasuredShare { device, count, micro_batch } in shared {
         positions.push(device.position);
         counts.push(count);
-        // None runs more samples at a time than its plan has rows.
+        // A micro-batch has at most the rows of the plan.
         micro_batches.push(micro_batch.min(device.rows));
         rows.push(device.rows);
         members.push(device);
@@ -96,8 +96,7 @@ pub(crate) fn open_measured(
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept: false, notes })
 }
 
-/// Opens the devices that may be opened. Those that fail are left out with a note unless they
-/// were named.
+/// Opens the admitted devices. Those that fail are excluded with a note, unless they are named.
 fn open_admitted(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -121,7 +120,7 @@ fn open_admitted(
         let position = candidate.position;
         match open_reserved(request, candidate, opening, report) {
             Ok(one) => opened.push(one),
-            // A device that was named must not be left out silently.
+            // A named device must not be excluded.
             Err(error) if is_named(request.selector) => {
                 return Err(error.of_position(position, count));
             }
@@ -137,9 +136,9 @@ fn open_admitted(
     }
 }
 
-/// Splits the batch among the opened devices, and returns those that take part, with their reduce
-/// sites. A device that fails is left out with a note unless it was named or is the last one of the
-/// `count` requested devices. All notes are in `notes`.
+/// Divides the batch among the open devices, and returns those of the run, with their reduce sites.
+/// A device that fails is excluded with a note, unless it is named or the last of the `count`
+/// requested devices.
 fn measured(
     request: &PlacementRequest,
     probe: &Probe,
@@ -171,8 +170,8 @@ fn measured(
     }
 }
 
-/// Returns a sentence on the devices that make a step longer and take part because they were asked
-/// for, with the selector of the others.
+/// Returns a sentence on the requested devices that make a step longer, with the selector of the
+/// others.
 fn cost_note(
     request: &PlacementRequest,
     opened: &[ReservedDevice],
@@ -197,7 +196,7 @@ fn cost_note(
     note
 }
 
-/// Begins to open a device as it is admitted.
+/// Begins to open a device with an admission.
 fn begin<'a>(
     request: &PlacementRequest,
     candidate: &'a MeasuredCandidate,
@@ -214,8 +213,8 @@ fn begin<'a>(
     BegunOpening::begin(request, rank, None)
 }
 
-/// Opens a device with the first of its admissions that it has memory for; its opening with the
-/// preferred one has begun.
+/// Opens a device with the first of its admissions that fits its memory; `begun` is its opening
+/// with the preferred one.
 fn open_reserved<'a>(
     request: &PlacementRequest,
     candidate: &'a MeasuredCandidate,
@@ -246,7 +245,7 @@ fn open_reserved<'a>(
     }
 }
 
-/// Opens a device that takes so many bytes of its memory, and gives its parameters initial values.
+/// Opens a device that uses `bytes` of its memory, and initializes its parameters.
 fn open_initialized(
     request: &PlacementRequest,
     opening: BegunOpening,
@@ -260,8 +259,8 @@ fn open_initialized(
     Ok(opened)
 }
 
-/// Returns true if a device may open with `next` that could not with `now`: in less memory, or
-/// with fewer rows if a tensor is too large.
+/// Returns true if a device may open with `next` after the error of `now`: with less memory, or
+/// with fewer rows if a tensor was too large.
 fn is_smaller(next: &Admission, now: &Admission, error: &RuntimeError) -> bool {
     let is_memory = matches!(error, RuntimeError::NoRoom { .. });
     let is_smaller =
@@ -269,8 +268,8 @@ fn is_smaller(next: &Admission, now: &Admission, error: &RuntimeError) -> bool {
     is_smaller && next.memory.of_host() <= now.memory.of_host()
 }
 
-/// Measures the devices, splits the batch among them, and allocates the moments of those that
-/// take part.
+/// Measures the devices, divides the batch among them, and allocates the moments of those with a
+/// share.
 fn split(
     request: &PlacementRequest,
     probe: &Probe,
@@ -282,9 +281,10 @@ fn split(
         reserves_hold(request, &reserves)
     };
     let found = match opened {
+        [_] if !hold(&[0]) => None,
         [_] => {
             let rows = request.micro_batch.min(request.batch);
-            hold(&[0]).then(|| BatchSplit::of_one(request.batch, rows))
+            Some(BatchSplit::of_one(request.batch, rows))
         }
         _ => measure(request, probe, opened, network, &hold)?,
     };
@@ -311,7 +311,7 @@ fn split(
     Ok(found)
 }
 
-/// Splits the batch, and returns also the reduce sites of the devices that take part.
+/// Divides the batch, and decides the reduce sites of the devices with a share.
 fn split_with_sites(
     request: &PlacementRequest,
     probe: &Probe,
@@ -330,7 +330,7 @@ fn split_with_sites(
     }
 }
 
-/// Times the devices and splits the batch among those that are worth using.
+/// Times the devices, and divides the batch among them or a faster subset.
 fn measure(
     request: &PlacementRequest,
     probe: &Probe,
@@ -378,8 +378,8 @@ fn node_of(one: &ReservedDevice) -> u32 {
     }
 }
 
-/// Measures the links between nodes, if devices are on several, and tells the user of them. `count`
-/// is the number of requested devices.
+/// Measures the links between nodes, if devices are on several, and notifies the user of them.
+/// `count` is the number of requested devices.
 fn measure_links(
     request: &PlacementRequest,
     opened: &[ReservedDevice],
@@ -395,7 +395,7 @@ fn measure_links(
     Ok(Some(links))
 }
 
-/// Returns the network between the devices that are open.
+/// Returns the network between the open devices.
 fn network(request: &PlacementRequest, opened: &[ReservedDevice], links: &RingLinks) -> Network {
     let plan = request.plans.of_rows(1);
     let gradients: usize = plan.buckets.iter().map(|bucket| bucket.gradient_length()).sum();
@@ -407,10 +407,10 @@ fn network(request: &PlacementRequest, opened: &[ReservedDevice], links: &RingLi
     }
 }
 
-/// Most links that are told one by one.
+/// Maximum number of links in a note.
 const LINKS_TOLD: usize = 8;
 
-/// Returns a sentence on the links between hosts, the slowest of many; `None` if none is known.
+/// Returns a sentence on the links between hosts, or the slowest of many; `None` without any.
 fn links_note(links: &RingLinks, hosts: &[String]) -> Option<String> {
     let mut known = Vec::new();
     for (from, rate) in links.0.iter().enumerate() {
@@ -432,10 +432,13 @@ fn links_note(links: &RingLinks, hosts: &[String]) -> Option<String> {
         ));
     }
     let which = if known.len() > LINKS_TOLD { "slowest links between nodes" } else { "links" };
-    (!told.is_empty()).then(|| format!("{which}, with their round trips: {}", told.join(", ")))
+    if told.is_empty() {
+        return None;
+    }
+    Some(format!("{which}, with their round trips: {}", told.join(", ")))
 }
 
-/// Returns the fault planned for a device before the first step, at step 0.
+/// Returns the fault planned for a device at step 0, before the first step.
 fn injected(
     request: &PlacementRequest,
     point: Point,
@@ -445,7 +448,7 @@ fn injected(
     request.faults.at_rank(point, 0, rank).and_then(Fault::of_device)
 }
 
-/// Returns the devices that take part, with their shares.
+/// Returns the devices with a share.
 fn members(
     request: &PlacementRequest,
     opened: Vec<ReservedDevice>,

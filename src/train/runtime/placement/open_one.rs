@@ -1,4 +1,4 @@
-//! Opening of one of the requested devices, here or on another node.
+//! Opening of one of the requested devices, on this node or another.
 
 use std::sync::Arc;
 
@@ -19,29 +19,29 @@ pub struct RequestedDevices<'a> {
     pub names: &'a [String],
 }
 
-/// Device that is to be opened as a rank.
+/// Device to open as a rank.
 pub(crate) struct RankOpening<'a> {
     /// Index of the device among the requested ones.
     pub position: usize,
     pub selection: &'a Selection,
     pub name: &'a str,
-    /// Plan of what the rank holds.
+    /// Plan of the rank's part of the model.
     pub plan: Arc<Plan>,
     /// Shares of the ranks of its tensor group, if it is in one.
     pub tensor_shares: &'a [u32],
     pub moments: Moments,
 }
 
-/// Device whose opening has begun, if another node opens it: all of these come first, so that nodes
-/// certify and time kernels at the same time, and while those of this process do.
+/// Device whose opening has begun if it is on another node. All of these begin first, so that nodes
+/// certify and time kernels at the same time as this process.
 pub(crate) enum BegunOpening<'a> {
     Here { rank: RankOpening<'a>, saved: Option<&'a RankPlacement> },
     OnNode { position: usize, opening: Box<OpeningOnNode> },
 }
 
 impl<'a> BegunOpening<'a> {
-    /// Begins to open one device with a plan. A resumed run keeps the kernel variants of `saved` if
-    /// it is the same device.
+    /// Begins to open a device with a plan. A resumed run keeps the kernel variants of `saved` if
+    /// that is the same device.
     ///
     /// # Errors
     /// Returns `RuntimeError` if its node is lost.
@@ -66,7 +66,7 @@ impl<'a> BegunOpening<'a> {
         Ok(Self::OnNode { position, opening: Box::new(opening) })
     }
 
-    /// Opens the device, or waits until its node has.
+    /// Opens the device, or waits until its node has opened it.
     ///
     /// # Errors
     /// Returns the errors of [`open_selected`].

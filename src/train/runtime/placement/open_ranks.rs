@@ -15,12 +15,12 @@ use potluck_kernels::autotune;
 use potluck_parallel::collective::{BucketGroups, ShardLayout};
 use potluck_parallel::{Placement, ReduceSite};
 
-/// Opens the devices of an arrangement that was decided on, each with the part of the model that it
-/// holds. What `saved` records about a device is kept.
+/// Opens the devices of a decision, each with its part of the model. Keeps the choices that `saved`
+/// records for a device.
 ///
 /// # Errors
-/// Returns `RuntimeError` if the micro-batches have no statistics, or if a device cannot be opened
-/// or has too little memory.
+/// Returns `RuntimeError` if the micro-batches are too small for statistics, or if a device cannot
+/// be opened or has too little memory.
 pub(crate) fn open_decided(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -54,7 +54,7 @@ pub(crate) fn open_decided(
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes })
 }
 
-/// Opens the devices of all ranks, and decides where each adds gradients.
+/// Opens the devices of all ranks, and decides the site of each for the addition of gradients.
 ///
 /// # Errors
 /// Returns the `RuntimeError` of the first device that fails.

@@ -1,5 +1,4 @@
-//! Pipelines of a request: which device holds which blocks of the model, as it is given, recorded
-//! or measured.
+//! Pipelines of a request: the blocks of each device, as given, recorded or measured.
 
 pub(crate) mod checks;
 mod forward;

@@ -1,4 +1,4 @@
-//! Plans of one model for different numbers of rows, whole and divided over tensor groups.
+//! Plans of one model for different numbers of rows, undivided and divided over tensor groups.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,24 +7,23 @@ use std::sync::Arc;
 
 use potluck_graph::{ModelGraph, Plan, RankGraph, ShardError};
 
-/// Plans of what the ranks of a tensor group compute of a model.
+/// Plans of a model's shards on the ranks of a tensor group.
 #[derive(Clone, Debug)]
 pub struct GroupPlans {
-    /// By rank of the group; of a group of one, the plan of the whole model.
+    /// By rank of the group; for a single rank, the plan of the whole model.
     pub plans: Vec<Arc<Plan>>,
-    /// By rank, then by output of the graph: the ranges of its last dimension that the rank
-    /// computes.
+    /// By rank and output of the graph: the ranges of its last dimension that the rank computes.
     pub outputs: Vec<Vec<Vec<Range<usize>>>>,
 }
 
-/// Plans of a model by the shares of a tensor group and by their most rows, each built once.
+/// Plans of a model by the shares of a tensor group and the maximum rows, each built once.
 pub struct Plans {
     model: ModelGraph,
     built: RefCell<BTreeMap<(Vec<u32>, u32), GroupPlans>>,
 }
 
 impl Plans {
-    /// Returns the plans of a model, of which none is built yet.
+    /// Returns the plans of a model, each built on demand.
     pub fn new(model: ModelGraph) -> Self {
         Self { model, built: RefCell::default() }
     }
@@ -34,16 +33,16 @@ impl Plans {
         &self.model
     }
 
-    /// Returns the plan of the whole model for up to this many rows.
+    /// Returns the plan of the whole model for up to `rows` rows.
     pub fn of_rows(&self, rows: u32) -> Arc<Plan> {
         self.of_one(rows).plans[0].clone()
     }
 
-    /// Returns the plans of a tensor group with these shares for up to this many rows; without
-    /// shares, or with one, of one rank with the whole model.
+    /// Returns the plans of a tensor group with these shares for up to `rows` rows; for fewer than
+    /// two shares, the plan of the whole model.
     ///
     /// # Errors
-    /// Returns `ShardError` if the model cannot be divided so.
+    /// Returns `ShardError` if the model cannot be divided by these shares.
     pub fn of_group(&self, shares: &[u32], rows: u32) -> Result<GroupPlans, ShardError> {
         if shares.len() < 2 {
             return Ok(self.of_one(rows));
@@ -63,17 +62,17 @@ impl Plans {
         Ok(group)
     }
 
-    /// Returns the plan of one rank with the whole model, as that of a group.
+    /// Returns the plan of the whole model as a group of one rank.
     fn of_one(&self, rows: u32) -> GroupPlans {
         let mut built = self.built.borrow_mut();
         let group = built.entry((Vec::new(), rows)).or_insert_with(|| {
             let graph = self.model.whole().clone();
-            let columns = |(_, id): &(String, _)| {
-                std::iter::once(0..graph.tensor(*id).shape.last()).collect()
-            };
-            let outputs = vec![graph.outputs.iter().map(columns).collect()];
+            let mut outputs = Vec::with_capacity(graph.outputs.len());
+            for (_, id) in &graph.outputs {
+                outputs.push(std::iter::once(0..graph.tensor(*id).shape.last()).collect());
+            }
             let plan = Plan::new(graph, self.model.plan_options(rows as usize));
-            GroupPlans { plans: vec![Arc::new(plan)], outputs }
+            GroupPlans { plans: vec![Arc::new(plan)], outputs: vec![outputs] }
         });
         group.clone()
     }

@@ -1,6 +1,6 @@
-//! Memory that the ranks of a run take: of their devices, and of the host, for devices that use it,
-//! for values on their way between devices, and for the copy of the state that saving a checkpoint
-//! makes. Devices with the whole model each are pipelines of one stage.
+//! Memory of the ranks of a run: on their devices, and on the host, for devices that use its
+//! memory, for values in transit between devices, and for the copy of the state for a checkpoint.
+//! Devices with the whole model are pipelines of one stage.
 
 use super::shares::layout_of;
 use super::types::PlacementRequest;
@@ -13,26 +13,26 @@ use potluck_kernels::exec::{Moments, RING_BYTES, host_staging_bytes, staging_byt
 use potluck_parallel::ParallelOptions;
 use potluck_parallel::comm::ring_pool_bytes_max;
 
-/// Bytes of memory that a rank takes.
+/// Bytes of memory of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankMemory {
-    /// All of its device's memory, with `workspace`.
+    /// Memory of its device, including `workspace`.
     pub device: usize,
-    /// Of the device's memory: what kernels use within one call, and what adding gradients takes.
+    /// Memory of its device that kernels use within one call and for the addition of gradients.
     pub workspace: usize,
-    /// True if the memory of the device is the host's.
+    /// True if the device uses host memory.
     pub(crate) is_of_host: bool,
-    /// Of the host: buffers through which values move between the device and the host.
+    /// Host memory of buffers for transfers between the device and the host.
     pub staging: usize,
-    /// Of the host: buffers of the rank's ring thread; 0 if the layout is not known.
+    /// Host memory of the rank's ring thread; 0 if the layout is unknown.
     pub pool: usize,
-    /// Of the host: tensors on their way to other stages.
+    /// Host memory of tensors in transit to other stages.
     pub edges: usize,
 }
 
 impl RankMemory {
-    /// Returns the memory of one of `world` ranks on a device, besides what depends on the layout
-    /// of all ranks: see [`LaidOut::memory`](super::laid_out::LaidOut::memory).
+    /// Returns the memory of one of `world` ranks on a device, without the parts that depend on the
+    /// layout of all ranks: see [`LaidOut::memory`](super::laid_out::LaidOut::memory).
     pub fn of(selection: &Selection, plan: &Plan, moments: &Moments, world: usize) -> Self {
         let staging = match selection {
             Selection::Adapter(_) if world == 1 => RING_BYTES,
@@ -59,9 +59,9 @@ impl RankMemory {
     }
 }
 
-/// Returns the bytes of host memory that ranks take together, with so many for the buffers of their
-/// ring threads, and with a copy of the parameters, of all moments and of the averages; with
-/// devices of other nodes also what waits of the updated parameters, at most all of them.
+/// Returns the bytes of host memory of all ranks, including `pools` bytes for the buffers of their
+/// ring threads, and a copy of the parameters, of all moments and of the averages. With devices of
+/// other nodes, also all updated parameters may wait in host memory.
 pub fn host_bytes(
     request: &PlacementRequest,
     ranks: impl IntoIterator<Item = RankMemory>,
@@ -89,8 +89,8 @@ pub fn pools_of(ranks: &[RankMemory]) -> usize {
     all
 }
 
-/// Returns the most bytes of the buffers of all ring threads, if there are up to `world` ranks with
-/// the whole model each.
+/// Returns the maximum bytes of the buffers of all ring threads for 1 to `world` ranks with the
+/// whole model.
 pub fn pools_most(
     parallel: &ParallelOptions,
     plan: &Plan,
@@ -108,7 +108,7 @@ pub fn pools_most(
     most
 }
 
-/// Returns the bytes of the buffers of each ring thread of `world` ranks with the whole model each.
+/// Returns the bytes of the buffers of each ring thread of `world` ranks with the whole model.
 pub fn pools(
     parallel: &ParallelOptions,
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! Choice of the place where each device's gradients are added to partial sums.
+//! Choice of the site at which each device's gradients are added to partial sums.
 
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
@@ -9,14 +9,14 @@ use potluck_core::{DType, Rank};
 use potluck_parallel::collective::{BucketGroups, Chunk, ShardLayout};
 use potluck_parallel::{Placement, ReduceSite};
 
-/// Device, by its rank, that failed, with its error.
+/// Error of a device, with its rank.
 pub(crate) struct ReduceSiteFailure {
     pub rank: usize,
     pub error: RuntimeError,
 }
 
 /// Returns the reduce site of each device, in the order of ranks: that of the request, or else of
-/// `saved`, or else the faster one. Devices that add are prepared for it.
+/// `saved`, or else the faster one. Prepares devices for the addition if they are the site.
 ///
 /// # Errors
 /// Returns the first device that fails.
@@ -45,7 +45,7 @@ pub(crate) fn reduce_sites(
     Ok(sites)
 }
 
-/// Returns the chunks of the buckets that a rank holds and others too.
+/// Returns the chunks of the buckets that a rank has in common with others.
 fn travelling(layout: &ShardLayout, groups: &BucketGroups, rank: Rank) -> Vec<Chunk> {
     let positions = groups.positions(rank);
     let mut chunks = Vec::new();
@@ -57,8 +57,8 @@ fn travelling(layout: &ShardLayout, groups: &BucketGroups, rank: Rank) -> Vec<Ch
     chunks
 }
 
-/// Returns the reduce site of a device for the chunks that travel, which is prepared for adding if
-/// the site is the device.
+/// Returns the reduce site of a device for the chunks in transit. Prepares the device for the
+/// addition if it is the site.
 fn reduce_site(
     request: &PlacementRequest,
     one: &OpenDevice,

@@ -1,4 +1,4 @@
-//! Note on what was decided, with the flags by which another run gets the same without measuring.
+//! Note on the decision about devices, with flags that repeat it without a measurement.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use potluck_kernels::device::{Adapter, selector_of};
 use potluck_parallel::{Mesh, Placement, RankPlacement, contiguous_shares};
 
 /// Returns a note on the samples or the stages of each device, with the flags that repeat them if
-/// they were measured; `None` for one device that was chosen without measuring.
+/// they were measured; `None` for a single device chosen without a measurement.
 pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> {
     let placement = &placed.placement;
     let decided = if placement.mesh.is_divided() {
@@ -23,7 +23,8 @@ pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> 
     };
     match repeated {
         Some(flags) => Some(format!("{decided}; to repeat this, add {flags}")),
-        None => (placement.ranks.len() > 1).then_some(decided),
+        None if placement.ranks.len() > 1 => Some(decided),
+        None => None,
     }
 }
 
@@ -36,8 +37,8 @@ fn samples_text(placement: &Placement) -> String {
     format!("samples per step: {}", shares.join(", "))
 }
 
-/// Returns which devices have which blocks, with their parts of the tensors if several have the
-/// same, and how many samples each pipeline has.
+/// Returns the blocks of each device, with its part of the tensors in a tensor group, and the
+/// samples of each pipeline.
 fn stages_text(placement: &Placement, plan: &Plan) -> String {
     let mut pipelines = Vec::new();
     for of_pipeline in placement.pipelines() {
@@ -52,13 +53,13 @@ fn stages_text(placement: &Placement, plan: &Plan) -> String {
     format!("{}: {}", name_of_parts(placement.mesh), pipelines.join("; "))
 }
 
-/// Returns what the devices of a run are parts of.
+/// Returns the name of the units into which the devices of a run are divided.
 pub(crate) fn name_of_parts(mesh: Mesh) -> &'static str {
     if mesh.pipeline > 1 { "stages" } else { "tensor groups" }
 }
 
-/// Returns the devices of a stage with its blocks: `cpu: embed to h.1`, or those of a tensor group
-/// with their parts: `cpu (75 %) + llvmpipe (25 %): embed to h.1`.
+/// Returns the device of a stage with its blocks: `cpu: embed to h.1`, or the devices of a tensor
+/// group with their parts: `cpu (75 %) + llvmpipe (25 %): embed to h.1`.
 pub(crate) fn stage_text(plan: &Plan, names: &[&str], blocks: &[Range<u32>]) -> String {
     let mut devices = Vec::new();
     for (name, part) in names.iter().zip(tensor_parts(plan, names.len())) {
@@ -71,9 +72,8 @@ pub(crate) fn stage_text(plan: &Plan, names: &[&str], blocks: &[Range<u32>]) -> 
     format!("{}: {}", devices.join(" + "), names_of_runs(&plan.graph, blocks))
 }
 
-/// Returns the flags with which another run gets this measured placement, in words for a shell;
-/// `None` if nothing was measured, or if no flags name the devices. `plan` is that of the whole
-/// model.
+/// Returns the flags that repeat this measured placement, quoted for a shell; `None` if nothing was
+/// measured, or if no flags can name the devices. `plan` is that of the whole model.
 pub(crate) fn repeated_by(
     request: &PlacementRequest,
     adapters: &[Adapter],
@@ -82,7 +82,7 @@ pub(crate) fn repeated_by(
 ) -> Option<String> {
     let mesh = placement.mesh;
     let parallel = request.parallel;
-    // With tensor groups, only their shares are measured, and those of unlike devices.
+    // With tensor groups, only their shares are measured, and only for different devices.
     let has_tensor_shares = mesh.tensor > 1
         && parallel.tensor.shares.is_empty()
         && placement.tensor_shares.iter().any(|share| *share != placement.tensor_shares[0]);
@@ -122,7 +122,7 @@ pub(crate) fn repeated_by(
     Some(flags.join(" "))
 }
 
-/// Returns the flag that gives the cut of all pipelines, or that there is none.
+/// Returns the flag with the cut of all pipelines, or a remark if their cuts differ.
 fn cut_flag(placement: &Placement) -> String {
     let cuts: Vec<Vec<usize>> =
         placement.pipelines().map(|stages| blocks_of_chunks(&stages)).collect();
@@ -144,8 +144,8 @@ fn blocks_of_chunks(pipeline: &[Vec<&RankPlacement>]) -> Vec<usize> {
     blocks
 }
 
-/// Returns the flag that gives replicas the micro-batches that were measured, or that there is
-/// none; nothing if those of the request are the same.
+/// Returns the flag for the measured micro-batches of replicas, or a remark if there is none;
+/// `None` if those of the request are the same.
 fn micro_batch_flag(
     request: &PlacementRequest,
     placement: &Placement,
@@ -162,8 +162,8 @@ fn micro_batch_flag(
     Some(Setting::MicroBatchSize.given(largest).to_string())
 }
 
-/// Returns true if replicas that run up to `micro_batch` samples at a time have the micro-batches
-/// of a placement.
+/// Returns true if replicas with micro-batches of up to `micro_batch` samples have those of a
+/// placement.
 fn repeats(
     request: &PlacementRequest,
     placement: &Placement,

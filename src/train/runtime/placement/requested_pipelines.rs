@@ -1,4 +1,4 @@
-//! Pipelines that a request asks for, and the arrangements that they make.
+//! Requested pipelines, and their arrangements.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use potluck_parallel::{
     Mesh, ParallelOptions, PipelineOptions, PipelineSchedule, Placement, Share, contiguous_shares,
 };
 
-/// Pipelines that a request asks for; of one stage each if every rank holds the whole model.
+/// Requested pipelines; of one stage each if every rank has the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestedPipelines<'a> {
     /// Stages of each pipeline, and model chunks of each stage.
@@ -25,12 +25,12 @@ pub(crate) struct RequestedPipelines<'a> {
 }
 
 impl<'a> RequestedPipelines<'a> {
-    /// Returns the pipelines that a request asks for.
+    /// Returns the pipelines of a request.
     pub fn of(request: &PlacementRequest<'a>) -> Self {
         Self::from(request.parallel)
     }
 
-    /// Returns the mesh of so many devices: as many whole pipelines as they make.
+    /// Returns the mesh of `devices` devices, with all their complete pipelines.
     pub fn mesh(&self, devices: usize) -> Mesh {
         let Self { stages, tensor, .. } = *self;
         let data = devices / self.devices_per_pipeline().max(1);
@@ -42,8 +42,8 @@ impl<'a> RequestedPipelines<'a> {
         self.stages * self.tensor
     }
 
-    /// Returns the shares of the ranks of tensor groups in lowest terms: those that are given, or
-    /// equal ones; none if stages have one rank each.
+    /// Returns the given or equal shares of the ranks of tensor groups in lowest terms; empty if
+    /// stages have one rank each.
     pub fn given_tensor_shares(&self) -> Vec<u32> {
         if self.tensor == 1 {
             Vec::new()
@@ -54,8 +54,8 @@ impl<'a> RequestedPipelines<'a> {
         }
     }
 
-    /// Returns the model chunks of a model of `blocks` blocks: those that are given or, if none
-    /// are, chunks of nearly equal numbers of blocks.
+    /// Returns the given model chunks of a model of `blocks` blocks, or else chunks of nearly equal
+    /// numbers of blocks.
     pub(crate) fn model_chunks(&self, blocks: u32) -> Vec<Range<u32>> {
         if self.blocks.is_empty() {
             even(blocks, self.stages * self.chunks)
@@ -81,8 +81,8 @@ impl<'a> RequestedPipelines<'a> {
             .with_tensor_shares(self.given_tensor_shares())
     }
 
-    /// Returns the pipelines of a checkpoint of a model of so many blocks, if they were placed as
-    /// is asked; `None` if not, and if their chunks are not the model.
+    /// Returns the recorded pipelines of a model of `blocks` blocks, if they are as requested and
+    /// have all blocks in order.
     pub fn recorded(&self, saved: &Placement, blocks: u32) -> Option<Arrangement> {
         let PipelineOptions { schedule, virtual_stages, .. } = saved.options.pipeline;
         let is_same = saved.mesh.pipeline == self.stages
@@ -118,11 +118,12 @@ impl<'a> RequestedPipelines<'a> {
     }
 }
 
-/// Returns shares without what divides all of them: 3 and 1 for 6 and 2.
+/// Returns shares divided by their greatest common divisor: 3 and 1 for 6 and 2.
 fn in_lowest_terms(shares: &[u32]) -> Vec<u32> {
     let mut divisor = 0;
     for share in shares {
-        let (mut a, mut b) = (divisor, *share);
+        let mut a = divisor;
+        let mut b = *share;
         while b > 0 {
             (a, b) = (b, a % b);
         }
@@ -131,7 +132,7 @@ fn in_lowest_terms(shares: &[u32]) -> Vec<u32> {
     shares.iter().map(|share| share / divisor.max(1)).collect()
 }
 
-/// Returns true if runs of blocks follow each other and are all blocks.
+/// Returns true if consecutive runs have all blocks.
 fn is_all_of(runs: &[Range<u32>], blocks: u32) -> bool {
     let mut end = 0;
     for run in runs {
@@ -160,7 +161,7 @@ impl<'a> From<&'a ParallelOptions> for RequestedPipelines<'a> {
 }
 
 impl Arrangement {
-    /// Returns the arrangement of ranks that each hold the whole model, in plans of so many rows.
+    /// Returns the arrangement of ranks with the whole model, in plans of `rows` rows.
     pub(crate) fn of_replicas(
         request: &PlacementRequest,
         positions: Vec<usize>,

@@ -17,13 +17,13 @@ pub(crate) fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -
     layout(plan, parallel.topology, world, parallel.chunk_bytes)
 }
 
-/// Returns the optimizer moments that a rank keeps.
+/// Returns the optimizer moments of a rank.
 pub fn moments(optimizer: &Optimizer, layout: &ShardLayout, rank: usize) -> Moments {
     let owned = (layout.size > 1).then(|| shards(layout, rank));
     Moments { count: optimizer.moments(), owned }
 }
 
-/// Returns the optimizer moments that a rank of a worker group keeps.
+/// Returns the optimizer moments of a rank of a worker group.
 pub(crate) fn held_moments(
     optimizer: &Optimizer,
     group: &WorkerGroup,
@@ -58,15 +58,14 @@ pub fn owned(
     owned
 }
 
-/// Returns the shard of each bucket that a rank owns. All ranks hold all buckets, in order of
-/// ranks.
+/// Returns a rank's shard of each bucket, for ranks that all have all buckets.
 pub fn shards(layout: &ShardLayout, rank: usize) -> Vec<Range<usize>> {
     let position = Position(rank as u32);
     (0..layout.buckets()).map(|bucket| layout.shard(BucketId(bucket as u32), position)).collect()
 }
 
-/// Returns the number of parameters of which a device keeps moments, if they are those of shards;
-/// 0 if they are those of whole buckets.
+/// Returns the number of parameters with moments on a device, if it has moments of shards; 0 if it
+/// has those of whole buckets.
 pub fn owned_elements(moments: &Moments) -> usize {
     match &moments.owned {
         Some(owned) => owned.iter().map(ExactSizeIterator::len).sum(),
@@ -74,8 +73,7 @@ pub fn owned_elements(moments: &Moments) -> usize {
     }
 }
 
-/// Returns the samples per device, or per pipeline of several, as they are given, or else even
-/// ones.
+/// Returns the given samples per device or pipeline, or else even ones.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if the number of shares is not that of the devices or

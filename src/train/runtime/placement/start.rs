@@ -1,4 +1,4 @@
-//! Start of a worker group of opened devices, with the record of how it was placed.
+//! Start of a worker group of opened devices, with the record of its placement.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ use potluck_parallel::{
 pub(crate) struct ReadyRanks {
     pub arrangement: Arrangement,
     pub laid_out: LaidOut,
-    /// By rank: its device, and where the gradients of others are added.
+    /// By rank: its device. `reduce_sites` has the site for the addition of gradients.
     pub members: Vec<OpenDevice>,
     pub(crate) reduce_sites: Vec<ReduceSite>,
-    /// True if the arrangement is that of the run that is resumed.
+    /// True if the arrangement is that of the resumed run.
     pub is_kept: bool,
     /// Messages for the user, without those of the devices.
     pub notes: Vec<String>,
@@ -34,7 +34,7 @@ pub(crate) struct ReadyRanks {
 /// devices.
 ///
 /// # Errors
-/// Returns `RuntimeError` if the trace cannot be written or a thread not be started.
+/// Returns `RuntimeError` if the trace cannot be written or a thread cannot be started.
 pub fn start(
     request: &PlacementRequest,
     ready: ReadyRanks,
@@ -48,7 +48,10 @@ pub fn start(
     notes.extend(network_note(&written, &nodes).map(|note| format!("warning: {note}")));
     let whole = model.plans[0].clone();
     let PipelinePrograms { programs, plans, edges, groups } = written;
-    let trace = request.trace.as_deref().map(Trace::create).transpose()?;
+    let trace = match &request.trace {
+        Some(path) => Some(Trace::create(path)?),
+        None => None,
+    };
     let options = WorkerGroupOptions {
         reduce_site: reduce_sites,
         is_chained: false,
@@ -80,8 +83,8 @@ pub fn start(
     })
 }
 
-/// Returns the programs of steps whose all-gathers travel in the next one: of replicas on several
-/// nodes. On one node they are fast, and a device that is lost would cost more than the step.
+/// Returns the programs of steps whose all-gathers run in the next one, for replicas on several
+/// nodes. On one node all-gathers are fast, and the loss of a device would cost more than the step.
 fn spread(
     request: &PlacementRequest,
     arrangement: &Arrangement,

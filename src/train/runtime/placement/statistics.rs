@@ -1,4 +1,4 @@
-//! Check of the micro-batches from which batch normalization takes its statistics.
+//! Check of micro-batches for the statistics of batch normalization.
 
 use crate::runtime::RuntimeError;
 use potluck_core::format::counted;
@@ -6,12 +6,12 @@ use potluck_core::{Setting, Wording};
 use potluck_graph::Plan;
 use potluck_parallel::Program;
 
-/// Checks that the micro-batches of a model with batch normalization have statistics. Returns a
-/// note if some have fewer samples than [`Plan::rows_min`].
+/// Checks that the micro-batches of a model with batch normalization are large enough for
+/// statistics. Returns a note if some have fewer samples than [`Plan::rows_min`].
 ///
 /// # Errors
-/// Returns `RuntimeError::Unplaceable` if a micro-batch would normalize one value per channel,
-/// whose variance is zero: PyTorch refuses that, too.
+/// Returns `RuntimeError::Unplaceable` if a micro-batch has only one value per channel, with
+/// variance 0, as in PyTorch.
 pub(crate) fn require_statistics<'p>(
     plan: &Plan,
     programs: impl Iterator<Item = &'p Program>,

@@ -1,5 +1,5 @@
-//! Shares of the ranks of tensor groups: as they are given, or by the measured speed of the devices
-//! in each place, as far as their memory goes.
+//! Shares of the ranks of tensor groups, by the measured speed of the devices in each place, and
+//! limited by their memory.
 
 use super::arrangement::Arrangement;
 use super::laid_out::LaidOut;
@@ -16,15 +16,15 @@ use potluck_parallel::planner::cut::BlockTimes;
 /// Share of the place with the fastest devices.
 const FASTEST: f64 = 1000.0;
 
-/// Attempts to make the shares of devices with too little memory smaller.
+/// Maximum number of reductions of shares that do not fit their devices.
 const ATTEMPTS: usize = 64;
 
-/// Factor by which a share that does not fit its device becomes smaller.
+/// Factor of each reduction of a share.
 const SHRINKING: f64 = 0.9;
 
-/// Measures the blocks of the model on the devices of an arrangement, and gives the ranks of its
-/// tensor groups shares by their speeds. The slowest device of those in one place of the groups
-/// counts. A share that does not fit the memory of its devices becomes smaller.
+/// Measures the blocks of the model on the devices of an arrangement, and sets the shares of its
+/// tensor groups by the slowest device in each place. Reduces shares that do not fit the memory of
+/// their devices.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails, or if the model cannot be divided.
@@ -44,8 +44,8 @@ pub(crate) fn measured(
     Ok((within_memory(request, devices, arrangement)?, blocks))
 }
 
-/// Returns the part of what a tensor group divides that each of its ranks has, from 0 to 1, by the
-/// plan of any of them.
+/// Returns each rank's part of the divided elements of a tensor group, from 0 to 1. `plan` may be
+/// that of any rank.
 pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
     let mut elements = vec![0; ranks];
     for bucket in &plan.buckets {
@@ -57,8 +57,8 @@ pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
     elements.into_iter().map(|own| own as f64 / all.max(1) as f64).collect()
 }
 
-/// Returns true if the devices in the places of tensor groups differ, so that equal shares may not
-/// be the fastest: `kinds` are those of the devices, by rank.
+/// Returns true if devices of a tensor group differ, so that equal shares may not be the fastest;
+/// `kinds` are those of the devices, by rank.
 pub(crate) fn differ<T: PartialEq>(requested: &RequestedPipelines, kinds: &[T]) -> bool {
     kinds.chunks(requested.tensor.max(1)).any(|group| group.iter().any(|kind| *kind != group[0]))
 }
@@ -72,7 +72,7 @@ fn shares_of(mesh: Mesh, seconds: &[f64]) -> Vec<u32> {
     }
     let fastest = slowest.iter().copied().fold(f64::INFINITY, f64::min);
     let share = |seconds: &f64| {
-        // A device that holds no whole block has a part of each in its memory.
+        // The time is infinite if a whole block does not fit the device; a part of it may fit.
         let of_fastest = if seconds.is_finite() { fastest / seconds } else { 1.0 };
         let of_fastest = if of_fastest.is_finite() { of_fastest } else { 1.0 };
         (FASTEST * of_fastest).round().max(1.0) as u32
@@ -80,8 +80,8 @@ fn shares_of(mesh: Mesh, seconds: &[f64]) -> Vec<u32> {
     slowest.iter().map(share).collect()
 }
 
-/// Makes the shares smaller that do not fit the memory of their devices. What does not fit whatever
-/// the shares is told when the devices are opened.
+/// Reduces the shares that do not fit the memory of their devices. If no shares fit, the opening of
+/// the devices reports it.
 fn within_memory(
     request: &PlacementRequest,
     devices: RequestedDevices,

@@ -19,15 +19,15 @@ use potluck_parallel::{ParallelOptions, Placement, Program, SpreadPrograms};
 /// Request for the worker group of a run.
 #[derive(Clone)]
 pub struct PlacementRequest<'a> {
-    /// Device selector, as `--devices` takes it.
+    /// Device selector, as for `--devices`.
     pub selector: &'a str,
-    /// Other nodes, whose devices come behind those that are selected.
+    /// Other nodes, whose devices follow the selected ones.
     pub nodes: &'a RemoteNodes,
     pub parallel: &'a ParallelOptions,
     pub batch: u32,
-    /// The most samples that a device runs at a time.
+    /// Maximum micro-batch of a device.
     pub micro_batch: u32,
-    /// True to run fewer on devices with too little memory; false to refuse these.
+    /// True for smaller micro-batches on devices with too little memory; false to refuse these.
     pub fits_micro_batch: bool,
     pub optimizer: &'a Optimizer,
     pub plans: &'a Plans,
@@ -37,19 +37,19 @@ pub struct PlacementRequest<'a> {
     pub opening: OpenOptions,
     /// Autotuning options of every device; the choices to keep come from `saved`.
     pub tuning: &'a TuneOptions,
-    /// Placement of the run that is resumed.
+    /// Placement of the resumed run.
     pub saved: Option<&'a Placement>,
-    /// True to measure again, ignoring saved measurements.
+    /// True to ignore saved measurements.
     pub retune: bool,
     /// Receives messages for the user about slow operations.
     pub notify: &'a dyn Fn(&str),
-    /// File of the trace, if one is to be written.
+    /// File of the trace, if one is requested.
     pub trace: Option<PathBuf>,
     /// Faults to inject, for tests.
     pub faults: Faults,
 }
 
-/// Worker group, with the decisions by which it was placed.
+/// Worker group with its placement.
 pub struct PlacedWorkers {
     pub group: WorkerGroup,
     /// Plan of all stages for the first rank of a tensor group, for the rows of the first rank:
@@ -57,13 +57,12 @@ pub struct PlacedWorkers {
     pub plan: Arc<Plan>,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
-    /// By rank: programs of steps whose all-gathers travel in the next one; `None` where they do
-    /// not.
+    /// By rank: programs of steps whose all-gathers run in the next one, if they do.
     pub spread: Option<Vec<SpreadPrograms>>,
     pub placement: Placement,
-    /// Pipelines of the run, of one stage each if every rank holds the whole model.
+    /// Pipelines of the run, of one stage each if every rank has the whole model.
     pub pipelines: Arc<ModelPipelines>,
-    /// By rank: the plan of what its device holds.
+    /// By rank: the plan of its device's part of the model.
     pub plans: Vec<Arc<Plan>>,
     /// Messages for the user.
     pub notes: Vec<String>,

@@ -1,5 +1,5 @@
-//! Calls of a device on another node. The list of them is written once; the messages, their names
-//! for people, the client (`executor`) and the server (`perform`) are made of it.
+//! Calls of a device on another node. The messages, their display names, the client (`executor`)
+//! and the server (`perform`) are generated from one list.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use potluck_kernels::exec::{BlockTiming, BucketTensor, LossSums, Moments, PassCo
 /// ```
 ///
 /// where `method` is one of `Executor` or of `OnNode`, and the client `posts` the call without
-/// waiting for it, `calls` and waits for the reply, or has a method that is written `by_hand`.
-/// Attributes are those of the fields of the messages.
+/// waiting for the reply, `calls` and waits for it, or has a method written `by_hand`. Attributes
+/// apply to the fields of the messages.
 macro_rules! device_calls {
     ($make:ident) => {
         $make! {
@@ -95,7 +95,7 @@ macro_rules! messages {
         }
 
         impl DeviceCall {
-            /// Returns what the call is about, for messages to people.
+            /// Returns the display name of the call.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$call { .. } => $name,)*
@@ -104,7 +104,7 @@ macro_rules! messages {
         }
 
         impl CallReply {
-            /// Returns what the call is about that is replied to, for messages to people.
+            /// Returns the display name of the call of this reply.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$call(_) => $name,)*

@@ -1,20 +1,20 @@
-//! Work of a node on what the first one asks for. The first node is told as long as it goes on, so
-//! that it waits for an answer which takes long, and not for one which will never come.
+//! Work of a node on requests of the first one. The first node is notified while it continues, so
+//! that it waits for a late answer, but not for one that will never come.
 
 use potluck_core::Lock;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages per longest silence of a node that say that it works, and bounds of the time between
-/// two. Those that wait while the network stands still must not fill a queue.
+/// Number of notifications per longest silence of a node, and bounds of the time between two. They
+/// must not fill a queue while the network is interrupted.
 const TOLD_PER_SILENCE: u32 = 8;
 const TOLD_MIN: Duration = Duration::from_millis(100);
 const TOLD_MAX: Duration = Duration::from_secs(1);
-/// Time between two before the longest silence is known.
+/// Time between two notifications before the longest silence is known.
 const TOLD_AT_FIRST: Duration = Duration::from_millis(250);
 
-/// All that a node works on at a time.
+/// Current work of a node.
 #[derive(Debug)]
 pub(crate) struct Duties(Lock<DutyState>);
 
@@ -24,18 +24,18 @@ struct DutyState {
     next: u64,
     interval: Duration,
     told_at: Instant,
-    /// Bytes of messages that had arrived when the first node was told last.
+    /// Bytes of messages that had arrived at the last notification.
     arrived: u64,
 }
 
 #[derive(Debug)]
 struct DutyProgress {
-    /// Longest time without progress, after which the first node is told no more.
+    /// Longest time without progress, after which notifications end.
     limit: Duration,
     progress_at: Instant,
 }
 
-/// Work in progress; dropped, it is done.
+/// Work in progress, which ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Duty {
     duties: Arc<Duties>,
@@ -54,7 +54,7 @@ impl Duties {
         })))
     }
 
-    /// Sets the longest silence of a node, after which the first one gives it up.
+    /// Sets the longest silence of a node, after which the first one abandons it.
     pub(crate) fn set_node_timeout(&self, node_timeout: Duration) {
         self.0.lock().interval = (node_timeout / TOLD_PER_SILENCE).clamp(TOLD_MIN, TOLD_MAX);
     }
@@ -69,8 +69,8 @@ impl Duties {
         Duty { duties: Arc::clone(self), number }
     }
 
-    /// Returns true if the first node is to be told now that this one works, or that so many bytes
-    /// of its messages have arrived, which are more than before.
+    /// Returns true if a notification of the first node is due: that this one works, or that more
+    /// bytes of its messages have arrived.
     pub(crate) fn is_to_be_told(&self, arrived: u64) -> bool {
         let mut state = self.0.lock();
         if state.told_at.elapsed() < state.interval {

@@ -1,5 +1,5 @@
 //! Device of another node as an [`Executor`]: each call is sent to the node. Calls without a result
-//! are not waited for; their error is that of the next call with one.
+//! do not wait; their error is returned by the next call with a result.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,11 +15,11 @@ use potluck_kernels::exec::{
     ProfileTarget, Readback, Shards, StepSums,
 };
 
-/// Calls that are sent before one is waited for, which bounds what is queued on the node.
+/// Maximum number of calls without a reply, which bounds the queue of the node.
 const UNANSWERED_MAX: usize = 64;
 
-/// Most values of a bank in one message: 512 KiB, of which there are three copies on the way to
-/// each node.
+/// Maximum number of values of a bank in one message: 512 KiB, with three copies in transit to each
+/// node.
 const PIECE_ELEMENTS: usize = 1 << 17;
 
 /// Device of another node.
@@ -30,13 +30,13 @@ pub(crate) struct RemoteExecutor {
     shards: Shards,
     heartbeat: Heartbeat,
     readback_elements_max: usize,
-    /// Readbacks that were started.
+    /// Started readbacks.
     reads: VecDeque<Place>,
     unanswered: usize,
 }
 
 impl RemoteExecutor {
-    /// Creates the executor of a device that its node has opened with this plan.
+    /// Creates the executor of a device opened by its node with this plan.
     pub fn new(
         slot: RemoteSlot,
         name: &str,
@@ -150,7 +150,7 @@ impl Executor for RemoteExecutor {
         self.post(DeviceCall::SetInput { tensor, micro_batch, values })
     }
 
-    /// In pieces, so that a bucket is not copied whole for the way.
+    /// Writes in pieces, so that messages are no copy of a whole bucket.
     fn write_bank(
         &mut self,
         bank: BucketTensor,
@@ -185,8 +185,8 @@ impl Executor for RemoteExecutor {
         self.shards.owned(bucket)
     }
 
-    /// Only remembers the place: the values are read when they are asked for, by a caller that
-    /// queues nothing in between which changes them.
+    /// Stores only the place: the values are read by `next_readback`. Callers do not change them in
+    /// between.
     fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
         self.reads.push_back(place);
         Ok(())

@@ -1,4 +1,4 @@
-//! First node's side of another node: sends orders and calls, and hands on what comes back.
+//! First node's side of another node: sends orders and calls, and forwards their results.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,29 +29,29 @@ use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::planner::links::LinkRate;
 use potluck_parallel::{Program, Verdict, Vote};
 
-/// Times at which a clock is read; the one with the shortest round trip counts.
+/// Number of readings of a clock; that with the shortest round trip is used.
 const CLOCK_ROUNDS: usize = 8;
 /// Longest wait for the rest of a trace.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
-/// Reason of a call whose answer will not come.
+/// Reason of an error without an answer.
 const GONE: &str = "its connection ended";
 
-/// Another node, as the first one sees it.
+/// Another node, on the first one.
 pub struct RemoteNode {
     /// Number of the node, from 1.
     pub number: u32,
     /// Name of its host.
     pub host: String,
     connection: Arc<dyn NodeConnection>,
-    /// Receiver of the frames for the ranks of this process, from whichever node.
+    /// Receiver of the frames for the ranks of this process, from all nodes.
     frames: FrameReceiver,
     next_slot: AtomicU64,
     next_call: AtomicU64,
-    /// True if it reads the inputs of its ranks from its own copy of the data.
+    /// True if the node reads the inputs of its ranks from its own copy of the data.
     has_data: AtomicBool,
     watch: NodeWatch,
-    /// Messages that show that the node works.
+    /// Number of messages that show progress of the node.
     progress: AtomicU64,
     state: Lock<NodeState>,
 }
@@ -59,7 +59,7 @@ pub struct RemoteNode {
 #[derive(Default)]
 struct NodeState {
     lost: Option<String>,
-    /// Callers that wait for a reply.
+    /// Callers waiting for a reply.
     replies: HashMap<u64, mpsc::Sender<Result<CallReply, DeviceError>>>,
     opening: HashMap<u32, mpsc::Sender<OpenEvent>>,
     assembling: Option<mpsc::Sender<Result<(), String>>>,
@@ -72,41 +72,41 @@ struct NodeState {
     group: Option<GroupSeats>,
 }
 
-/// Ranks of the node in the present group, and the mailbox of its coordinator.
+/// Ranks of the node in the current group, and the mailbox of its coordinator.
 struct GroupSeats {
     generation: u64,
     ranks: BTreeMap<Rank, VoteState>,
     coordinator: Mailbox<CoordinatorMsg>,
 }
 
-/// Vote of a rank that is due.
+/// Expected vote of a rank.
 #[derive(Default)]
 struct VoteState {
-    /// Round of the last step that the rank was ordered to take.
+    /// Round of the last ordered step of the rank.
     round: Option<Round>,
     has_voted: bool,
-    /// True if its end was reported; more reports are dropped, so that they fill no mailbox.
+    /// True after the report of its end; further reports are dropped, so that they fill no mailbox.
     has_ended: bool,
 }
 
-/// Question to a node, whose answer may be awaited when others are asked too.
+/// Question to a node, whose answer can be awaited after questions to other nodes.
 pub struct Asked<T> {
     /// Subject of the error if the node is lost.
     adapter: &'static str,
-    /// Name of the question, for the error if it is not answered.
+    /// Name of the question, for the error without an answer.
     what: &'static str,
     answer: mpsc::Receiver<T>,
 }
 
-/// Answer of a node to the description of the run: what it offers, or why it cannot take part.
+/// Answer of a node to the description of the run: its offer, or the reason that it has none.
 pub type BeginAnswer = Result<Offering, String>;
 
-/// Device of another node that was ordered to open. If nobody waits for that, it is closed again.
+/// Ordered opening of another node's device. Dropped before the answer, it closes the device.
 pub struct OrderedOpening {
     slot: RemoteSlot,
     name: String,
     events: mpsc::Receiver<OpenEvent>,
-    /// True once the order was answered.
+    /// True after the answer.
     is_answered: bool,
 }
 
@@ -122,7 +122,7 @@ impl OrderedOpening {
     /// Waits until the device is open. `report` receives the progress of autotuning.
     ///
     /// # Errors
-    /// Returns the error with which the device cannot be opened, or that the node is lost.
+    /// Returns the error of the opening, or of the lost node.
     pub fn opened(
         mut self,
         report: &mut dyn FnMut(TuneProgress),
@@ -142,7 +142,7 @@ impl OrderedOpening {
     }
 }
 
-/// Event while a device is opened.
+/// Event during the opening of a device.
 enum OpenEvent {
     Progress(TuneProgress),
     Ended(Result<Opened, OpenFailure>),
@@ -154,11 +154,11 @@ pub struct SlotState {
     pub heartbeat: Heartbeat,
     is_waiting: AtomicBool,
     received: AtomicU64,
-    /// Heartbeats of the device that were reported.
+    /// Heartbeats in the last report of the device.
     reported: AtomicU64,
 }
 
-/// Device of another node, by the number under which it was opened.
+/// Device of another node, with the number of its opening.
 #[derive(Clone)]
 pub struct RemoteSlot {
     pub node: Arc<RemoteNode>,
@@ -198,16 +198,15 @@ impl RemoteNode {
         self.connection.carrier()
     }
 
-    /// Returns the error of a device of this node: the reason for which the node is lost or, if it
-    /// is not known to be, that for which a call failed.
+    /// Returns the error of a device of this node: with the reason of the node's loss, if it is
+    /// known, or else with `why`.
     fn lost_error(&self, adapter: &str, why: &str) -> DeviceError {
         let known = self.state.lock().lost.clone();
         let why = known.unwrap_or_else(|| format!("node {} ({}): {why}", self.number, self.host));
         DeviceError::NodeLost { adapter: adapter.into(), why }
     }
 
-    /// Registers somebody who waits for an answer, unless the node is lost: then nobody would wake
-    /// them.
+    /// Registers a receiver of an answer, unless the node is lost: then nothing would wake it.
     fn register(
         &self,
         adapter: &str,
@@ -231,7 +230,7 @@ impl RemoteNode {
         self.connection.send(bytes).map_err(|Closed(why)| self.lost_error(adapter, &why))
     }
 
-    /// Asks the node something whose answer is sent to whom `register` registers.
+    /// Sends a question to the node; `register` registers the sender of the answer.
     fn ask<T>(
         &self,
         adapter: &'static str,
@@ -245,13 +244,13 @@ impl RemoteNode {
         Ok(Asked { adapter, what, answer })
     }
 
-    /// Waits for the answer to what was asked.
+    /// Waits for the answer to a question.
     fn answered<T>(&self, asked: &Asked<T>) -> Result<T, DeviceError> {
         self.answer(asked.adapter, asked.what, &asked.answer)
     }
 
-    /// Waits for the answer to what was asked, on behalf of a device. A node that shows no progress
-    /// for the timeout is given up.
+    /// Waits for the answer to a question of a device. A node without progress for the timeout is
+    /// abandoned.
     fn answer<T>(
         &self,
         adapter: &str,
@@ -275,17 +274,17 @@ impl RemoteNode {
         Err(self.lost_error(adapter, GONE))
     }
 
-    /// Gives the node up for all others too, for a reason that follows on its name.
+    /// Abandons the node, also for all other nodes. In messages, `why` follows its name.
     pub fn give_up(&self, why: &str) {
         let why = shown_text(why, WHY_BYTES_MAX);
         self.lose(&format!("node {} ({}) is lost: {why}", self.number, self.host));
         (self.watch.give_up)(&why);
     }
 
-    /// Tells the node what it needs to know of the run; [`RemoteNode::offered`] has the answer.
+    /// Sends the description of the run; [`RemoteNode::offered`] waits for the answer.
     ///
     /// # Errors
-    /// Returns that the node is lost.
+    /// Returns `RuntimeError` if the node is lost.
     pub fn begin(&self, run: Vec<u8>) -> Result<Asked<BeginAnswer>, RuntimeError> {
         let what = "the description of the run";
         let asked = self.ask("its devices", what, &ToNode::Begin(run), |state, sender| {
@@ -297,7 +296,7 @@ impl RemoteNode {
     /// Waits for the devices that the node offers.
     ///
     /// # Errors
-    /// Returns why the node cannot take part, or that it is lost.
+    /// Returns `RuntimeError` if the node cannot take part or is lost.
     pub fn offered(&self, asked: &Asked<BeginAnswer>) -> Result<Vec<OfferedDevice>, RuntimeError> {
         let Offering { devices: offered, has_data } = self.answered(asked)?.map_err(|why| {
             RuntimeError::InvalidRequest(format!(
@@ -321,7 +320,7 @@ impl RemoteNode {
         Ok(devices)
     }
 
-    /// Sends news of the run; a node that is lost gets none.
+    /// Sends news of the run, unless the node is lost.
     pub fn show(&self, news: Vec<u8>) {
         let _ = self.send("its user", &ToNode::Show(news));
     }
@@ -331,10 +330,10 @@ impl RemoteNode {
         let _ = self.send("its user", &ToNode::End(why));
     }
 
-    /// Orders the node to open one of its devices, which goes on while other nodes do the same.
+    /// Orders the node to open one of its devices, without waiting for it.
     ///
     /// # Errors
-    /// Returns that the node is lost.
+    /// Returns `RuntimeError` if the node is lost.
     pub fn order_opening(
         self: &Arc<Self>,
         order: OpenOrder,
@@ -351,11 +350,11 @@ impl RemoteNode {
         Ok(OrderedOpening { slot, name, events, is_answered: false })
     }
 
-    /// Orders the node to seat devices of its as ranks of a group; the answer is that of
-    /// [`RemoteNode::assembled`].
+    /// Orders the node to seat some of its devices as ranks of a group; [`RemoteNode::assembled`]
+    /// waits for the answer.
     ///
     /// # Errors
-    /// Returns that the node is lost.
+    /// Returns `RuntimeError` if the node is lost.
     pub fn order_assembly(
         &self,
         assembly: Assembly,
@@ -383,11 +382,11 @@ impl RemoteNode {
         self.answered(asked)?.map_err(RuntimeError::InvalidRequest)
     }
 
-    /// Orders the node to measure its link to the next one; [`RemoteNode::link_rate`] has the
+    /// Orders the node to measure its link to the next one; [`RemoteNode::link_rate`] waits for the
     /// answer.
     ///
     /// # Errors
-    /// Returns that the node is lost.
+    /// Returns `RuntimeError` if the node is lost.
     pub fn order_link_rate(&self) -> Result<Asked<Option<LinkRate>>, RuntimeError> {
         let what = "the order to measure its link";
         let asked = self.ask("its link", what, &ToNode::MeasureLink, |state, sender| {
@@ -399,7 +398,7 @@ impl RemoteNode {
     /// Waits for the rate of the node's link to the next one.
     ///
     /// # Errors
-    /// Returns that the node is lost.
+    /// Returns `RuntimeError` if the node is lost.
     pub fn link_rate(
         &self,
         asked: &Asked<Option<LinkRate>>,
@@ -412,9 +411,9 @@ impl RemoteNode {
         self.connection.measure(LINK_MEASUREMENT)
     }
 
-    /// Returns the time of the node at which a trace begins, and sends the node's part of it there
-    /// from now on: the time in nanoseconds since the node's server was created, and half of the
-    /// shortest round trip, which is the most by which it may be wrong.
+    /// Returns the start of a trace by the node's clock, in nanoseconds since its server was
+    /// created, and half of the shortest round trip, which bounds the error. From then on, the
+    /// node's events are added to the trace.
     ///
     /// # Errors
     /// Returns `RuntimeError` if the node is lost.
@@ -438,7 +437,7 @@ impl RemoteNode {
         Ok(best.unwrap_or_default())
     }
 
-    /// Waits until the node has sent the rest of its trace, for a bounded time.
+    /// Waits for the rest of the node's trace, for a bounded time.
     pub(crate) fn flush_trace(&self) {
         let (sender, flushed) = mpsc::channel::<()>();
         let mut state = self.state.lock();
@@ -448,20 +447,20 @@ impl RemoteNode {
         state.flushing = Some(sender);
         drop(state);
         if self.send("its trace", &ToNode::FlushTrace).is_ok() {
-            // The sender is dropped when the rest is here, or the node is lost.
+            // The sender is dropped when the rest has arrived, or the node is lost.
             let _ = flushed.recv_timeout(FLUSH_MAX);
         }
     }
 
-    /// Sets where frames for the ranks of this process arrive.
+    /// Sets the receiver of frames for the ranks of this process.
     pub(crate) fn receive_frames(&self, frames: Arc<ArrivingFrames>) {
         *self.frames.lock() = Some(frames);
     }
 
-    /// Processes a message of the node. One that is not due is the loss of the node.
+    /// Processes a message of the node. After an unexpected one, the node is abandoned.
     ///
     /// # Errors
-    /// Returns what is wrong with the message; the connection is then to be closed.
+    /// Returns a description of an invalid message; the caller must then close the connection.
     pub fn receive(&self, message: &[u8]) -> Result<(), String> {
         self.process(message).inspect_err(|what| self.give_up(&format!("it sent {what}")))
     }
@@ -481,7 +480,7 @@ impl RemoteNode {
             ToFirst::Opened { slot, opened } => {
                 let waiting = state.opening.remove(&slot);
                 let waiting = waiting.ok_or("a device that was not to be opened")?;
-                // The caller may be gone.
+                // Fails if the caller no longer waits.
                 let _ = waiting.send(OpenEvent::Ended(opened));
             }
             ToFirst::Tuning { slot, done, total, elapsed_ms, compiling } => {
@@ -537,17 +536,17 @@ impl RemoteNode {
                 }
                 self.progress.fetch_add(worked, Ordering::Relaxed);
             }
-            // That it came is all that it says.
+            // Counts as progress only.
             ToFirst::Working => {}
         }
         Ok(())
     }
 
-    /// Ends everything that waits for the node, which is lost: `why` is a sentence that names it.
+    /// Marks the node as lost and wakes all waiting callers; `why` is a sentence with its name.
     pub fn lose(&self, why: &str) {
         let mut state = self.state.lock();
         state.lost.get_or_insert_with(|| why.into());
-        // Dropping the senders wakes those that wait.
+        // The drop of the senders wakes the receivers.
         state.replies.clear();
         state.opening.clear();
         state.assembling = None;
@@ -588,8 +587,8 @@ impl NodeState {
         Ok(Some(&group.coordinator))
     }
 
-    /// Returns the mailbox for a vote, which is due once for the step that its rank takes; `None`
-    /// for one of an earlier group.
+    /// Returns the mailbox for a vote, of which each step of a rank has one; `None` for a vote of
+    /// an earlier group.
     fn coordinator_of_vote(
         &mut self,
         vote: &Vote,
@@ -612,7 +611,7 @@ impl NodeState {
         Ok(Some(&group.coordinator))
     }
 
-    /// Takes the signs of life of a device; returns true if it has worked since the last ones.
+    /// Records the signs of life of a device; returns true if it has worked since the last ones.
     fn observe(&self, activity: &SlotActivity) -> bool {
         let Some(slot) = self.slots.get(&activity.slot) else { return false };
         slot.is_waiting.store(activity.is_waiting, Ordering::Relaxed);
@@ -675,15 +674,15 @@ impl RemoteSlot {
     /// Closes the device.
     pub fn close(&self) {
         self.node.state.lock().slots.remove(&self.slot);
-        // A node that is lost has closed its devices.
+        // A lost node has closed its devices.
         let _ = self.node.send("a device", &ToNode::Close { slot: self.slot });
     }
 
     /// Performs a call and waits for its reply.
     ///
     /// # Errors
-    /// Returns the error of the device, also that of an earlier call without a reply, or that the
-    /// node is lost.
+    /// Returns the error of the device, which may be that of an earlier call without a reply, or of
+    /// the lost node.
     pub fn call(&self, adapter: &str, call: DeviceCall) -> Result<CallReply, DeviceError> {
         let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);
         let asked = format!("a call of {adapter} ({})", call.name());
@@ -700,17 +699,20 @@ pub(crate) struct SeatOnNode {
     pub rank: Rank,
     pub device: String,
     pub(crate) signs: Arc<SlotState>,
-    /// Program of the last step, which the node has.
+    /// Program of the last step, which was sent to the node.
     pub sent: Lock<Option<Arc<Program>>>,
 }
 
 impl RemoteSeat for SeatOnNode {
     fn submit(&self, input: &StepInput) -> Result<(), DeviceError> {
         let mut sent = self.sent.lock();
-        let is_new = sent.as_ref().is_none_or(|sent| !Arc::ptr_eq(sent, &input.program));
+        let program = match &*sent {
+            Some(sent) if Arc::ptr_eq(sent, &input.program) => None,
+            _ => Some(Program::clone(&input.program)),
+        };
         let order = StepOrder {
             round: input.round,
-            program: is_new.then(|| Program::clone(&input.program)),
+            program,
             micro_batches: input.micro_batches.clone(),
             states: input.states.clone(),
             run_key: input.run_key,
@@ -721,7 +723,7 @@ impl RemoteSeat for SeatOnNode {
             clip: input.clip,
             loss_scale: input.loss_scale,
         };
-        // Before the order is sent: the vote may come at once.
+        // Before the order is sent, because the vote may arrive immediately.
         if let Some(group) = &mut self.slot.node.state.lock().group {
             let due = VoteState { round: Some(input.round), has_voted: false, has_ended: false };
             group.ranks.insert(self.rank, due);
@@ -733,7 +735,7 @@ impl RemoteSeat for SeatOnNode {
 
     fn decide(&self, round: Round, verdict: &Verdict) {
         let decided = ToNode::Decided { rank: self.rank, round, verdict: verdict.clone() };
-        // A node that is lost has ended the steps of its ranks.
+        // A lost node has ended the steps of its ranks.
         let _ = self.slot.node.send(&self.device, &decided);
     }
 

@@ -1,6 +1,6 @@
 //! Devices of other nodes. The first node of a run has one [`executor::RemoteExecutor`] per device
-//! of another node, which sends every call; the others serve them ([`node::NodeServer`]). A step
-//! is an order to the node, whose ranks exchange values with those of all nodes directly.
+//! of another node, which sends all calls; the other nodes perform them ([`node::NodeServer`]). A
+//! step is an order to the node, whose ranks exchange values directly with those of all nodes.
 
 pub mod calls;
 mod duties;
@@ -40,7 +40,7 @@ use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::{PlacedCluster, PlacedNode, RankPlacement};
 use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
 
-/// Rounds of one group of ranks: far more than a run has.
+/// Rounds of one group of ranks: many more than in a run.
 const ROUNDS_OF_GROUP: u64 = 1 << 32;
 
 /// Returns the generation of the first round of a new group.
@@ -52,25 +52,25 @@ pub(crate) fn next_generation() -> u64 {
 /// Number of the first node.
 pub(crate) const FIRST_NODE: u32 = 0;
 
-/// Time for which nodes measure their links.
+/// Duration of the measurement of links.
 pub(crate) const LINK_MEASUREMENT: Duration = Duration::from_millis(300);
 
 /// Other nodes of a run, by number from 1 on; none in a run of one node.
 #[derive(Clone, Default)]
 pub struct RemoteNodes {
     pub nodes: Vec<Arc<RemoteNode>>,
-    /// Devices that they offer, in the order of nodes.
+    /// Offered devices, in the order of nodes.
     pub devices: Vec<OfferedDevice>,
     /// Name of the run, and the hosts of all nodes, the first one first.
     pub run: String,
     pub hosts: Vec<String>,
 }
 
-/// Other nodes of a run of one node.
+/// No other nodes: for a run of one node.
 pub static NO_NODES: RemoteNodes =
     RemoteNodes { nodes: Vec::new(), devices: Vec::new(), run: String::new(), hosts: Vec::new() };
 
-/// Device of another node that is being opened.
+/// Opening of another node's device.
 pub struct OpeningOnNode {
     ordered: OrderedOpening,
     name: String,
@@ -104,10 +104,10 @@ impl OpeningOnNode {
 
 /// Options for opening a device of another node.
 pub struct RemoteOpening<'a> {
-    /// Name for display.
+    /// Display name.
     pub name: &'a str,
     pub tuning: &'a TuneOptions,
-    /// Record of the device in the run that is resumed, with its kernel variants.
+    /// Record of the device in the resumed run, with its kernel variants.
     pub kept: Option<&'a RankPlacement>,
     /// Shares of the ranks of the device's tensor group, if it is in one.
     pub tensor_shares: &'a [u32],
@@ -121,7 +121,7 @@ impl RemoteNodes {
         self.devices.iter().cloned().map(Selection::Offered)
     }
 
-    /// Returns the nodes of so many candidates for the record; `None` if all are of this one.
+    /// Returns the nodes of `candidates` devices for the record; `None` without other nodes.
     pub fn placed(&self, candidates: usize) -> Option<PlacedCluster> {
         if self.devices.is_empty() {
             return None;
@@ -184,11 +184,11 @@ impl RemoteNodes {
     }
 }
 
-/// Seats the devices of other nodes as ranks of a group; returns by rank the seat of each, and
-/// `None` for the devices of this process.
+/// Seats the devices of other nodes as ranks of a group; returns their seats by rank, and `None`
+/// for devices of this process.
 ///
 /// # Errors
-/// Returns `RuntimeError` if a node refuses, or is lost.
+/// Returns `RuntimeError` if a node refuses or is lost.
 pub fn assemble(
     drivers: &[DeviceThread],
     layout: &GroupLayout,

@@ -1,5 +1,5 @@
-//! Node that is not the first one: opens its devices, performs calls on them and runs the steps of
-//! their ranks, as the first node orders.
+//! Node other than the first one: opens its devices, performs calls on them and runs the steps of
+//! their ranks, by order of the first node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
@@ -40,16 +40,16 @@ use potluck_parallel::comm::{Mailbox, RecvError, arriving_bytes_max, nanos, ring
 use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::pipeline::used_inputs;
 
-/// Longest wait for a device that closes.
+/// Longest wait for a device to close.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(6);
 
-/// Calls that wait for a device; the first node sends fewer before it waits for one.
+/// Capacity of a device's queue of calls: more than the first node sends without waiting.
 const CALLS_MAX: usize = 256;
 
 /// Time between two reports of signs of life.
 const ACTIVITY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Devices that a node offers to a run, and the model for them.
+/// Offer of a node to a run: its devices, and the model for them.
 pub struct NodeOffer {
     /// Model of the run.
     pub model: ModelGraph,
@@ -65,10 +65,10 @@ pub struct NodeOffer {
 
 /// Layer above the server of a node.
 pub trait NodeHost {
-    /// Prepares the node for a run, of which the first node sends this description.
+    /// Prepares the node for a run by the first node's description.
     ///
     /// # Errors
-    /// Returns a sentence on why the node cannot take part.
+    /// Returns a sentence with the reason that the node cannot take part.
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String>;
 
     /// Shows news of the run.
@@ -80,16 +80,16 @@ pub trait NodeHost {
 pub enum NodeInput {
     /// Message of the first node.
     Message(Vec<u8>),
-    /// The cluster is over; messages that came before are processed first.
+    /// The cluster has ended; earlier messages are processed first.
     Ended(String),
 }
 
-/// Way in which the service of a node ended.
+/// End of the service of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeEnd {
     /// The first node ended the run, with this message for the layer above.
     Over(Vec<u8>),
-    /// The cluster is over, for this reason.
+    /// The cluster has ended, for this reason.
     Lost(String),
 }
 
@@ -100,13 +100,12 @@ pub struct NodeServer<'h> {
     offer: Option<NodeOffer>,
     own_inputs: Option<OwnInputs>,
     first: Arc<dyn NodeConnection>,
-    /// Connections to all nodes, by number; the own one is never used.
+    /// Connections to all nodes, by number; that to this node is never used.
     nodes: Vec<Arc<dyn NodeConnection>>,
     frames: FrameReceiver,
     slots: BTreeMap<u32, OpenSlot>,
-    /// Slots whose signs of life are reported, with their ranks.
+    /// Reported slots, with their ranks.
     watched: Watched,
-    /// What the node works on.
     duties: Arc<Duties>,
     group: Option<Group>,
     /// Origin of the node's time.
@@ -114,7 +113,7 @@ pub struct NodeServer<'h> {
     trace: Option<Trace>,
 }
 
-/// Device that is open.
+/// Open device.
 struct OpenSlot {
     driver: Arc<DeviceThread>,
     /// Input tensors that its plan uses.
@@ -138,7 +137,7 @@ struct SeatHere {
     program: Option<Arc<Program>>,
 }
 
-/// Devices by slot, and the seats of those that are ranks.
+/// Devices by slot, with the seats of ranks.
 type Watched = Arc<Lock<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalSeat>>)>>>;
 
 impl NodeOffer {
@@ -182,10 +181,10 @@ impl<'h> NodeServer<'h> {
         }
     }
 
-    /// Processes the messages of the first node until it ends the run, or the cluster is over.
+    /// Processes the messages of the first node until the end of the run or of the cluster.
     ///
     /// # Errors
-    /// Returns what is wrong with a message that cannot be processed.
+    /// Returns a description of an invalid message.
     pub fn run(&mut self, inbox: &Mailbox<NodeInput>) -> Result<NodeEnd, String> {
         let stop = Mailbox::<()>::new(1);
         let first = self.first.clone();
@@ -222,10 +221,10 @@ impl<'h> NodeServer<'h> {
         ended
     }
 
-    /// Returns the time without progress after which work counts as stuck: drivers of devices may
-    /// take as long for one call.
+    /// Returns the time without progress after which work counts as stuck, which is that for a call
+    /// of a driver.
     fn stuck_after(&self) -> Duration {
-        // Before there is an offer, the node reads its copy of the data, however long that takes.
+        // Without a limit before the offer: the node reads its copy of the data.
         self.offer.as_ref().map_or(Duration::MAX, |offer| offer.opening.deadline)
     }
 
@@ -330,8 +329,8 @@ impl<'h> NodeServer<'h> {
         Ok(Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max })
     }
 
-    /// Closes a device and waits for that, for a bounded time, so that its memory is free for the
-    /// next one. A rank that it is ends before.
+    /// Ends the rank of a device, if it has one, and closes the device. Waits for a bounded time,
+    /// so that its memory is free for the next device.
     fn close(&mut self, slot: u32) {
         self.watched.lock().remove(&slot);
         if let Some(group) = &mut self.group {
@@ -345,7 +344,7 @@ impl<'h> NodeServer<'h> {
         let Some(OpenSlot { driver, calls, closed, .. }) = self.slots.remove(&slot) else { return };
         drop(driver);
         drop(calls);
-        // The expected result is a disconnect; a device that hangs is left behind.
+        // The expected result is a disconnect; a hung device is abandoned.
         let _ = closed.recv_timeout(CLOSING_DEADLINE);
     }
 
@@ -467,7 +466,7 @@ impl<'h> NodeServer<'h> {
             .name("votes and ends".into())
             .spawn(move || forward_reports(&coordinator, generation, &*first))
             .map_err(RuntimeError::no_thread)?;
-        // Only now: seats of a group that fails on its way are held by nobody else, and end.
+        // Only after all errors, so that the seats of a failed group have no other owner and end.
         for SeatHere { slot, seat, driver, .. } in group.seats.values() {
             let watched = (Arc::clone(driver), Some(Arc::clone(seat)));
             self.watched.lock().insert(*slot, watched);
@@ -478,7 +477,7 @@ impl<'h> NodeServer<'h> {
     }
 
     /// Returns a trace that begins at a time of this node, and is sent to the first one; `None` if
-    /// the time is one that this system's clock does not reach.
+    /// the clock cannot represent the time.
     fn trace_from(&self, epoch: i64) -> Option<Trace> {
         let distance = Duration::from_nanos(epoch.unsigned_abs());
         let epoch = if epoch < 0 {
@@ -546,7 +545,7 @@ impl<'h> NodeServer<'h> {
         Ok(())
     }
 
-    /// Ends the ranks of this node; their devices stay open.
+    /// Ends the ranks of this node; their devices remain open.
     fn disband(&mut self, why: &str) {
         *self.frames.lock() = None;
         for (_, seat) in self.watched.lock().values_mut() {
@@ -561,15 +560,15 @@ impl<'h> NodeServer<'h> {
 }
 
 fn send(first: &dyn NodeConnection, message: &ToFirst) {
-    // Encoding to memory fails only for types that postcard does not know. A closed connection
-    // ends the server at its mailbox.
+    // Encoding fails only for types that postcard does not support. A closed connection also closes
+    // the mailbox of the server.
     if let Ok(bytes) = postcard::to_allocvec(message) {
         let _ = first.send(bytes);
     }
 }
 
-/// Performs the calls of a device, in order. The error of a call without a reply is that of the
-/// next one with a reply.
+/// Performs the calls of a device, in order. The error of a call without a reply is returned by the
+/// next one.
 fn perform_all(
     driver: &DeviceThread,
     calls: &mpsc::Receiver<(Option<u64>, DeviceCall)>,
@@ -578,7 +577,7 @@ fn perform_all(
 ) {
     let mut failed: Option<DeviceError> = None;
     for (id, call) in calls {
-        // The watchdog of the device ends a call that is stuck.
+        // The device's watchdog ends a stuck call.
         let _duty = duties.begin(Duration::MAX);
         let performed: Result<CallReply, DeviceError> = match failed.take() {
             Some(error) => Err(error),
@@ -603,7 +602,7 @@ fn forward_reports(coordinator: &Mailbox<CoordinatorMsg>, group: u64, first: &dy
     }
 }
 
-/// Reports the signs of life of all devices, and that the node works, until the mailbox is closed.
+/// Reports the signs of life of all devices and of the node until the mailbox is closed.
 fn report_activity(
     first: &dyn NodeConnection,
     watched: &Watched,
@@ -625,7 +624,7 @@ fn report_activity(
                 received: of_rank.received,
             });
         }
-        // What does not change fills no queue while the network stands still.
+        // Repeated reports would fill a queue while the network is interrupted.
         if slots != reported {
             send(first, &ToFirst::Activity(slots.clone()));
             reported = slots;

@@ -1,5 +1,5 @@
-//! Inputs of the ranks of a node that has the data: read there, a step ahead, instead of sent by
-//! the first node.
+//! Inputs of the ranks of a node with a copy of the data: read there, one step ahead, instead of
+//! sent by the first node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
@@ -9,7 +9,7 @@ use crate::runtime::step::Inputs;
 use potluck_core::{Rank, TensorId};
 use potluck_parallel::{MicroBatch, Program};
 
-/// Data of a node, from which it reads inputs of steps.
+/// Data of a node for the inputs of its ranks.
 pub trait InputSource: Send + Sync {
     /// Returns the inputs `wanted` of a micro-batch of a step.
     ///
@@ -29,11 +29,11 @@ type StepInputs = Result<Vec<Inputs>, String>;
 /// Reader of the inputs of a node's ranks.
 pub(crate) struct OwnInputs {
     orders: mpsc::Sender<Order>,
-    /// By rank: the inputs of its next step, if it is one with the same program.
+    /// By rank: the inputs of its next step, used if that has the same micro-batches.
     ahead: BTreeMap<Rank, Ahead>,
 }
 
-/// Inputs to read, and where they go.
+/// Inputs to read, and their receiver.
 struct Order {
     step: u64,
     program: Arc<Program>,
@@ -48,10 +48,10 @@ struct Ahead {
 }
 
 impl OwnInputs {
-    /// Starts the thread that reads, which ends when the reader is dropped.
+    /// Starts the reading thread, which ends when this is dropped.
     ///
     /// # Errors
-    /// Returns the error of the system if it starts no more threads.
+    /// Returns the error of the system if it cannot start the thread.
     pub fn start(source: Arc<dyn InputSource>) -> std::io::Result<Self> {
         let (orders, queue) = mpsc::channel::<Order>();
         thread::Builder::new().name("loader".into()).spawn(move || {
@@ -61,7 +61,7 @@ impl OwnInputs {
                     .iter()
                     .map(|part| source.micro_batch(step, part, &wanted))
                     .collect();
-                // A rank that has ended takes none.
+                // Fails if the rank has ended.
                 let _ = inputs.send(read);
             }
         })?;
@@ -102,7 +102,7 @@ impl OwnInputs {
         let (inputs, read) = mpsc::channel();
         let program = Arc::clone(program);
         let wanted = Arc::clone(wanted);
-        // Without a thread, the receiver reports that there is nothing.
+        // If the thread has ended, the receiver reports it.
         let _ = self.orders.send(Order { step, program, wanted, inputs });
         read
     }

@@ -8,7 +8,7 @@ use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
 use potluck_parallel::TENSOR_SHARE_MAX;
 
-/// Calls of which the arguments or the results are other ones on the wire.
+/// Calls with other arguments or results on the wire.
 pub(super) trait OnNode: Executor {
     /// Writes the first rows of an input tensor.
     fn set_owned(
@@ -20,7 +20,7 @@ pub(super) trait OnNode: Executor {
         self.set_input(tensor, micro_batch, values.as_view())
     }
 
-    /// Reads a place, and waits for that.
+    /// Reads a place, and waits for the values.
     fn read_place(&mut self, place: Place) -> Result<Vec<f32>, DeviceError> {
         self.start_readback(place)?;
         let read = self.next_readback(true)?;
@@ -63,11 +63,11 @@ macro_rules! server {
 }
 device_calls!(server);
 
-/// The most ranks of a tensor group that a configuration can ask for.
+/// Maximum number of ranks of a tensor group in a configuration.
 const TENSOR_RANKS_MAX: usize = 64;
 
 impl PlanRecipe {
-    /// Returns the recipe of a plan for a rank of a tensor group with these shares, if it is one.
+    /// Returns the recipe of a plan; `tensor_shares` has the shares of its tensor group, if any.
     pub fn of(plan: &Plan, tensor_shares: &[u32]) -> Self {
         Self {
             options: plan.options,
@@ -80,7 +80,7 @@ impl PlanRecipe {
     /// Returns the plan of a model by this recipe.
     ///
     /// # Errors
-    /// Returns why the recipe is not one of this model.
+    /// Returns the reason that the recipe does not fit this model.
     pub fn plan(self, model: &ModelGraph) -> Result<Plan, String> {
         let Self { options, part, tensor_shares, tensor_rank } = self;
         let has_rank = (tensor_rank as usize) < tensor_shares.len().max(1);
@@ -116,7 +116,7 @@ impl PlanRecipe {
     }
 }
 
-/// Returns the hash of a plan, by which two nodes know that they have the same.
+/// Returns the hash of a plan, by which two nodes check that they have the same one.
 pub(crate) fn plan_hash(plan: &Plan) -> [u8; 32] {
     struct Hashed(blake3::Hasher);
     impl std::fmt::Write for Hashed {

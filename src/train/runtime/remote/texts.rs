@@ -1,22 +1,22 @@
-//! Texts in messages of other nodes, which may be shown to people: they are made harmless where a
-//! message is decoded, so that nothing behind it has to think of them.
+//! Texts in messages of other nodes, which may be printed: they are sanitized when a message is
+//! decoded.
 
 use super::wire::{OfferedHere, OpenFailure, Opened, ToFirst};
 use potluck_core::decode;
 use potluck_net::cluster::{SENTENCE_BYTES_MAX, shown_text};
 use potluck_parallel::Outcome;
 
-/// Most notes of a device that are kept.
+/// Maximum number of notes of a device.
 const NOTES_MAX: usize = 64;
-/// Longest event of a trace, in bytes: those of this program have a few hundred.
+/// Maximum length of an event of a trace in bytes: this program writes a few hundred.
 const EVENT_BYTES_MAX: usize = 4096;
 
 impl ToFirst {
-    /// Returns the message of some bytes. Texts have at most [`SENTENCE_BYTES_MAX`] bytes, and
-    /// spaces for characters that would steer a terminal.
+    /// Decodes a message. Limits texts to [`SENTENCE_BYTES_MAX`] bytes, and replaces control
+    /// characters of terminals by spaces.
     ///
     /// # Errors
-    /// Returns what is wrong with the bytes.
+    /// Returns a description of invalid bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let mut message: Self =
             decode(bytes).map_err(|why| format!("bytes that are no message: {why}"))?;

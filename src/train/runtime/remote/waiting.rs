@@ -1,41 +1,41 @@
-//! Waits for the answers of another node: one that is connected, but neither answers nor shows any
-//! progress, is given up.
+//! Waits for the answers of another node: a connected node that neither answers nor makes progress
+//! is abandoned.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Looks at the progress of a node per longest silence, and bounds of the time between two.
+/// Number of checks for progress per longest silence of a node, and bounds of the time between two.
 const POLLS_PER_TIMEOUT: u32 = 8;
 const POLL_MIN: Duration = Duration::from_millis(10);
 const POLL_MAX: Duration = Duration::from_millis(500);
 
-/// Shortest [`NodeWatch::answer_timeout`] of a run: nodes report only some times per second that
-/// they work.
+/// Shortest [`NodeWatch::answer_timeout`] of a run: nodes report progress only a few times per
+/// second.
 pub(crate) const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// Hooks of the layer above for another node, and how long it may take to answer.
+/// Callbacks of the layer above for another node, and the timeout of its answers.
 pub struct NodeWatch {
     /// Longest time without an answer and without progress.
     pub(crate) answer_timeout: Duration,
-    /// Is called with the signal by which the node was asked to end.
+    /// Called with a signal that the node received.
     pub(crate) on_signal: Box<dyn Fn(u8) + Send + Sync>,
-    /// Is called with the reason for which the node is given up, which follows on its name.
+    /// Called with the reason if the node is abandoned, which follows its name in messages.
     pub give_up: Box<dyn Fn(&str) + Send + Sync>,
 }
 
-/// Reason for which there is no answer.
+/// Reason for a missing answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoAnswer {
-    /// Nobody is there any more who would answer.
+    /// The sender of the answer was dropped.
     Gone,
-    /// There was no progress for as long as the timeout.
+    /// There was no progress during the timeout.
     Silent,
 }
 
-/// Waits for an answer as long as `progress` changes within `answer_timeout`.
+/// Waits for an answer while `progress` changes within `answer_timeout`.
 ///
 /// # Errors
-/// Returns [`NoAnswer`] if it will not come.
+/// Returns [`NoAnswer`] without an answer.
 pub fn wait_for<T>(
     answer: &Receiver<T>,
     answer_timeout: Duration,

@@ -42,7 +42,7 @@ pub enum ToNode {
     MeasureLink,
     /// Asks for the time of the node; [`ToFirst::Clock`] answers.
     Clock,
-    /// Asks for the rest of the trace, behind which [`ToFirst::Flushed`] comes.
+    /// Asks for the rest of the trace, which [`ToFirst::Flushed`] follows.
     FlushTrace,
 }
 
@@ -50,7 +50,7 @@ pub enum ToNode {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToFirst {
     Offer(Result<Offering, String>),
-    /// The node was asked to end, by a signal with this number in the list of the layer above.
+    /// The node received a signal, with this number in the list of the layer above.
     Signal(u8),
     Opened {
         slot: u32,
@@ -62,7 +62,7 @@ pub enum ToFirst {
         done: usize,
         total: usize,
         elapsed_ms: u64,
-        /// Names of what the driver compiles, if it takes long.
+        /// Names of kernels in compilation, if it is slow.
         compiling: Option<String>,
     },
     Reply {

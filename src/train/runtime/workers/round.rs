@@ -21,7 +21,7 @@ pub(crate) struct FinishOnDrop {
 }
 
 impl FinishOnDrop {
-    /// Creates the guard, with a function that returns the error of a job that panicked.
+    /// Creates the guard, with a function for the error of a panicked job.
     pub fn new(
         rank: Rank,
         coordinator: Mailbox<CoordinatorMsg>,
@@ -33,7 +33,7 @@ impl FinishOnDrop {
     /// Reports the result of the step.
     pub fn with(mut self, result: Result<StepReport, DeviceError>) {
         self.panicked = None;
-        // The receiver may be gone if the worker group was dropped.
+        // Fails if the worker group was dropped.
         let _ = self.coordinator.send(CoordinatorMsg::Finished(self.rank, result));
     }
 }
@@ -46,12 +46,12 @@ impl Drop for FinishOnDrop {
     }
 }
 
-/// Effects of the programs of a round, which are the same on all ranks.
+/// Effects of the programs of a round, the same on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoundPrograms {
-    /// True if they update parameters if the verdict is commit.
+    /// True if they update parameters after the verdict commit.
     pub updates: bool,
-    /// True if they begin with the all-gathers of the step before.
+    /// True if they begin with the all-gathers of the previous step.
     pub begins_with_gathers: bool,
 }
 
@@ -61,20 +61,19 @@ pub(crate) struct StepRound<'t> {
     coordinator: Coordinator,
     /// Origin of the coordinator's time.
     started: Instant,
-    /// Per rank: its result, once its step has ended.
+    /// By rank: its result, after the end of its step.
     reports: Vec<Option<Result<StepReport, ()>>>,
-    /// First failure, with the ranks that have failed.
+    /// First failure, with the failed ranks.
     failed: Option<StepFailure>,
-    /// True if the step updates parameters if its verdict is commit.
+    /// True if the step updates parameters after the verdict commit.
     updates: bool,
-    /// True while ranks may have parameters of different steps: once they were told to update, and
-    /// from the beginning if the step before has left its all-gathers, which all have ended when
-    /// all have voted.
+    /// True while ranks may have parameters of different steps: after the commit, and before the
+    /// last vote if the previous step has left its all-gathers, which end before the votes.
     is_committed: bool,
 }
 
 impl<'t> StepRound<'t> {
-    /// Creates the coordinator's state of a round, in which no rank has begun.
+    /// Creates the coordinator's state at the start of a round.
     pub fn new(group: &'t WorkerGroup, round: Round, programs: RoundPrograms) -> Self {
         let RoundPrograms { updates, begins_with_gathers } = programs;
         let coordinator = Coordinator::new(round, group.world() as u32, group.deadline(), 0);
@@ -134,7 +133,7 @@ impl<'t> StepRound<'t> {
         }
     }
 
-    /// Abandons ranks whose device hangs, and the step if all ranks wait for each other.
+    /// Abandons ranks with a hung device, and the step if all ranks wait for each other.
     fn check_deadlines(&mut self) {
         self.observe();
         for expiry in self.coordinator.handle_timeout(self.now()) {
@@ -148,8 +147,8 @@ impl<'t> StepRound<'t> {
         }
     }
 
-    /// Ends the step because all ranks wait. If only the votes of other nodes are missing, those
-    /// nodes have not sent them.
+    /// Ends the step because all ranks wait. If only votes of other nodes are missing, abandons
+    /// these nodes.
     fn end_deadlock(&mut self, unvoted: &[Rank]) {
         let seconds = Duration::from_nanos(self.group.deadline()).as_secs_f64();
         let mut nodes = Vec::with_capacity(unvoted.len());
@@ -168,7 +167,7 @@ impl<'t> StepRound<'t> {
         }
         let round = self.coordinator.round();
         for (rank, slot) in unvoted.iter().zip(nodes) {
-            // Its ranks report that it is lost.
+            // Its ranks report the loss.
             slot.node.give_up(&format!(
                 "it has sent no vote of {rank} for {round}, although all ranks have waited for \
                  {seconds} s and those of this node have voted"
@@ -178,7 +177,7 @@ impl<'t> StepRound<'t> {
 
     // ---- Ends ----
 
-    /// Takes a vote; one that is not due is the failure of its rank.
+    /// Processes a vote; an unexpected one is a failure of its rank.
     fn vote(&mut self, vote: Vote) {
         let rank = vote.rank;
         match self.coordinator.vote(self.now(), vote) {
@@ -191,7 +190,7 @@ impl<'t> StepRound<'t> {
         }
     }
 
-    /// Ends the step of every rank that has not ended, for a reason that concerns all.
+    /// Ends the step of every remaining rank, for a common reason.
     fn end_all(&mut self, why: &str) {
         for rank in (0..self.reports.len() as u32).map(Rank) {
             if self.reports[rank.index()].is_none() {
@@ -205,13 +204,13 @@ impl<'t> StepRound<'t> {
     fn end(&mut self, rank: Rank, result: Result<StepReport, DeviceError>) {
         match (&self.reports[rank.index()], &result) {
             (None, _) => {}
-            // A node that is lost after the end of its rank takes values with it that others await.
+            // Other ranks may still wait for values of a node lost after the end of its rank.
             (Some(Ok(_)), Err(DeviceError::NodeLost { .. })) => {}
-            // A rank that was abandoned may still report its end.
+            // An abandoned rank may still report its end.
             (Some(_), _) => return,
         }
         let result = match result {
-            // Only a failure discards a step; without one, a thread ended that should not have.
+            // Only a failure discards a step; without one, a thread has ended unexpectedly.
             Ok(StepReport { outcome: Outcome::Discarded(why), .. }) if self.failed.is_none() => {
                 let adapter = self.group.name(rank).to_string();
                 Err(DeviceError::Refused { adapter, what: "a step".into(), why })

@@ -1,5 +1,5 @@
-//! Seats: what a worker group has of each rank besides its device. A rank of this process has a
-//! ring thread and the mailboxes of its threads; one of another node is reached through its node.
+//! Seats: the parts of each rank in a worker group besides its device. A rank of this process has a
+//! ring thread and the mailboxes of its threads; one of another node is controlled by messages.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -45,12 +45,12 @@ pub(crate) enum Seat {
 pub(crate) struct LocalSeat {
     /// Locked only by the job of a step.
     peers: Arc<Lock<Box<dyn Peers + Send>>>,
-    /// Mailbox of the device thread; closed to end a step, and the run.
+    /// Mailbox of the device thread, closed at the end of a failed step and of the run.
     inbox: Mailbox<DriverMsg>,
     ring: Mailbox<RankRingMsg>,
     waiting: Arc<WaitStatus>,
     tracks: TraceTracks,
-    /// Ring thread, and its buffer pool; `None` if there is only one rank.
+    /// Ring thread, and its buffer pool; `None` for a single rank.
     thread: Option<JoinHandle<()>>,
     #[cfg_attr(not(test), expect(dead_code, reason = "tests compare it with what is admitted"))]
     pool: Option<BufferPool<f32>>,
@@ -119,8 +119,8 @@ impl LocalSeat {
         Ok(Self { peers, inbox, ring, waiting, tracks, thread: Some(thread), pool: Some(pool) })
     }
 
-    /// Begins a round in the ring thread. Called for all ranks of the process before any of them
-    /// runs, so that no message of this round arrives at one of them earlier.
+    /// Begins a round in the ring thread. Must be called for all ranks of the process before one of
+    /// them runs, so that no message of this round arrives earlier.
     pub fn restart(&self, round: Round) {
         if self.thread.is_some() {
             // The step reports a closed mailbox.
@@ -128,8 +128,7 @@ impl LocalSeat {
         }
     }
 
-    /// Begins the step of the rank on its device thread; its end is sent to `coordinator`, whatever
-    /// happens.
+    /// Begins the step of the rank on its device thread; its end is always sent to `coordinator`.
     ///
     /// # Errors
     /// Returns `DeviceError` if the device hung before or its thread has ended.
@@ -154,11 +153,11 @@ impl LocalSeat {
 
     /// Announces the verdict on a round.
     pub fn decide(&self, round: Round, verdict: &Verdict) {
-        // The receiver may be gone if the rank has failed meanwhile.
+        // Fails if the rank has failed meanwhile.
         let _ = self.inbox.send(DriverMsg::Decided { round, verdict: verdict.clone() });
     }
 
-    /// Closes the mailboxes of the rank, which wakes it from any wait.
+    /// Closes the mailboxes of the rank, which ends all its waits.
     pub fn close(&self, why: &str) {
         self.inbox.close(why);
         self.ring.close(why);
@@ -177,8 +176,7 @@ impl LocalSeat {
         self.waiting.activity(heartbeats)
     }
 
-    /// Returns the most bytes that the buffer pool of the ring thread has taken at once; 0 if there
-    /// is only one rank.
+    /// Returns the peak size of the ring thread's buffer pool in bytes; 0 for a single rank.
     #[cfg(test)]
     pub(crate) fn pool_bytes_peak(&self) -> usize {
         self.pool.as_ref().map_or(0, BufferPool::bytes_peak)
@@ -186,7 +184,7 @@ impl LocalSeat {
 }
 
 impl Drop for LocalSeat {
-    /// Ends the ring thread, without waiting for that: it may be sending to another node.
+    /// Ends the ring thread without waiting for it: it may be sending to another node.
     fn drop(&mut self) {
         self.close("its seat is gone");
     }

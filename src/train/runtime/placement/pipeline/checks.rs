@@ -1,4 +1,4 @@
-//! Checks of requested pipelines, before any device is opened.
+//! Checks of requested pipelines before a device is opened.
 
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::arrangement::Arrangement;
@@ -13,7 +13,7 @@ use potluck_parallel::planner::cut::of_counts;
 use potluck_parallel::schedule::{ScheduleError, require_fit};
 use potluck_parallel::{PipelineSchedule, PipelineShape};
 
-/// Checks that the devices make whole pipelines.
+/// Checks that the number of devices fits the pipelines.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` with the number of devices.
@@ -40,11 +40,11 @@ pub fn require_devices(requested: &RequestedPipelines, devices: usize) -> Result
     )))
 }
 
-/// Checks that a model can be cut and divided as requested, if it is to be.
+/// Checks that a model can be cut and divided as requested.
 ///
 /// # Errors
-/// Returns `RuntimeError::Unplaceable` if the model has no blocks or too few, if the given ones do
-/// not add up, or if its tensors cannot be divided.
+/// Returns `RuntimeError::Unplaceable` if the model has no blocks or too few, if the sum of the
+/// given counts is wrong, or if its tensors cannot be divided.
 pub(crate) fn require_model(
     requested: &RequestedPipelines,
     plans: &Plans,
@@ -57,7 +57,7 @@ pub(crate) fn require_model(
     Ok(())
 }
 
-/// Checks that a model can be cut as requested, if it is to be cut.
+/// Checks that a model can be cut as requested.
 fn require_blocks(requested: &RequestedPipelines, graph: &Graph) -> Result<(), RuntimeError> {
     let RequestedPipelines { stages, chunks, blocks, .. } = *requested;
     if stages == 1 {
@@ -94,7 +94,7 @@ fn require_blocks(requested: &RequestedPipelines, graph: &Graph) -> Result<(), R
 }
 
 /// Checks that the micro-batches of each pipeline of several stages fit its schedule; returns a
-/// note if they are so few that stages stay idle most of the time.
+/// note if stages are idle most of the time because there are few.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` with the number of micro-batches.

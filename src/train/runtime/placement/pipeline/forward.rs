@@ -1,4 +1,4 @@
-//! Opening of devices for forward passes only: evaluation and generation with a checkpoint.
+//! Opening of devices for forward passes only: for evaluation and generation with a checkpoint.
 
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ use potluck_parallel::{EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRe
 /// Devices opened for forward passes.
 pub struct ForwardDevices {
     pub group: WorkerGroup,
-    /// Pipelines of the devices, of one stage each if every device holds the whole model.
+    /// Pipelines of the devices, of one stage each if every device has the whole model.
     pub pipelines: ModelPipelines,
-    /// By rank: the plan of what its device holds.
+    /// By rank: the plan of its device's part of the model.
     pub plans: Vec<Arc<Plan>>,
     /// By rank: the identity of its device.
     pub identities: Vec<String>,
@@ -34,13 +34,13 @@ pub struct ForwardDevices {
     pub notes: Vec<String>,
 }
 
-/// Opens devices as pipelines of a forward graph for up to `rows` samples at a time, in their
-/// order. A model is cut and divided as is given, or else into nearly equal numbers of blocks and
-/// equal shares: blocks are not measured for passes that run once. `options` are by device.
+/// Opens devices, in their order, as pipelines of a forward graph for micro-batches of up to `rows`
+/// samples. Without given cuts and shares, the model is divided into nearly equal numbers of blocks
+/// and equal shares: a measurement is not worthwhile for a few passes. `options` are by device.
 ///
 /// # Errors
-/// Returns `RuntimeError` if the devices make no whole pipelines, if the model cannot be cut so, or
-/// if a device cannot be opened or has too little memory.
+/// Returns `RuntimeError` if the number of devices does not fit the pipelines, if the model cannot
+/// be cut, or if a device cannot be opened or has too little memory.
 pub fn open_forward(
     selections: Vec<Selection>,
     parallel: &ParallelOptions,

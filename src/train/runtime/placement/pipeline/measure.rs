@@ -21,15 +21,15 @@ use potluck_parallel::planner::cut::BlockTimes;
 pub struct MeasuredBlocks {
     /// Samples of the micro-batch.
     pub rows: u32,
-    /// By requested device: the first device of the same identity, whose times it shares.
+    /// By requested device: the first device of the same identity, which has the same times.
     pub kinds: Vec<usize>,
-    /// Seconds for one micro-batch, by requested device, then by block. A block that a device
-    /// cannot run takes forever.
+    /// Seconds for one micro-batch, by requested device and block; infinite for a block that a
+    /// device cannot run.
     pub times: Vec<Vec<BlockTimes>>,
-    /// Seconds that a cut before a block costs the device on either side of it for one
-    /// micro-batch, by requested device, then by block.
+    /// Cost of a cut before a block for the device on either side, in seconds for one micro-batch,
+    /// by requested device and block.
     pub cut_s: Vec<Vec<f64>>,
-    /// Why a device cannot run a block, if it cannot, by requested device, then by block.
+    /// Reason that a device cannot run a block, if it cannot, by requested device and block.
     pub refusals: Vec<Vec<Option<Wording>>>,
 }
 
@@ -38,7 +38,7 @@ pub struct MeasuredBlocks {
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device cannot be opened or fails, or if the request has no inputs
-/// to measure with.
+/// for the measurement.
 pub fn measure_blocks(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -91,7 +91,7 @@ pub fn measure_blocks(
                 backward_input_s: timing.backward_input_s,
                 backward_weight_s: timing.backward_weight_s,
             });
-            // The mean of both sides: one writes what the other reads back.
+            // The mean of both sides: each tensor is read from one device and written to the other.
             cut_s.push(*elements as f64 * (timing.read_s + timing.write_s) / 2.0);
             refusals.push(refusal.clone());
         }
@@ -102,14 +102,14 @@ pub fn measure_blocks(
     Ok(measured)
 }
 
-/// Returns the fault that is planned for one of the devices of a kind, with that device.
+/// Returns the fault planned for one of the devices of a kind, with that device.
 fn injected(
     request: &PlacementRequest,
     kinds: &[usize],
     kind: usize,
 ) -> Option<(usize, InjectedFault)> {
     for (position, other) in kinds.iter().enumerate() {
-        // A fault happens once: only those of this kind are asked for.
+        // A query removes the fault, so that only devices of this kind may be asked.
         if *other != kind {
             continue;
         }
@@ -121,7 +121,7 @@ fn injected(
     None
 }
 
-/// Returns by block the elements that cross a cut before it, in both directions.
+/// Returns the elements that cross a cut before each block, in both directions.
 pub fn crossing_elements(whole: &Plan) -> Vec<usize> {
     let count = whole.graph.blocks.len() as u32;
     let mut elements = Vec::new();
@@ -143,7 +143,7 @@ fn part_of(whole: &Plan, block: u32) -> Plan {
     Plan::part(whole.graph.clone(), whole.options, &part)
 }
 
-/// Returns why a device cannot run a block, without the advice for a run of a whole model.
+/// Returns the reason that a device cannot run a block, without the advice for a whole model.
 fn refusal(error: &RuntimeError) -> Wording {
     match error {
         RuntimeError::DeviceMemory { adapter, needed, has, basis } => Wording::new(format_args!(
@@ -156,8 +156,8 @@ fn refusal(error: &RuntimeError) -> Wording {
     }
 }
 
-/// Opens a device with one block, and times it. The inner error is that the device is too small
-/// for the block, which others may hold.
+/// Opens a device with one block, and times it. The inner error is insufficient memory of the
+/// device: others may have enough for the block.
 fn time_on(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -181,7 +181,7 @@ fn time_on(
         Err(error) if error.is_capacity_error() => return Ok(Err(error)),
         Err(error) => return Err(error.of_position(position, count)),
     };
-    // Without inputs there is nothing to measure with, which the caller has checked.
+    // The caller has checked that there are inputs.
     let Some(probe) = &request.probe else {
         return Err(RuntimeError::Defect("blocks are measured without inputs".into()));
     };

@@ -22,9 +22,9 @@ use potluck_parallel::planner::division::{
 };
 use potluck_parallel::{Mesh, PipelineSchedule, contiguous_shares};
 
-/// Measures the blocks of the model on each device, and returns the pipelines that are predicted
-/// to be the fastest, with what was measured and a note on the slowest stage. What the request
-/// gives is kept: the cut, or the shares, and with either of them the order of the devices.
+/// Measures the blocks of the model on each device, and returns the pipelines predicted to be the
+/// fastest, with the measured times and a note on the slowest stage. Keeps the cut or the shares of
+/// the request, and with either of them also the order of the devices.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails, or if no cut fits the memory of the devices.
@@ -36,7 +36,7 @@ pub(crate) fn by_measurement(
 ) -> Result<(Arrangement, MeasuredBlocks), RuntimeError> {
     let requested = RequestedPipelines::of(request);
     let pipelines = requested.mesh(devices.selections.len()).data;
-    // Memory is planned for even shares if none are given.
+    // Without given shares, memory is planned for even ones.
     let counts = fixed_counts(request.parallel, request.batch, pipelines)?;
     let most = counts.iter().copied().max().unwrap_or(1);
     let rows = request.micro_batch.min(most).max(1);
@@ -55,7 +55,7 @@ pub(crate) fn by_measurement(
     Ok((planned(request, &requested, &division), measured))
 }
 
-/// Searches the fastest division that fits the devices' memory.
+/// Searches for the fastest division that fits the devices' memory.
 ///
 /// # Errors
 /// Returns `CutError` if there is none.
@@ -80,7 +80,7 @@ fn searched(
             fits: &fits,
         })
     };
-    // Bounds answer most questions about memory; where they were wrong, only exact sums do.
+    // Bounds of memory suffice for most cuts. If the result does not fit, exact sums are used.
     let division = found(false)?;
     if holds(request, devices, &division, &memory) { Ok(division) } else { found(true) }
 }
@@ -108,8 +108,8 @@ fn stage_memory<'a>(
     StageMemory::of(request, devices.selections, &measured.kinds, most, rows)
 }
 
-/// Returns true if the devices of a division have the memory that their stages need, those with
-/// several stages too.
+/// Returns true if the devices of a division have enough memory for their stages, also those with
+/// several stages.
 fn holds(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -129,8 +129,8 @@ fn holds(
     overfull(request, devices, &needed).is_none()
 }
 
-/// Returns the pipelines of the devices in their order with the cut that is given, and samples by
-/// the measured times.
+/// Returns the pipelines of the devices in their order with the given cut, and samples by the
+/// measured times.
 fn with_given_cut(
     request: &PlacementRequest,
     requested: &RequestedPipelines,
@@ -206,7 +206,7 @@ fn prediction(
     ))
 }
 
-/// Returns the error that there is no cut, with what the user can do.
+/// Returns the error that there is no cut, with advice.
 fn no_cut(
     error: &CutError,
     request: &PlacementRequest,
@@ -236,11 +236,11 @@ fn no_cut(
     ))
 }
 
-/// Returns why the blocks that devices cannot run leave no cut.
+/// Returns the reason that each cut has a block on a device that cannot run it.
 ///
 /// # Errors
-/// Returns `RuntimeError::Unplaceable` with a block that none of the devices can run: more stages
-/// do not make it smaller.
+/// Returns `RuntimeError::Unplaceable` with a block that no device can run, for which more stages
+/// do not help.
 fn forbidden(measured: &MeasuredBlocks, graph: &Graph) -> Result<Wording, RuntimeError> {
     let mut refused = None;
     for (block, name) in graph.blocks.iter().enumerate() {

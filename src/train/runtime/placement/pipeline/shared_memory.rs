@@ -1,4 +1,4 @@
-//! Memory of adapters that several ranks share: each rank may fit alone where all together do not.
+//! Memory of adapters with several ranks: each rank may fit alone, but not all together.
 
 use crate::runtime::placement::open_one::RequestedDevices;
 use crate::runtime::placement::rank_memory::RankMemory;
@@ -6,11 +6,11 @@ use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::format::{gibibytes_down, gibibytes_up};
 
-/// Checks that each adapter has the memory that its ranks take together: `ranks`, on the devices at
-/// these positions. A rank alone is checked when its device is opened.
+/// Checks that each adapter has enough memory for its ranks together: `ranks`, on the devices at
+/// these positions. The opening of a device checks each rank alone.
 ///
 /// # Errors
-/// Returns `RuntimeError::DeviceMemory` with the first adapter that has less.
+/// Returns `RuntimeError::DeviceMemory` with the first adapter that has too little.
 pub(crate) fn require_shared_memory(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -27,8 +27,8 @@ pub(crate) fn require_shared_memory(
     }
 }
 
-/// Returns the error of the first adapter that has less memory than its ranks take together;
-/// `needed` are the positions of the ranks' devices and their bytes.
+/// Returns the error of the first adapter with too little memory for its ranks together; `needed`
+/// has the positions of the ranks' devices and their bytes.
 pub(crate) fn overfull(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -50,8 +50,8 @@ pub(crate) fn overfull(
     })
 }
 
-/// Returns the first device of several ranks that has less memory than they take: its position,
-/// their number and their bytes.
+/// Returns the first device with too little memory for its several ranks: its position, their
+/// number and their bytes.
 fn first_overfull(
     needed: &[(usize, u64)],
     is_shared: &dyn Fn(usize, usize) -> bool,

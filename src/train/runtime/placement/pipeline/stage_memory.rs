@@ -1,4 +1,4 @@
-//! Memory that a device needs as a stage of a pipeline, before there is an arrangement.
+//! Memory of a device as a stage of a pipeline, before there is an arrangement.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -22,10 +22,10 @@ use potluck_parallel::planner::cut::CutStage;
 use potluck_parallel::schedule::in_flight;
 use potluck_parallel::{PipelineSchedule, PipelineShape};
 
-/// Device by its kind, its stage, and the blocks of its model chunks.
+/// Kind of a device, its stage, and the blocks of its model chunks.
 type StageOfKind = (usize, usize, Vec<Range<u32>>);
 
-/// Memory of devices as stages: of each, known once it was computed.
+/// Memory of devices as stages, computed on demand and cached.
 pub(crate) struct StageMemory<'a> {
     request: &'a PlacementRequest<'a>,
     devices: &'a [Selection],
@@ -33,37 +33,37 @@ pub(crate) struct StageMemory<'a> {
     kinds: &'a [usize],
     /// Number of ranks.
     world: usize,
-    /// Plan of the whole graph, for the most rows of a micro-batch.
+    /// Plan of the whole graph, for the maximum rows of a micro-batch.
     whole: Arc<Plan>,
     schedule: PipelineSchedule,
     shape: PipelineShape,
-    /// By bucket: the blocks that use it, ascending, and the elements that a rank owns of it.
+    /// By bucket: the blocks that use it, ascending, and a rank's owned elements.
     buckets: Vec<(Vec<u32>, Owned)>,
-    /// By block: what it needs alone for one micro-batch.
+    /// By block: its own memory for one micro-batch.
     alone: OnceCell<Vec<BlockBytes>>,
-    /// By kind of device: what the whole model takes of it besides tensors.
+    /// By kind of device: its memory for the whole model besides tensors.
     beside: RefCell<HashMap<usize, usize>>,
     known: RefCell<HashMap<StageOfKind, u64>>,
 }
 
-/// Elements of a bucket of which a rank keeps moments.
+/// Elements of a bucket for which a rank has moments.
 enum Owned {
     /// All, on the stage that has the bucket's first block.
     OfFirst,
-    /// At most so many on each stage that holds the bucket: one with all blocks that use it, and
-    /// one of several, which share it with more ranks.
+    /// Maximum numbers on each stage with the bucket: `of_all` on a stage with all blocks that use
+    /// it, and `of_some` on one of several, for which more ranks divide it.
     Shard { of_all: usize, of_some: usize },
 }
 
-/// Bytes that a block needs alone for one micro-batch, besides its parameters.
+/// Bytes of a block's own tensors for one micro-batch, besides its parameters.
 struct BlockBytes {
     stash: usize,
     scratch: usize,
 }
 
 impl<'a> StageMemory<'a> {
-    /// Returns the memory of these devices, with the first one of the kind of each, as the stages
-    /// of pipelines that each run `micro_batches` micro-batches of up to `rows` samples.
+    /// Returns the memory of devices as the stages of pipelines that each run `micro_batches`
+    /// micro-batches of up to `rows` samples. `kinds` has the first device of the kind of each.
     pub fn of(
         request: &'a PlacementRequest<'a>,
         devices: &'a [Selection],
@@ -74,7 +74,7 @@ impl<'a> StageMemory<'a> {
         let requested = RequestedPipelines::of(request);
         let pipelines = requested.mesh(devices.len()).data;
         let RequestedPipelines { stages, chunks, schedule, .. } = requested;
-        // The next number that the schedule can run: whether it can run this one is said later.
+        // Rounded up to a number that the schedule can run; a later check refuses other ones.
         let micro_batches = match schedule {
             PipelineSchedule::Interleaved => micro_batches.next_multiple_of(stages),
             _ => micro_batches,
@@ -105,8 +105,8 @@ impl<'a> StageMemory<'a> {
         }
     }
 
-    /// Returns true if a device has memory for its model chunks, or no limit is known. Unless
-    /// `is_exact`, a quick bound of what they need at most may decide.
+    /// Returns true if a device has memory for its model chunks, or no known limit. Unless
+    /// `is_exact`, a fast upper bound may suffice.
     pub fn fits(&self, stage: CutStage, is_exact: bool) -> bool {
         let setting = self.request.opening.device_memory_mib;
         let selection = &self.devices[stage.device];
@@ -115,8 +115,8 @@ impl<'a> StageMemory<'a> {
         least <= has && ((!is_exact && most <= has) || self.needed(stage) <= has)
     }
 
-    /// Returns the bytes of its memory that a device needs for its model chunks: those of the
-    /// [`RankMemory`] with which it is opened, or as many more as its shards may be longer.
+    /// Returns the bytes of a device's memory for its model chunks: those of the [`RankMemory`]
+    /// with which it is opened, or more if its shards turn out to be shorter than assumed.
     pub fn needed(&self, stage: CutStage) -> u64 {
         let CutStage { device, stage, blocks } = stage;
         let subject = (self.kinds[device], stage, blocks.to_vec());
@@ -132,9 +132,9 @@ impl<'a> StageMemory<'a> {
         bytes
     }
 
-    /// Returns the bytes of parameters, gradients, moments and averages, which a device needs at
-    /// least, and a bound of what it needs at most: all tensors of all blocks in memory of their
-    /// own, and as many copies of what is kept as there are micro-batches in flight.
+    /// Returns a lower and an upper bound of a device's bytes. The lower one has parameters,
+    /// gradients, moments and averages; the upper one also all tensors of all blocks in separate
+    /// memory, with a copy of kept tensors for each micro-batch in flight.
     pub fn bounds(&self, stage: CutStage) -> (u64, u64) {
         let CutStage { device, stage, blocks } = stage;
         let (held, moments) = self.held(blocks);
@@ -158,8 +158,8 @@ impl<'a> StageMemory<'a> {
         (least as u64, most.saturating_add(beside) as u64)
     }
 
-    /// Returns the bytes that a device would take for the whole model besides its tensors, which
-    /// bound what it takes for a stage.
+    /// Returns the bytes of a device for the whole model besides its tensors, an upper bound for
+    /// those of a stage.
     fn beside_tensors(&self, device: usize, moments: &Moments) -> usize {
         let selection = &self.devices[device];
         let mut known = self.beside.borrow_mut();
@@ -168,8 +168,7 @@ impl<'a> StageMemory<'a> {
             .or_insert_with(|| memory::beside_tensors(selection, &self.whole, moments))
     }
 
-    /// Returns the elements of parameters and gradients that a stage holds, and the moments that it
-    /// keeps.
+    /// Returns the elements of a stage's parameters and gradients, and its moments.
     fn held(&self, blocks: &[Range<u32>]) -> (usize, Moments) {
         let has = |block: &u32| blocks.iter().any(|run| run.contains(block));
         let is_trained = self.whole.graph.is_trained();
@@ -212,8 +211,8 @@ impl<'a> StageMemory<'a> {
     }
 }
 
-/// Returns the longest shards of a bucket that these blocks use, beside other pipelines. Only one
-/// stage of one pipeline is known: the others may hold the bucket on as few stages as any cut does.
+/// Returns the longest possible shards of a bucket that these blocks use. Only one stage of one
+/// pipeline is known: for other pipelines the minimum number of stages with the bucket is assumed.
 fn shards(
     request: &PlacementRequest,
     whole: &Plan,
@@ -221,7 +220,7 @@ fn shards(
     users: &[u32],
     pipelines: usize,
 ) -> Owned {
-    // No stage of several has the first and the last block.
+    // With several stages, none has both the first and the last block.
     let last = whole.graph.blocks.len() as u32 - 1;
     let fewest = if users.contains(&0) && users.contains(&last) { 2 } else { 1 };
     let length = whole.buckets[bucket.index()].gradient_length();
