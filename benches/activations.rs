@@ -75,8 +75,8 @@ struct Measured {
 fn measured(graph: Graph, rows: usize, rounds: u32) -> Measured {
     let plan = Plan::new(graph, PlanOptions::new(rows));
     let usage = MemoryUsage::of(&plan, MOMENTS);
-    let banks = usage.parameters + usage.gradients + usage.moments;
-    let told = usage.peak() - banks + workspace_bytes(&plan) + host_extra_bytes(&plan);
+    let bucket_tensors = usage.parameters + usage.gradients + usage.moments;
+    let told = usage.peak() - bucket_tensors + workspace_bytes(&plan) + host_extra_bytes(&plan);
     let inputs = inputs(&plan.graph, rows);
     let before = allocator::allocated();
     let mut device = Cpu::fast(plan, MOMENTS);
@@ -86,7 +86,7 @@ fn measured(graph: Graph, rows: usize, rounds: u32) -> Measured {
     allocator::forget_peak();
     let seconds = device.time_micro_batch(&inputs, rows as u32, rounds);
     let seconds = seconds.unwrap_or_else(|error| failed(error));
-    Measured { told, taken: allocator::peak() - before - banks, seconds }
+    Measured { told, taken: allocator::peak() - before - bucket_tensors, seconds }
 }
 
 /// Returns the inputs of a micro-batch: tokens in some order.

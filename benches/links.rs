@@ -18,8 +18,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use potluck_net::{
-    CloseReason, Endpoint, EndpointOptions, Landing, Link, Payload, Receiver, Secret, TAG_BYTES,
-    bench,
+    CloseReason, Endpoint, EndpointOptions, Link, Payload, ReceiveBuffer, Receiver, Secret,
+    TAG_BYTES, bench,
 };
 use tokio::runtime::Runtime;
 
@@ -271,9 +271,9 @@ impl Counter {
     }
 }
 
-struct Place(Counter, Vec<u8>);
+struct Region(Counter, Vec<u8>);
 
-impl Landing for Place {
+impl ReceiveBuffer for Region {
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.1
     }
@@ -300,10 +300,10 @@ impl Receiver for Counter {
         Err("no blob is due".into())
     }
 
-    fn data(&self, _: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+    fn data(&self, _: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
         let place = self.0.count.lock().expect("nothing panics").places.pop();
         let place = place.unwrap_or_else(|| vec![0; bytes]);
-        Ok(Box::new(Place(Self(self.0.clone()), place)))
+        Ok(Box::new(Region(Self(self.0.clone()), place)))
     }
 
     fn closed(&self, why: &CloseReason) {

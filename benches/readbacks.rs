@@ -4,7 +4,7 @@
 //!     cargo bench --bench readbacks -- [--rounds N]
 //!
 //!     copied      no device: memory copied on one core, 1 MiB at a time
-//!     bank        read_bank: mapped, and copied to one vector
+//!     bank        read_bucket: mapped, and copied to one vector
 //!     pieces      start_readback and next_readback: mapped, and dropped unread
 //!     summed      the same, each readback added to a partial sum on another thread, as a ring
 //!                 thread does
@@ -15,7 +15,7 @@ use std::sync::{LazyLock, mpsc};
 use std::time::Instant;
 
 use potluck_core::{BucketId, DType};
-use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, Precision, differentiate};
+use potluck_graph::{Builder, Init, Plan, PlanOptions, Precision, Region, differentiate};
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
 use potluck_kernels::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck_kernels::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Readback};
@@ -27,7 +27,7 @@ const BUCKET: BucketId = BucketId(0);
 type Way = fn(&mut dyn Executor) -> Result<(), DeviceError>;
 const WAYS: [(&str, Way); 6] = [
     ("copied", copied),
-    ("bank", bank),
+    ("bank", bucket_tensor),
     ("pieces", |device| pieces(device, &mut drop)),
     ("summed", summed),
     ("written", written),
@@ -92,8 +92,8 @@ fn parts(device: &dyn Executor) -> impl Iterator<Item = (usize, usize)> + use<> 
     (0..all).step_by(most).map(move |start| (start, most.min(all - start)))
 }
 
-fn place(start: usize, count: usize) -> Place {
-    Place::bank(BucketTensor::Gradients, BUCKET, start..start + count)
+fn place(start: usize, count: usize) -> Region {
+    Region::bucket(BucketTensor::Gradients, BUCKET, start..start + count)
 }
 
 fn copied(device: &mut dyn Executor) -> Result<(), DeviceError> {
@@ -106,9 +106,9 @@ fn copied(device: &mut dyn Executor) -> Result<(), DeviceError> {
     Ok(())
 }
 
-fn bank(device: &mut dyn Executor) -> Result<(), DeviceError> {
+fn bucket_tensor(device: &mut dyn Executor) -> Result<(), DeviceError> {
     device
-        .read_bank(BucketTensor::Gradients, BUCKET)
+        .read_bucket(BucketTensor::Gradients, BUCKET)
         .map(|values| drop(std::hint::black_box(values)))
 }
 

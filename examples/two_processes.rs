@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use potluck::Rank;
-use potluck::collectives::{ClusterOptions, ConnectNews, ProcessGroup, ReduceOp, Secret, connect};
+use potluck::collectives::{ClusterOptions, ConnectEvent, ProcessGroup, ReduceOp, Secret, connect};
 
 /// Address at which the first process listens: all of its addresses, any free UDP port.
 const ANY: &str = "0.0.0.0:0";
@@ -19,7 +19,7 @@ fn host(listen: &str) -> anyhow::Result<ClusterOptions> {
     let code = secret.code().unwrap_or_default();
     let mut options = ClusterOptions::host(listen.parse()?, 2, secret);
     options.on_news = Box::new(move |news| match news {
-        ConnectNews::Listening(address) => {
+        ConnectEvent::Listening(address) => {
             let program = "cargo run --release --example two_processes --";
             println!("on the other side, type\n  {program} join {address}");
             if address.ip().is_unspecified() {

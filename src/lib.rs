@@ -299,7 +299,7 @@ pub mod metrics {
 /// several.
 pub mod collectives {
     pub use potluck_net::Secret;
-    pub use potluck_net::nodes::{ClusterOptions, ConnectNews, First};
+    pub use potluck_net::nodes::{ClusterOptions, ConnectEvent, First};
     pub use potluck_parallel::comm::{GroupError, ReduceOp, Transferable};
 
     /// # Groups of some ranks

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::args::{BenchJoinArgs, CollectivesArgs, LinkArgs};
-use super::meeting::{Gathering, Joining, MetNode, check_address};
+use super::rendezvous::{JoinedCluster, Joining, Rendezvous, check_address};
 use super::secrets::SecretArgs;
 use crate::ui::terminal::print_line;
 use potluck_bench::collectives::nodes::follow;
@@ -27,9 +27,9 @@ const COLLECTIVES: &str = "bench collectives";
 const LINK: &str = "bench link";
 
 /// Prints the nodes of a benchmark, and makes a group of their ranks.
-fn group(met: MetNode) -> Result<Vec<ProcessGroup>, TrainError> {
+fn group(met: JoinedCluster) -> Result<Vec<ProcessGroup>, TrainError> {
     print_line(&met.started.roster.to_string());
-    group_over(met.meeting, met.started, NODE_TIMEOUT)
+    group_over(met.cluster, met.started, NODE_TIMEOUT)
         .map_err(|why| TrainError::NodesLost { why: why.to_string() })
 }
 
@@ -57,7 +57,7 @@ fn joining(
 /// Waits for the other nodes and measures the collectives of the ranks of all.
 ///
 /// # Errors
-/// Returns the errors of [`Gathering::host`], and one if a node is lost before the first
+/// Returns the errors of [`Rendezvous::host`], and one if a node is lost before the first
 /// measurement.
 pub fn collectives(
     nodes: u32,
@@ -66,7 +66,7 @@ pub fn collectives(
 ) -> anyhow::Result<Report> {
     let ranks = args.ranks_per_node;
     let signals = Signals::caught()?;
-    let gathering = Gathering {
+    let gathering = Rendezvous {
         what: "a benchmark",
         command: "potluck bench join",
         flags: match ranks {
@@ -122,10 +122,10 @@ pub fn measure_link(args: &LinkArgs, address: &str, effort: Effort) -> anyhow::R
 /// Waits for the machine that measures the link, and answers it; returns the process's exit code.
 ///
 /// # Errors
-/// Returns the errors of [`Gathering::host`], and one if the other node is lost.
+/// Returns the errors of [`Rendezvous::host`], and one if the other node is lost.
 pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
     let signals = Signals::caught()?;
-    let gathering = Gathering {
+    let gathering = Rendezvous {
         what: "a benchmark",
         command: "potluck bench link",
         flags: String::new(),
@@ -146,7 +146,7 @@ pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-fn linked(met: MetNode) -> LinkedNodes {
+fn linked(met: JoinedCluster) -> LinkedNodes {
     print_line(&met.started.roster.to_string());
-    LinkedNodes { meeting: met.meeting, started: met.started, timeout: NODE_TIMEOUT }
+    LinkedNodes { cluster: met.cluster, started: met.started, timeout: NODE_TIMEOUT }
 }

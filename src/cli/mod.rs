@@ -13,12 +13,12 @@ pub mod explain;
 pub mod export;
 pub mod hardware;
 pub mod launch;
-pub mod meeting;
 mod missing_driver;
 pub mod model;
 pub mod nodes;
 pub mod predict;
 pub mod prompt;
+pub mod rendezvous;
 pub mod resume;
 mod run_signals;
 pub mod runs;
@@ -39,14 +39,14 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::ui::log::{self, Level};
 use crate::ui::terminal::{print_error, print_line};
 use args::{Cli, Command};
-use meeting::NotMetError;
 use potluck_core::{Remedy, files};
-use potluck_net::nodes::MeetingError;
+use potluck_net::nodes::ClusterHandleError;
 use potluck_train::TrainError;
 use potluck_train::config::read::ConfigError;
 use potluck_train::config::unknown::{key_of_flag, of_other_trainers};
 use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART, RuntimeError};
 use potluck_train::signals::Interruption;
+use rendezvous::RendezvousError;
 
 /// Exit code of a command line that does not parse, as usual.
 pub const EXIT_USAGE: i32 = 2;
@@ -191,13 +191,14 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(InterruptedReportError { signal, .. }) = error.downcast_ref() {
         return signal.exit_code();
     }
-    if let Some(error) = error.downcast_ref::<NotMetError>() {
+    if let Some(error) = error.downcast_ref::<RendezvousError>() {
         return match error.remedy {
             Remedy::Time => EXIT_RESTART,
             Remedy::Person => EXIT_CONFIGURATION,
         };
     }
-    let typed = error.is::<ConfigError>() || error.is::<UsageError>() || error.is::<MeetingError>();
+    let typed =
+        error.is::<ConfigError>() || error.is::<UsageError>() || error.is::<ClusterHandleError>();
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
 }
 

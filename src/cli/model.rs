@@ -40,7 +40,7 @@ use potluck_train::runtime::workers::WorkerGroup;
 use potluck_train::sampling::{PROMPT_ROWS, Sampling, TextMemory};
 use potluck_train::signals::SignalFlags;
 use potluck_train::spec::RunSpec;
-use potluck_train::task::{Ending, FinalMeasure, Task};
+use potluck_train::task::{EvalContext, FinalMeasure, Task};
 use potluck_train::{generate, state};
 
 /// Warning if the evaluated data are not those of the run.
@@ -104,7 +104,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let units = ForwardUnits { group: &group, pipelines: &pipelines };
     let seed = spec.seed;
     let ending =
-        Ending { units, rows: &rows, step: step.unwrap_or_default(), seed, stop: &|| false };
+        EvalContext { units, rows: &rows, step: step.unwrap_or_default(), seed, stop: &|| false };
     let measure = match args.data {
         None => task.measure(&ending)?,
         Some(_) => None,

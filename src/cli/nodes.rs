@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::args::{JoinArgs, TrainArgs};
-use super::meeting::{Gathering, Joining, NotMetError, check_address, rest};
+use super::rendezvous::{Joining, Rendezvous, RendezvousError, check_address, rest};
 use super::status::ShownStatus;
 use super::{UsageError, exit_code};
 use crate::ui::log;
@@ -119,7 +119,7 @@ pub fn meet(
         Some(run) => (run.clone(), format!(" --run {run}")),
         None => (run_name()?, String::new()),
     };
-    let gathering = Gathering {
+    let gathering = Rendezvous {
         what: "a run",
         command: "potluck join",
         flags,
@@ -137,11 +137,11 @@ pub fn meet(
     let StartedCluster { roster, links, you } = met.started;
     print_line(&roster.to_string());
     if let Some(status) = status {
-        status.meets(you, &roster, met.meeting.links.clone());
+        status.meets(you, &roster, met.cluster.links.clone());
     }
     let cluster = ClusterLinks { roster: &roster, run, links };
     let show = notes(args.quiet);
-    let nodes = RunNodes::start(met.meeting, &met.frames, cluster, spec.node_timeout, show)?;
+    let nodes = RunNodes::start(met.cluster, &met.frames, cluster, spec.node_timeout, show)?;
     Ok(Some(nodes))
 }
 
@@ -171,8 +171,8 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
             // The time of the job is up.
             Ok(Ok(RunOutcome::Interrupted(Interruption::TimeLimit))) => true,
             Ok(outcome) => exit_code_of(outcome) != EXIT_RESTART,
-            // After a `NotMetError` the time of --wait has passed.
-            Err(error) => error.is::<NotMetError>() || exit_code(error) != EXIT_RESTART,
+            // After a `RendezvousError` the time of --wait has passed.
+            Err(error) => error.is::<RendezvousError>() || exit_code(error) != EXIT_RESTART,
         };
         if !args.stay || is_over || signals.pending().is_some() {
             return ended.map(|outcome| exit_code_of(&outcome));
@@ -250,7 +250,7 @@ fn join_once(
     let mut sink: Box<dyn Sink> = Box::new(terminal);
     let mut specified = None;
     if let Some(status) = &status {
-        status.meets(you, &roster, met.meeting.links.clone());
+        status.meets(you, &roster, met.cluster.links.clone());
         sink = status.sink(sink);
         specified = Some(status.specify());
     }
@@ -272,7 +272,7 @@ fn join_once(
         show,
         show_error: print_error,
     };
-    let outcome = serve(met.meeting, met.frames, you, links, &mut node)?;
+    let outcome = serve(met.cluster, met.frames, you, links, &mut node)?;
     report(&outcome, quiet);
     Ok(outcome)
 }

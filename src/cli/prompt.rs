@@ -36,8 +36,8 @@ pub fn typed_code(elsewhere: &str) -> anyhow::Result<Secret> {
     }
 }
 
-/// Error of a code that cannot be read. Where the terminal gives Ctrl-C as a character, the question
-/// ends before the signal is seen.
+/// Error of a code that cannot be read. Where the terminal gives Ctrl-C as a character, the
+/// question ends before the signal is seen.
 fn unread(why: io::Error) -> anyhow::Error {
     if why.kind() == io::ErrorKind::Interrupted {
         InterruptedError(Interruption::Interrupt).into()

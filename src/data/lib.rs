@@ -3,6 +3,7 @@
 //! slot of each step.
 
 pub mod augmentation;
+pub mod builtin;
 mod chat_template;
 mod class_counts;
 pub mod dataset;
@@ -18,7 +19,6 @@ mod split;
 pub mod text;
 pub mod tokenizer;
 pub mod tokens;
-pub mod world;
 
 pub use augmentation::Augmentation;
 pub use chat_template::{ChatMessage, ChatTemplate};

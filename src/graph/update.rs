@@ -153,9 +153,9 @@ pub enum MomentFormat {
 }
 
 impl MomentFormat {
-    /// Returns the format of a bank of a device that keeps moments in this format.
-    pub fn of_bank(self, bank: BucketTensor) -> Self {
-        match bank {
+    /// Returns the format of a bucket tensor of a device that keeps moments in this format.
+    pub fn of_bucket_tensor(self, bucket_tensor: BucketTensor) -> Self {
+        match bucket_tensor {
             BucketTensor::Parameters | BucketTensor::Gradients | BucketTensor::Average => Self::F32,
             BucketTensor::Moment(_) => self,
         }

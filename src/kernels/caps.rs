@@ -79,12 +79,12 @@ impl Caps {
     }
 
     /// Returns true if variants for GPUs are candidates.
-    pub(crate) fn suits_hardware(&self) -> bool {
+    pub(crate) fn wants_gpu_variants(&self) -> bool {
         self.class != DeviceClass::Software
     }
 
     /// Returns true if variants for drivers that run on the host's processor are candidates.
-    pub(crate) fn suits_software(&self) -> bool {
+    pub(crate) fn wants_cpu_driver_variants(&self) -> bool {
         self.class != DeviceClass::Hardware
     }
 

@@ -13,8 +13,10 @@ use tokio::time::{timeout, timeout_at};
 
 use super::closing::close;
 use super::endpoint_options::EndpointOptions;
-use super::error::{Denial, NetError, sentence};
-use super::gate::{Entrance, Gate, Refusals, RefusedPeer, Ticket, canonical};
+use super::error::{NetError, TlsRefusal, sentence};
+use super::handshake_limiter::{
+    Entrance, HandshakeLimiter, HandshakePermit, Refusals, RefusedPeer, canonical,
+};
 use super::identity::{self, Identity, NODE_NAME};
 use super::knock::Knock;
 use super::link::{Control, Link, LinkParts};
@@ -88,7 +90,7 @@ struct EndpointCore {
     handle: Handle,
     places: Arc<Semaphore>,
     knock: Arc<Knock>,
-    gate: Arc<Gate>,
+    handshake_limiter: Arc<HandshakeLimiter>,
     refusals: Arc<Refusals>,
     accepted: Mailbox<PendingPeer>,
     links: Lock<Vec<Weak<Shared>>>,
@@ -134,7 +136,7 @@ impl Endpoint {
             handle: runtime.handle().clone(),
             places: Arc::new(Semaphore::new(options.links_max.min(LINKS_LIMIT))),
             knock,
-            gate: Arc::new(Gate::default()),
+            handshake_limiter: Arc::new(HandshakeLimiter::default()),
             refusals,
             // Each peer has one of the places, so this is never full.
             accepted: Mailbox::new(options.links_max),
@@ -159,7 +161,7 @@ impl Endpoint {
     pub fn dial(&self, address: SocketAddr, timeout: Duration) -> Result<PendingPeer, NetError> {
         let approach =
             Approach { addresses: vec![address], limit: timeout, idle_timeout: None, hello: None };
-        let silence = NetError::NoAnswer { address, after: timeout };
+        let silence = NetError::RpcError { address, after: timeout };
         self.approach(approach).map_err(|mut errors| errors.pop().unwrap_or(silence))
     }
 
@@ -201,7 +203,7 @@ impl Endpoint {
     /// Returns the number of handshakes in progress.
     #[cfg(test)]
     pub(crate) fn crowd(&self) -> usize {
-        self.core.gate.crowd()
+        self.core.handshake_limiter.crowd()
     }
 
     /// Closes all links, as [`Link::close`] does, and waits until they have sent their queues, for
@@ -239,7 +241,7 @@ impl EndpointCore {
             }
             let address = canonical(incoming.remote_address());
             let is_proven = incoming.remote_address_validated();
-            match self.gate.enter(address.ip(), is_proven) {
+            match self.handshake_limiter.enter(address.ip(), is_proven) {
                 Entrance::Admit(ticket) => {
                     tokio::spawn(self.clone().admit(incoming, address, ticket));
                 }
@@ -251,7 +253,12 @@ impl EndpointCore {
         }
     }
 
-    async fn admit(self: Arc<Self>, incoming: Incoming, address: SocketAddr, ticket: Ticket) {
+    async fn admit(
+        self: Arc<Self>,
+        incoming: Incoming,
+        address: SocketAddr,
+        ticket: HandshakePermit,
+    ) {
         if let Err(why) = self.clone().welcome(incoming, address, ticket).await {
             self.refusals.note(Instant::now(), address, why);
         }
@@ -262,7 +269,7 @@ impl EndpointCore {
         self: Arc<Self>,
         incoming: Incoming,
         address: SocketAddr,
-        mut ticket: Ticket,
+        mut ticket: HandshakePermit,
     ) -> Result<(), String> {
         let limit = self.options.handshake_timeout;
         let connecting = incoming.accept().map_err(|error| refusal(&error))?;
@@ -387,7 +394,7 @@ impl EndpointCore {
         let failed = |error: &_| NetError::of_handshake(address, limit, error);
         let connection = timeout_at(until, connecting)
             .await
-            .map_err(|_| NetError::NoAnswer { address, after: limit })?
+            .map_err(|_| NetError::RpcError { address, after: limit })?
             .map_err(|error| failed(&error))?;
         let greeted = timeout_at(until, self.greet_server(&connection, options.idle_timeout))
             .await
@@ -458,10 +465,10 @@ async fn read_greeting(receive: &mut RecvStream) -> Result<Vec<u8>, Stop> {
 
 /// Returns the reason for which a handshake ended, for the side that accepts.
 fn refusal(end: &ConnectionError) -> String {
-    match Denial::of(end) {
-        Some(Denial::Code) => "it does not have the code of this run".into(),
-        Some(Denial::Clocks) => "its clock differs from this one by more than a day".into(),
-        Some(Denial::Protocol) => "it does not speak the protocol of this version".into(),
+    match TlsRefusal::of(end) {
+        Some(TlsRefusal::Code) => "it does not have the code of this run".into(),
+        Some(TlsRefusal::Clocks) => "its clock differs from this one by more than a day".into(),
+        Some(TlsRefusal::Protocol) => "it does not speak the protocol of this version".into(),
         None => sentence(end),
     }
 }

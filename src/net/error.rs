@@ -28,7 +28,7 @@ pub enum NetError {
          the same code (it does not answer those who have another one), and may UDP pass through \
          the firewalls in between?", after.as_secs_f32()
     )]
-    NoAnswer { address: SocketAddr, after: Duration },
+    RpcError { address: SocketAddr, after: Duration },
     #[error(
         "the node at {address} answered and then sent no greeting within {} s",
         after.as_secs_f32()
@@ -63,7 +63,7 @@ impl NetError {
     /// Returns the remedy of the failure.
     pub fn remedy(&self) -> Remedy {
         match self {
-            Self::NoAnswer { .. }
+            Self::RpcError { .. }
             | Self::NoHello { .. }
             // Machines set their clocks some time after they have started.
             | Self::Clocks { .. }
@@ -85,13 +85,13 @@ impl NetError {
 
     /// Returns true for an error of an address without an answer.
     pub(crate) fn is_silence(&self) -> bool {
-        matches!(self, Self::NoAnswer { .. } | Self::Unreachable { .. })
+        matches!(self, Self::RpcError { .. } | Self::Unreachable { .. })
     }
 
     /// Returns the error as a part of a sentence about several addresses.
     pub(crate) fn in_list(&self) -> String {
         match self {
-            Self::NoAnswer { address, after } => {
+            Self::RpcError { address, after } => {
                 format!("no answer from {address} over UDP within {} s", after.as_secs_f32())
             }
             other => other.to_string(),
@@ -121,16 +121,16 @@ impl NetError {
         after: Duration,
         end: &ConnectionError,
     ) -> Self {
-        match Denial::of(end) {
-            Some(Denial::Code) => return Self::WrongCode { address },
-            Some(Denial::Clocks) => return Self::Clocks { address },
-            Some(Denial::Protocol) => {
+        match TlsRefusal::of(end) {
+            Some(TlsRefusal::Code) => return Self::WrongCode { address },
+            Some(TlsRefusal::Clocks) => return Self::Clocks { address },
+            Some(TlsRefusal::Protocol) => {
                 return Self::OtherProtocol { address, why: sentence(end) };
             }
             None => {}
         }
         match end {
-            ConnectionError::TimedOut => Self::NoAnswer { address, after },
+            ConnectionError::TimedOut => Self::RpcError { address, after },
             ConnectionError::ApplicationClosed(_) => Self::Refused { address, why: sentence(end) },
             ConnectionError::VersionMismatch => Self::OtherProtocol { address, why: sentence(end) },
             _ => Self::Lost { address, why: sentence(end) },
@@ -140,14 +140,14 @@ impl NetError {
 
 /// Reason of TLS to end a handshake, found by this side or reported by the other one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Denial {
+pub(crate) enum TlsRefusal {
     /// A certificate of another authority, or none.
     Code,
     Clocks,
     Protocol,
 }
 
-impl Denial {
+impl TlsRefusal {
     /// Returns the reason in the alert (RFC 8446, section 6; in QUIC, RFC 9001, section 4.8).
     pub fn of(end: &ConnectionError) -> Option<Self> {
         let code = match end {

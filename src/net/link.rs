@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::endpoint_options::EndpointOptions;
 use super::error::CloseReason;
-use super::gate::canonical;
+use super::handshake_limiter::canonical;
 use super::link_stats::LinkStats;
 use super::receiver::Receiver;
 use super::send_queue::{Overflow, SendQueue};

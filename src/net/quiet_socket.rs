@@ -14,7 +14,7 @@ use std::time::Instant;
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
-use super::gate::{Refusals, canonical};
+use super::handshake_limiter::{Refusals, canonical};
 use super::knock::Knock;
 
 /// Version of QUIC of nodes (RFC 9000); 0 marks packets with the versions of a server.

@@ -18,14 +18,14 @@ pub trait Receiver: Send + Sync {
 
     /// Returns the place for a payload, which must have exactly this length; payloads arrive in the
     /// order in which they were sent.
-    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
+    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn ReceiveBuffer>, String>;
 
     /// Takes the end of the link: called once, after everything else.
     fn closed(&self, why: &CloseReason);
 }
 
 /// Place for a payload. It is dropped if the link ends before the payload is complete.
-pub trait Landing: Send {
+pub trait ReceiveBuffer: Send {
     fn bytes_mut(&mut self) -> &mut [u8];
 
     /// Takes the complete payload.

@@ -175,7 +175,7 @@ impl Sink {
 
 struct Ten([u8; 10]);
 
-impl Landing for Ten {
+impl ReceiveBuffer for Ten {
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
@@ -198,7 +198,7 @@ impl Receiver for Sink {
         self.add()
     }
 
-    fn data(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn Landing>, String> {
+    fn data(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
         self.add()?;
         Ok(Box::new(Ten([0; 10])))
     }

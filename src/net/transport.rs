@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::endpoint_options::EndpointOptions;
 use super::error::NetError;
-use super::gate::HANDSHAKES_MAX;
+use super::handshake_limiter::HANDSHAKES_MAX;
 use super::identity::{self, Identity};
 use super::socket_buffers::{SOCKET_BYTES, SocketBuffers};
 use super::wire::IDLE_TIMEOUT_MIN;

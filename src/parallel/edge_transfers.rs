@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Edge, Event, GroupReduction, StepError, Token};
 use potluck_core::{DType, EdgeId, EdgePiece, Rank, ReductionId};
-use potluck_graph::Place;
+use potluck_graph::Region;
 
 /// Edges of a run, shared by all its ranks.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -101,8 +101,8 @@ impl EdgeLayout {
     }
 
     /// Returns the place of a piece on a device.
-    pub fn place(&self, piece: &EdgePiece) -> Place {
-        Place::Tensor {
+    pub fn place(&self, piece: &EdgePiece) -> Region {
+        Region::Tensor {
             tensor: self.edge(piece.edge).tensor,
             micro_batch: piece.micro_batch,
             range: piece.range.clone(),

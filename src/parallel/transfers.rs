@@ -10,7 +10,7 @@ use super::verdict::{GradientSquares, Verdict, Vote};
 use super::{Event, ReduceSite, StepError, Token};
 use crate::collective::{Chunk, Collective, CollectiveKind, Positions, ShardLayout};
 use potluck_core::{ChunkId, EdgeId, EdgePiece, Nanos, Position, Rank, ReductionId, Round};
-use potluck_graph::{BucketTensor, Place};
+use potluck_graph::{BucketTensor, Region};
 
 /// Readback of a rank's own values of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,11 +239,11 @@ impl PeerTransfers {
     ///
     /// # Errors
     /// Returns [`StepError::UnexpectedReadback`] if it is not.
-    pub fn complete(&mut self, found: &Place) -> Result<CompletedRead, StepError> {
+    pub fn complete(&mut self, found: &Region) -> Result<CompletedRead, StepError> {
         let awaited = self.reads.front().map(|read| match read {
             StartedRead::Chunk(read) => {
                 let (tensor, chunk) = self.source(*read);
-                Place::bank(tensor, chunk.bucket, chunk.range.clone())
+                Region::bucket(tensor, chunk.bucket, chunk.range.clone())
             }
             StartedRead::Piece(_, piece) => self.edges.layout().place(piece),
         });
@@ -488,7 +488,7 @@ mod tests {
         let mut transfers = transfers(1, ReduceSite::Device);
         assert_eq!(transfers.wait_for(), WaitFor::Message);
         let (gradients, parameters) = (BucketTensor::Gradients, BucketTensor::Parameters);
-        let error = transfers.complete(&Place::bank(gradients, BUCKET, 0..2)).unwrap_err();
+        let error = transfers.complete(&Region::bucket(gradients, BUCKET, 0..2)).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the device returns gradients of bucket 0, 0..2 and nothing is awaited"
@@ -497,12 +497,12 @@ mod tests {
         transfers.start(Collective::reduce_scatter(BUCKET));
         assert_eq!(transfers.wait_for(), WaitFor::Readback);
         for (tensor, range) in [(parameters, 0..2), (gradients, 2..4), (gradients, 0..1)] {
-            let found = Place::bank(tensor, BUCKET, range);
+            let found = Region::bucket(tensor, BUCKET, range);
             let error = transfers.complete(&found).unwrap_err().to_string();
             assert!(error.ends_with("and gradients of bucket 0, 0..2 is awaited"), "{error}");
         }
         let read = Read { round: FIRST, kind: CollectiveKind::ReduceScatter, chunk: ChunkId(0) };
-        let completed = transfers.complete(&Place::bank(gradients, BUCKET, 0..2));
+        let completed = transfers.complete(&Region::bucket(gradients, BUCKET, 0..2));
         assert_eq!(completed, Ok(CompletedRead::Forward(read)));
     }
 
@@ -512,15 +512,15 @@ mod tests {
         transfers.start(Collective::reduce_scatter(BUCKET));
         transfers.discard();
         let gradients = BucketTensor::Gradients;
-        let first = transfers.complete(&Place::bank(gradients, BUCKET, 0..2));
+        let first = transfers.complete(&Region::bucket(gradients, BUCKET, 0..2));
         assert_eq!((first, transfers.wait_for()), (Ok(CompletedRead::Discard), WaitFor::Readback));
         // Also one that completes in a later round.
         let again = Round { generation: 1, step: 1, settles: false };
         transfers.restart(again);
         transfers.start(Collective::reduce_scatter(BUCKET));
-        let second = transfers.complete(&Place::bank(gradients, BUCKET, 2..4));
+        let second = transfers.complete(&Region::bucket(gradients, BUCKET, 2..4));
         assert_eq!(second, Ok(CompletedRead::Discard));
-        let third = transfers.complete(&Place::bank(gradients, BUCKET, 0..2)).unwrap();
+        let third = transfers.complete(&Region::bucket(gradients, BUCKET, 0..2)).unwrap();
         let CompletedRead::Forward(read) = third else { panic!("{third:?}") };
         assert_eq!(read.round, again);
     }

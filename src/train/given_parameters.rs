@@ -105,16 +105,16 @@ fn write_into(
     if given.is_empty() || !plan.holds(bucket) {
         return Ok(());
     }
-    let mut values = device.read_bank(BucketTensor::Parameters, bucket)?;
+    let mut values = device.read_bucket(BucketTensor::Parameters, bucket)?;
     for (start, own) in &given {
         values[*start..start + own.len()].copy_from_slice(own);
     }
-    device.write_bank(BucketTensor::Parameters, bucket, &values)?;
+    device.write_bucket(BucketTensor::Parameters, bucket, &values)?;
     let (plan, owned) = (device.plan(), device.owned(bucket));
     if !plan.options.averages || owned.is_empty() {
         return Ok(());
     }
-    let mut averages = device.read_bank(BucketTensor::Average, bucket)?;
+    let mut averages = device.read_bucket(BucketTensor::Average, bucket)?;
     for (start, own) in given {
         let [from, to] = [owned.start.max(start), owned.end.min(start + own.len())];
         if from < to {
@@ -122,7 +122,7 @@ fn write_into(
             averages[held].copy_from_slice(&own[from - start..to - start]);
         }
     }
-    device.write_bank(BucketTensor::Average, bucket, &averages)
+    device.write_bucket(BucketTensor::Average, bucket, &averages)
 }
 
 /// Returns the values of the tensors that are in a bucket, of slices their parts, each with its

@@ -397,10 +397,10 @@ impl ConfigValue for Option<String> {
 
 /// Type whose values are words of the configuration. Implemented for the types that the rest of
 /// the program uses, so that no value has a second type here.
-pub trait Words: Copy + fmt::Debug + 'static {
+pub trait ConfigEnum: Copy + fmt::Debug + 'static {
     /// Words in the order of the help listing.
     const WORDS: &'static [&'static str];
-    /// Values in the order of [`Words::WORDS`].
+    /// Values in the order of [`ConfigEnum::WORDS`].
     const VALUES: &'static [Self];
 
     /// Returns the word of this value; `None` for a value that the configuration does not offer.
@@ -413,7 +413,7 @@ pub trait Words: Copy + fmt::Debug + 'static {
     }
 }
 
-impl<T: Words> ConfigValue for T {
+impl<T: ConfigEnum> ConfigValue for T {
     /// A value without a word becomes its debug text, which no key accepts.
     fn value(&self) -> Option<Value> {
         Some(Value::Text(match self.word() {
@@ -431,14 +431,14 @@ impl<T: Words> ConfigValue for T {
     }
 }
 
-/// Implements [`Words`] for types, with a word for each value. A value without one does not
+/// Implements [`ConfigEnum`] for types, with a word for each value. A value without one does not
 /// compile, unless the type's last line is `_ => None,`.
-macro_rules! words {
+macro_rules! config_enum {
     ($($ty:ty {
         $($name:ident $(::$variant:ident)? $(($($of:tt)*))? => $word:expr,)*
         $(_ => $none:ident,)?
     })*) => {$(
-        impl $crate::keys::Words for $ty {
+        impl $crate::keys::ConfigEnum for $ty {
             const WORDS: &'static [&'static str] = &[$($word),*];
             const VALUES: &'static [Self] = &[$($name $(::$variant)? $(($($of)*))?),*];
 
@@ -451,7 +451,7 @@ macro_rules! words {
         }
     )*};
 }
-pub(crate) use words;
+pub(crate) use config_enum;
 
 #[cfg(test)]
 mod tests {

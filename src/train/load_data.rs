@@ -13,7 +13,7 @@ use potluck_data::tokens::{TokenFile, TokenWindows};
 use potluck_data::{
     Augmentation, DataDescription, DataError, LoadedSamples, PrepareOptions, SampleDescription,
     SampleOptions, SampleSet, TextData, Tokenizer, TokenizerChoice, TokenizerFile, TokenizerKind,
-    is_token_file, prepare, world,
+    builtin, is_token_file, prepare,
 };
 use potluck_kernels::autotune::cache;
 
@@ -42,10 +42,11 @@ impl RunSpec {
         let context = self.context();
         Ok(match source {
             DataSource::Builtin => {
-                let corpus = world::corpus();
+                let corpus = builtin::corpus();
                 let bytes = corpus.as_bytes();
                 let tokenizer = self.tokenizer_choice(saved.tokenizer.clone())?;
-                let text = TextData::from_bytes(world::NAME, bytes, tokenizer, *held_out, context)?;
+                let text =
+                    TextData::from_bytes(builtin::NAME, bytes, tokenizer, *held_out, context)?;
                 RunData::of_text(text, context, true)
             }
             DataSource::Text(path) => {

@@ -25,7 +25,7 @@ use crate::runtime::remote::RemoteNodes;
 use crate::runtime::remote::first::RemoteNode;
 use crate::runtime::remote::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use crate::runtime::remote::own_inputs::InputSource;
-use crate::runtime::remote::waiting::{ANSWER_TIMEOUT_MIN, NodeWatch};
+use crate::runtime::remote::waiting::{ANSWER_TIMEOUT_MIN, NodeLiveness};
 use crate::runtime::remote::wire::ToFirst;
 use crate::runtime::step::Inputs;
 use potluck_core::faults::Faults;
@@ -33,7 +33,7 @@ use potluck_core::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 use potluck_core::{Lock, NodeRank, TensorId, decode};
 use potluck_graph::Graph;
 use potluck_net::cluster::{ClusterEnd, Loss, Roster, SENTENCE_BYTES_MAX, shown_text};
-use potluck_net::nodes::{ClusterNews, FrameReceiver, Meeting, NodeConnection, NodeLink};
+use potluck_net::nodes::{ClusterEvent, ClusterHandle, FrameReceiver, NodeConnection, NodeLink};
 use potluck_parallel::MicroBatch;
 use potluck_parallel::comm::Mailbox;
 
@@ -45,16 +45,16 @@ const ENDING_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Description of a run for the other nodes.
 #[derive(Debug, Serialize, Deserialize)]
-struct RunBrief {
+struct RunDescription {
     /// The resolved configuration, as TOML.
     config: String,
     shape: DataShape,
-    data: DataBrief,
+    data: RunDataDescription,
 }
 
 /// Data of a run, for nodes that have a copy.
 #[derive(Debug, Serialize, Deserialize)]
-struct DataBrief {
+struct RunDataDescription {
     fingerprint: String,
     /// [`SavedData`] by which the first node has prepared them, as JSON.
     saved: String,
@@ -86,7 +86,7 @@ pub struct RunNodes {
     remote: Lock<RemoteNodes>,
     /// Set by signals on other nodes.
     signals: SignalFlags,
-    meeting: Lock<Meeting>,
+    cluster: Lock<ClusterHandle>,
 }
 
 impl fmt::Debug for RunNodes {
@@ -111,15 +111,15 @@ impl RunNodes {
     /// # Errors
     /// Returns `RuntimeError` if a thread cannot be started.
     pub fn start(
-        meeting: Meeting,
+        cluster: ClusterHandle,
         frames: &FrameReceiver,
-        cluster: ClusterLinks,
+        links: ClusterLinks,
         node_timeout: Duration,
         show: fn(&str),
     ) -> Result<Arc<Self>, RuntimeError> {
-        let ClusterLinks { roster, run, links } = cluster;
+        let ClusterLinks { roster, run, links } = links;
         let (signals, raise) = SignalFlags::raised();
-        let give_up = Arc::new(meeting.giving_up());
+        let give_up = Arc::new(cluster.giving_up());
         let answer_timeout = node_timeout.max(ANSWER_TIMEOUT_MIN);
         let mut nodes = Vec::new();
         for (number, link) in links {
@@ -127,7 +127,7 @@ impl RunNodes {
             let connection: Arc<dyn NodeConnection> = link.clone();
             let raise = raise.clone();
             let give_up = give_up.clone();
-            let watch = NodeWatch {
+            let watch = NodeLiveness {
                 answer_timeout,
                 on_signal: Box::new(move |signal| raise(signal)),
                 give_up: Box::new(move |why| give_up(number, why)),
@@ -141,7 +141,7 @@ impl RunNodes {
             }));
             nodes.push(node);
         }
-        let news = meeting.news.clone();
+        let news = cluster.news.clone();
         let watched = nodes.clone();
         thread::Builder::new()
             .name("news of nodes".into())
@@ -150,7 +150,7 @@ impl RunNodes {
         let hosts = roster.nodes.iter().map(|node| node.host.clone()).collect();
         let remote = RemoteNodes { nodes: nodes.clone(), devices: Vec::new(), run, hosts };
         let remote = Lock::new(remote);
-        Ok(Arc::new(Self { nodes, remote, signals, meeting: Lock::new(meeting) }))
+        Ok(Arc::new(Self { nodes, remote, signals, cluster: Lock::new(cluster) }))
     }
 
     /// Tells all nodes of the run, and asks them for their devices. `done` are the steps and the
@@ -167,10 +167,10 @@ impl RunNodes {
         // Descriptions are plain data.
         let saved = serde_json::to_string(&data.saved()).unwrap_or_default();
         let fingerprint = data.dataset.fingerprint();
-        let bytes = encode(&RunBrief {
+        let bytes = encode(&RunDescription {
             config: spec.whole_toml(),
             shape: data.shape.clone(),
-            data: DataBrief { fingerprint, saved, done },
+            data: RunDataDescription { fingerprint, saved, done },
         });
         let mut answers = Vec::new();
         for node in &self.nodes {
@@ -229,7 +229,7 @@ impl RunNodes {
         for node in &self.nodes {
             node.end(encode(outcome));
         }
-        self.meeting.lock().leave("the run is over");
+        self.cluster.lock().leave("the run is over");
     }
 
     fn show(&self, event: &Event) {
@@ -246,19 +246,19 @@ fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 /// Loses nodes as the cluster does, until it is over, and shows those that move.
-fn watch(news: &Mailbox<ClusterNews>, nodes: &[Arc<RemoteNode>], show: fn(&str)) {
+fn watch(news: &Mailbox<ClusterEvent>, nodes: &[Arc<RemoteNode>], show: fn(&str)) {
     while let Ok(news) = news.recv(None) {
         match news {
-            ClusterNews::Moved(moved) => show(&moved.to_string()),
-            ClusterNews::Paused(pause) => show(&pause.to_string()),
-            ClusterNews::Left { node, why } => {
+            ClusterEvent::Moved(moved) => show(&moved.to_string()),
+            ClusterEvent::Paused(pause) => show(&pause.to_string()),
+            ClusterEvent::Left { node, why } => {
                 for one in nodes {
                     if one.number == node.0 {
                         one.lose(&format!("{node} ({}) left: {why}", one.host));
                     }
                 }
             }
-            ClusterNews::Ended(end) => {
+            ClusterEvent::Ended(end) => {
                 let why = end.to_string();
                 // The one that is to blame first, because the first failure is the run's error.
                 if let ClusterEnd::Lost { loss: Loss::Node { node: lost, .. }, .. } = &end {
@@ -365,7 +365,8 @@ pub struct JoinedNode {
 
 impl NodeHost for JoinedNode {
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
-        let RunBrief { config, shape, data } = decode(run).map_err(|error| error.to_string())?;
+        let RunDescription { config, shape, data } =
+            decode(run).map_err(|error| error.to_string())?;
         let spec = (self.configure)(&config)?;
         let model = spec.training_graph(&shape).map_err(|error| error.to_string())?;
         let selections = selections(&self.devices).map_err(|error| error.to_string())?;
@@ -405,7 +406,7 @@ impl OwnData {
         path: &Path,
         spec: &RunSpec,
         graph: &Graph,
-        of_run: &DataBrief,
+        of_run: &RunDataDescription,
     ) -> Result<Self, String> {
         let saved: SavedData = serde_json::from_str(&of_run.saved).map_err(|e| e.to_string())?;
         let data = spec.load_data(&saved).map_err(|error| error.to_string())?;
@@ -464,7 +465,7 @@ fn tell_signal(first: &dyn NodeConnection, signal: Interruption) {
 /// Returns `TrainError` if the first node is lost or sends what it should not, or if the cluster
 /// ends.
 pub fn serve(
-    meeting: Meeting,
+    mut cluster: ClusterHandle,
     frames: FrameReceiver,
     you: NodeRank,
     links: Vec<(NodeRank, Arc<NodeLink>)>,
@@ -490,16 +491,16 @@ pub fn serve(
     connections.sort_by_key(|(number, _)| *number);
     let connections = connections.into_iter().map(|(_, connection)| connection).collect();
     let is_over = Arc::new(AtomicBool::new(false));
-    let news = meeting.news.clone();
+    let news = cluster.news.clone();
     let closing = inbox.clone();
     let served = is_over.clone();
     let (show, show_error) = (node.show, node.show_error);
     let started = thread::Builder::new().name("news of nodes".into()).spawn(move || {
         let end = loop {
             match news.recv(None) {
-                Ok(ClusterNews::Ended(end)) => break end.to_string(),
-                Ok(ClusterNews::Moved(moved)) => show(&moved.to_string()),
-                Ok(ClusterNews::Paused(pause)) => show(&pause.to_string()),
+                Ok(ClusterEvent::Ended(end)) => break end.to_string(),
+                Ok(ClusterEvent::Moved(moved)) => show(&moved.to_string()),
+                Ok(ClusterEvent::Paused(pause)) => show(&pause.to_string()),
                 Ok(_) => {}
                 Err(_) => break "the cluster is over".into(),
             }
@@ -537,8 +538,7 @@ pub fn serve(
     let ended = NodeServer::new(you.0, node, connections, frames).run(&inbox);
     is_over.store(true, Ordering::Relaxed);
     let _ = watching.join();
-    let mut meeting = meeting;
-    meeting.leave("the node has ended");
+    cluster.leave("the node has ended");
     match ended {
         Ok(NodeEnd::Over(outcome)) => decode_outcome(&outcome),
         Ok(NodeEnd::Lost(why)) => Err(TrainError::NodesLost { why }),

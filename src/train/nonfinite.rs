@@ -61,10 +61,10 @@ pub(crate) fn bad_state(
     device: &mut dyn Executor,
     program: &Program,
 ) -> Result<Option<NotFinite>, DeviceError> {
-    if let Some((name, _)) = bad_bank(device, BucketTensor::Parameters, &|_| false)? {
+    if let Some((name, _)) = bad_bucket(device, BucketTensor::Parameters, &|_| false)? {
         return Ok(Some(NotFinite::Parameter(name)));
     }
-    let gradient = bad_bank(device, BucketTensor::Gradients, &|bucket| {
+    let gradient = bad_bucket(device, BucketTensor::Gradients, &|bucket| {
         program.instructions.contains(&Instruction::Start(Collective::reduce_scatter(bucket)))
     })?;
     Ok(match gradient {
@@ -74,12 +74,12 @@ pub(crate) fn bad_state(
     })
 }
 
-/// Returns the first parameter, in the model's order, with a non-finite value in a bank, and true
-/// if such values are only in the shard that the device owns and, by `has_sums`, holds summed
-/// over all ranks. Parameters for which that is false come first.
-fn bad_bank(
+/// Returns the first parameter, in the model's order, with a non-finite value in a bucket tensor,
+/// and true if such values are only in the shard that the device owns and, by `has_sums`, holds
+/// summed over all ranks. Parameters for which that is false come first.
+fn bad_bucket(
     device: &mut dyn Executor,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
     has_sums: &dyn Fn(BucketId) -> bool,
 ) -> Result<Option<(String, bool)>, DeviceError> {
     let mut found: Option<(bool, ParamId)> = None;
@@ -87,10 +87,10 @@ fn bad_bank(
         let bucket = BucketId(bucket);
         let plan = device.plan();
         let is_updated = plan.buckets[bucket.index()].is_updated();
-        if !plan.holds(bucket) || (bank != BucketTensor::Parameters && !is_updated) {
+        if !plan.holds(bucket) || (bucket_tensor != BucketTensor::Parameters && !is_updated) {
             continue;
         }
-        let values = device.read_bank(bank, bucket)?;
+        let values = device.read_bucket(bucket_tensor, bucket)?;
         let plan = device.plan();
         let layout = &plan.buckets[bucket.index()];
         let owned = device.owned(bucket);

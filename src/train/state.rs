@@ -10,7 +10,7 @@ use crate::runtime::workers::WorkerGroup;
 use potluck_core::{BucketId, Position, Rank};
 use potluck_graph::{Parameter, ParameterKind, Plan};
 use potluck_kernels::device::DeviceError;
-use potluck_kernels::exec::{BucketTensor, Executor, bank_words};
+use potluck_kernels::exec::{BucketTensor, Executor, bucket_words};
 use potluck_kernels::ops::hash;
 
 /// Reads a whole bucket back and verifies it against the hash that the device computes in its own
@@ -21,15 +21,15 @@ use potluck_kernels::ops::hash;
 /// holds.
 fn read_bucket(
     device: &mut dyn Executor,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
     bucket: BucketId,
 ) -> Result<Vec<f32>, DeviceError> {
-    let values = device.read_bank(bank, bucket)?;
-    let words = bank_words(device.plan(), bank, &values);
-    if words.map(|words| hash::fast(&words, 0)) == Some(device.hash(bank, bucket)?) {
+    let values = device.read_bucket(bucket_tensor, bucket)?;
+    let words = bucket_words(device.plan(), bucket_tensor, &values);
+    if words.map(|words| hash::fast(&words, 0)) == Some(device.hash(bucket_tensor, bucket)?) {
         return Ok(values);
     }
-    let what = match bank {
+    let what = match bucket_tensor {
         BucketTensor::Parameters => format!("bucket {} of the parameters", bucket.0),
         BucketTensor::Gradients => format!("bucket {} of the gradients", bucket.0),
         BucketTensor::Moment(moment) => format!("bucket {} of moment {moment}", bucket.0),
@@ -175,28 +175,28 @@ pub fn gradient_sums(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor
     owned_tensors(group, plan, BucketTensor::Gradients)
 }
 
-/// Reads a bank from the ranks that own its parts, of the parameters that the optimizer updates, in
-/// the model's order.
+/// Reads a bucket tensor from the ranks that own its parts, of the parameters that the optimizer
+/// updates, in the model's order.
 fn owned_tensors(
     group: &WorkerGroup,
     plan: &Plan,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
 ) -> Result<Vec<NamedTensor>, TrainError> {
     let mut slices = Vec::new();
     for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
         if is_trained(plan, bucket) {
-            let values = owned_parts(group, plan, bank, bucket)?;
+            let values = owned_parts(group, plan, bucket_tensor, bucket)?;
             slices.extend(copied(plan, bucket, &values));
         }
     }
     Ok(joined(slices)?)
 }
 
-/// Reads a bucket of a bank from the ranks that own its parts.
+/// Reads a bucket of a bucket tensor from the ranks that own its parts.
 fn owned_parts(
     group: &WorkerGroup,
     plan: &Plan,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
     bucket: BucketId,
 ) -> Result<Vec<f32>, TrainError> {
     let parts = group.run_on_all("reading what each device owns", move |_, device| {
@@ -204,8 +204,8 @@ fn owned_parts(
         if owned.is_empty() {
             return Ok((owned, Vec::new()));
         }
-        let mut values = read_bucket(device, bank, bucket)?;
-        if bank == BucketTensor::Gradients {
+        let mut values = read_bucket(device, bucket_tensor, bucket)?;
+        if bucket_tensor == BucketTensor::Gradients {
             // A device holds those of a whole bucket.
             values = values[owned.clone()].to_vec();
         }
@@ -218,13 +218,13 @@ fn owned_parts(
     Ok(whole)
 }
 
-/// Returns true if a device with this plan has values of a bucket in a bank.
-fn has_bucket(plan: &Plan, bank: BucketTensor, bucket: BucketId) -> bool {
-    let is_owned = matches!(bank, BucketTensor::Moment(_) | BucketTensor::Average);
+/// Returns true if a device with this plan has values of a bucket in a bucket tensor.
+fn has_bucket(plan: &Plan, bucket_tensor: BucketTensor, bucket: BucketId) -> bool {
+    let is_owned = matches!(bucket_tensor, BucketTensor::Moment(_) | BucketTensor::Average);
     plan.holds(bucket) && (!is_owned || is_trained(plan, bucket))
 }
 
-/// What is written to a bank of the devices, of the tensors of a state.
+/// What is written to a bucket tensor of the devices, of the tensors of a state.
 #[derive(Clone, Copy, PartialEq)]
 enum Written {
     Parameters,
@@ -235,7 +235,7 @@ enum Written {
 }
 
 impl Written {
-    fn bank(self) -> BucketTensor {
+    fn bucket_tensor(self) -> BucketTensor {
         match self {
             Self::Parameters | Self::Evaluated => BucketTensor::Parameters,
             Self::Moment(index) => BucketTensor::Moment(index),
@@ -246,7 +246,7 @@ impl Written {
     /// Returns true if it is written to a bucket.
     fn is_for(self, plan: &Plan, bucket: BucketId) -> bool {
         let is_of_all = self != Self::Evaluated;
-        has_bucket(plan, self.bank(), bucket) && (is_of_all || is_trained(plan, bucket))
+        has_bucket(plan, self.bucket_tensor(), bucket) && (is_of_all || is_trained(plan, bucket))
     }
 }
 
@@ -421,7 +421,7 @@ fn write(
     state: StateTensors<'_>,
     written: Written,
 ) -> Result<(), TrainError> {
-    let bank = written.bank();
+    let bucket_tensor = written.bucket_tensor();
     for bucket in (0..plans[0].buckets.len() as u32).map(BucketId) {
         // The ranks of a tensor group hold different slices, those of one place the same.
         let mut places: BTreeMap<Option<u32>, Vec<Rank>> = BTreeMap::new();
@@ -436,11 +436,11 @@ fn write(
                 if !holders.contains(&rank) {
                     return Ok(());
                 }
-                let held = match bank {
+                let held = match bucket_tensor {
                     BucketTensor::Moment(_) | BucketTensor::Average => device.owned(bucket),
                     BucketTensor::Parameters | BucketTensor::Gradients => 0..values.len(),
                 };
-                device.write_bank(bank, bucket, &values[held])
+                device.write_bucket(bucket_tensor, bucket, &values[held])
             })?;
         }
     }
@@ -456,8 +456,8 @@ mod tests {
     use potluck_core::{HostTensorView, TensorId};
     use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
     use potluck_graph::{
-        Builder, Init, MomentFormat, Place, PlanOptions, Unary, Update, UpdateRange, differentiate,
-        shard,
+        Builder, Init, MomentFormat, PlanOptions, Region, Unary, Update, UpdateRange,
+        differentiate, shard,
     };
     use potluck_kernels::device::Heartbeat;
     use potluck_kernels::exec::{
@@ -532,29 +532,33 @@ mod tests {
         ) -> Result<Vec<f32>, DeviceError> {
             self.cpu.read_parts(tensor, parts, pass)
         }
-        fn read_bank(
+        fn read_bucket(
             &mut self,
-            bank: BucketTensor,
+            bucket_tensor: BucketTensor,
             bucket: BucketId,
         ) -> Result<Vec<f32>, DeviceError> {
-            let mut values = self.cpu.read_bank(bank, bucket)?;
+            let mut values = self.cpu.read_bucket(bucket_tensor, bucket)?;
             if let Some((_, _, at)) =
-                self.flips.filter(|flips| (flips.0, flips.1) == (bank, bucket))
+                self.flips.filter(|flips| (flips.0, flips.1) == (bucket_tensor, bucket))
             {
                 values[at] = f32::from_bits(values[at].to_bits() ^ (1 << self.bit));
             }
             Ok(values)
         }
-        fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
-            self.cpu.hash(bank, bucket)
-        }
-        fn write_bank(
+        fn hash(
             &mut self,
-            bank: BucketTensor,
+            bucket_tensor: BucketTensor,
+            bucket: BucketId,
+        ) -> Result<u64, DeviceError> {
+            self.cpu.hash(bucket_tensor, bucket)
+        }
+        fn write_bucket(
+            &mut self,
+            bucket_tensor: BucketTensor,
             bucket: BucketId,
             values: &[f32],
         ) -> Result<(), DeviceError> {
-            self.cpu.write_bank(bank, bucket, values)
+            self.cpu.write_bucket(bucket_tensor, bucket, values)
         }
         fn set_moments(
             &mut self,
@@ -565,7 +569,7 @@ mod tests {
         fn owned(&self, bucket: BucketId) -> Range<usize> {
             self.cpu.owned(bucket)
         }
-        fn start_readback(&mut self, place: Place) -> Done {
+        fn start_readback(&mut self, place: Region) -> Done {
             self.cpu.start_readback(place)
         }
         fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
@@ -577,7 +581,7 @@ mod tests {
         fn readback_elements_max(&self) -> usize {
             self.cpu.readback_elements_max()
         }
-        fn write_place(&mut self, place: &Place, from: &[f32]) -> Done {
+        fn write_place(&mut self, place: &Region, from: &[f32]) -> Done {
             self.cpu.write_place(place, from)
         }
         fn add(&mut self, id: BucketId, start: usize, partial: &mut [f32]) -> Done {
@@ -595,14 +599,15 @@ mod tests {
         let plan = Plan::new(b.finish(), PlanOptions::new(1));
         let mut device = Flipping { cpu: Cpu::fast(plan, 2), flips: None, bit: 0 };
         device.initialize(5).unwrap();
-        let read = |device: &mut Flipping, bank| read_bucket(device, bank, BucketId(0));
+        let read =
+            |device: &mut Flipping, bucket_tensor| read_bucket(device, bucket_tensor, BucketId(0));
         let sound = read(&mut device, BucketTensor::Parameters).unwrap();
         for at in [0, 31, 59] {
             device.flips = Some((BucketTensor::Parameters, BucketId(0), at));
             let error = read(&mut device, BucketTensor::Parameters).unwrap_err().to_string();
             assert!(error.contains("a broken device: what was read back"), "{error}");
             assert!(error.contains("bucket 0 of the parameters"), "{error}");
-            assert!(read(&mut device, BucketTensor::Moment(1)).is_ok(), "another bank");
+            assert!(read(&mut device, BucketTensor::Moment(1)).is_ok(), "another bucket tensor");
         }
         device.flips = Some((BucketTensor::Moment(1), BucketId(0), 7));
         let error = read(&mut device, BucketTensor::Moment(1)).unwrap_err().to_string();
@@ -621,12 +626,13 @@ mod tests {
             let plan = Plan::new(b.finish(), options);
             let length = plan.buckets[0].length;
             let mut device = Flipping { cpu: Cpu::fast(plan, 1), flips: None, bit };
-            let bank = BucketTensor::Moment(0);
-            device.write_bank(bank, BucketId(0), &vec![1.5; length]).unwrap();
-            let mut read = || read_bucket(&mut device, bank, BucketId(0));
+            let bucket_tensor = BucketTensor::Moment(0);
+            device.write_bucket(bucket_tensor, BucketId(0), &vec![1.5; length]).unwrap();
+            let mut read = || read_bucket(&mut device, bucket_tensor, BucketId(0));
             assert_eq!(read().unwrap(), vec![1.5; length]);
-            device.flips = Some((bank, BucketId(0), 7));
-            let error = read_bucket(&mut device, bank, BucketId(0)).unwrap_err().to_string();
+            device.flips = Some((bucket_tensor, BucketId(0), 7));
+            let error =
+                read_bucket(&mut device, bucket_tensor, BucketId(0)).unwrap_err().to_string();
             assert!(error.contains("bucket 0 of moment 0"), "{bit}: {error}");
         }
     }

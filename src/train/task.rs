@@ -25,7 +25,7 @@ pub use text::{TextTask, TokenTask};
 pub(crate) const MEASURES: [&str; 1] = [text::MEASURE];
 
 /// End of a run, or a checkpoint that is evaluated.
-pub struct Ending<'a> {
+pub struct EvalContext<'a> {
     pub units: ForwardUnits<'a>,
     /// The most samples of each unit at a time.
     pub rows: &'a [u32],
@@ -95,7 +95,7 @@ pub trait Task: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
-    fn measure(&self, _ending: &Ending) -> Result<Option<FinalMeasure>, TrainError> {
+    fn measure(&self, _ending: &EvalContext) -> Result<Option<FinalMeasure>, TrainError> {
         Ok(None)
     }
 
@@ -103,7 +103,7 @@ pub trait Task: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
-    fn sample(&self, _ending: &Ending, _tokens: u64) -> Result<String, TrainError> {
+    fn sample(&self, _ending: &EvalContext, _tokens: u64) -> Result<String, TrainError> {
         Ok(String::new())
     }
 }

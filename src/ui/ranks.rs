@@ -100,8 +100,8 @@ impl RunningMeans {
 }
 
 impl Mean {
-    /// Formats one device: `llvmpipe: 4 samples (55/s, waits 3 %)`, without `samples` if there is no
-    /// room, or as the stage of a pipeline: `stage 1 (llvmpipe): idle 3 %`.
+    /// Formats one device: `llvmpipe: 4 samples (55/s, waits 3 %)`, without `samples` if there is
+    /// no room, or as the stage of a pipeline: `stage 1 (llvmpipe): idle 3 %`.
     fn text(&self, pipelines: bool, has_room: bool) -> String {
         let waits = 100.0 * self.waited / self.steps;
         let idle = 100.0 * self.idle / self.steps;

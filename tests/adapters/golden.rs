@@ -248,7 +248,9 @@ impl Golden {
         for bucket in 0..device.plan().buckets.len() as u32 {
             let zeros = vec![0.0; device.plan().buckets[bucket as usize].length];
             for moment in 0..2 {
-                device.write_bank(BucketTensor::Moment(moment), BucketId(bucket), &zeros).unwrap();
+                device
+                    .write_bucket(BucketTensor::Moment(moment), BucketId(bucket), &zeros)
+                    .unwrap();
             }
         }
         let expected = &self.floats["adamw/losses"];

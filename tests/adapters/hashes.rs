@@ -3,7 +3,7 @@
 use potluck_core::BucketId;
 use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
 use potluck_graph::{MomentFormat, Plan, PlanOptions, Unary, Update, UpdateRange, differentiate};
-use potluck_kernels::exec::{BucketTensor, bank_words};
+use potluck_kernels::exec::{BucketTensor, bucket_words};
 use potluck_kernels::ops::hash;
 
 #[test]
@@ -15,11 +15,17 @@ fn devices_hash_what_they_hold() {
     for mut device in crate::common::devices(&plan, 1) {
         crate::common::fill_parameters(&mut *device, 0.3);
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
-            for bank in [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
+            for bucket_tensor in
+                [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
             {
-                let held = device.read_bank(bank, bucket).unwrap();
+                let held = device.read_bucket(bucket_tensor, bucket).unwrap();
                 let expected = hash::reference(bytemuck::cast_slice(&held), 0);
-                assert_eq!(device.hash(bank, bucket).unwrap(), expected, "{}", device.name());
+                assert_eq!(
+                    device.hash(bucket_tensor, bucket).unwrap(),
+                    expected,
+                    "{}",
+                    device.name()
+                );
             }
             let before = device.hash(BucketTensor::Parameters, bucket).unwrap();
             let update = Update::Sgd { lr: 0.5, momentum: 0.0, weight_decay: 0.5 };
@@ -56,19 +62,19 @@ fn moments_in_bf16_are_written_rounded_and_hashed_as_words() {
     let rounded = [1.0, 1.0, 1.0, 1.0 + 2.0 * digit, -2.0 - 2.0 * digit];
     for mut device in crate::common::devices(&plan, 2) {
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
-            let bank = BucketTensor::Moment(1);
+            let bucket_tensor = BucketTensor::Moment(1);
             let length = plan.buckets[bucket.index()].length;
             let repeated = |values: [f32; 5]| -> Vec<f32> {
                 values.into_iter().cycle().take(length).collect()
             };
-            device.write_bank(bank, bucket, &repeated(written)).unwrap();
-            let read = device.read_bank(bank, bucket).unwrap();
+            device.write_bucket(bucket_tensor, bucket, &repeated(written)).unwrap();
+            let read = device.read_bucket(bucket_tensor, bucket).unwrap();
             assert_eq!(read, repeated(rounded), "{}", device.name());
-            let words = bank_words(&plan, bank, &read).unwrap();
+            let words = bucket_words(&plan, bucket_tensor, &read).unwrap();
             assert_eq!(words.len(), length / 2);
             let expected = hash::reference(&words, 0);
-            assert_eq!(device.hash(bank, bucket).unwrap(), expected, "{}", device.name());
-            let other = device.read_bank(BucketTensor::Moment(0), bucket).unwrap();
+            assert_eq!(device.hash(bucket_tensor, bucket).unwrap(), expected, "{}", device.name());
+            let other = device.read_bucket(BucketTensor::Moment(0), bucket).unwrap();
             assert_eq!(other, vec![0.0; length], "{}", device.name());
         }
     }

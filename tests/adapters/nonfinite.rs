@@ -3,7 +3,7 @@
 use potluck_core::HostTensor;
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{
-    Builder, Graph, Init, Place, Plan, PlanOptions, TensorLocation, Unary, differentiate, fuse,
+    Builder, Graph, Init, Plan, PlanOptions, Region, TensorLocation, Unary, differentiate, fuse,
 };
 use potluck_kernels::exec::{BucketTensor, Executor};
 use potluck_train::{Trainer, TrainerOptions};
@@ -40,7 +40,7 @@ fn nan_before_a_relu_reaches_the_loss_on_every_device() {
             let TensorLocation::Parameter { bucket, start } = plan.place(bias.tensor) else {
                 panic!("{} is a parameter", bias.name)
             };
-            let place = Place::bank(BucketTensor::Parameters, bucket, start..start + 8);
+            let place = Region::bucket(BucketTensor::Parameters, bucket, start..start + 8);
             device.write_place(&place, &[f32::NAN; 8]).unwrap();
             let pass = pass(0, ROWS);
             fill_inputs(device, 0, ROWS, 1, 3);

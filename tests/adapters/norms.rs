@@ -106,7 +106,7 @@ fn batch_norm_without_gradients_runs_as_in_training_and_as_in_evaluations() {
         let device = device.as_mut();
         for (bucket, id) in plan.buckets.iter().zip((0..).map(BucketId)) {
             let ones = vec![1.0; bucket.length];
-            device.write_bank(BucketTensor::Parameters, id, &ones).unwrap();
+            device.write_bucket(BucketTensor::Parameters, id, &ones).unwrap();
         }
         let results = [(true, ROWS), (false, ROWS), (true, 2)].map(|(training, rows)| {
             fill_inputs(device, 0, rows, 3, 2);

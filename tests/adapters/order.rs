@@ -54,7 +54,7 @@ fn gradients(device: &mut dyn Executor, interleaved: bool) -> Vec<u32> {
     assert_eq!(count, ((2 * ROWS - 1) * 6) as f64);
     let mut bits = vec![(loss as f32).to_bits()];
     for bucket in 0..device.plan().buckets.len() as u32 {
-        let values = device.read_bank(BucketTensor::Gradients, BucketId(bucket)).unwrap();
+        let values = device.read_bucket(BucketTensor::Gradients, BucketId(bucket)).unwrap();
         bits.extend(values.iter().map(|v| v.to_bits()));
     }
     bits
@@ -90,7 +90,7 @@ fn one_copy_is_not_enough() {
         crate::common::run_phase(&mut device, false, pass);
     }
     let bits: Vec<u32> = device
-        .read_bank(BucketTensor::Gradients, BucketId(0))
+        .read_bucket(BucketTensor::Gradients, BucketId(0))
         .unwrap()
         .iter()
         .map(|v| v.to_bits())

@@ -10,7 +10,7 @@ use crate::common::{devices, devices_with, fill_inputs, fill_parameters, pass, r
 use potluck_core::BucketId;
 use potluck_core::faults::InjectedFault;
 use potluck_core::rng::Key;
-use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, Update, UpdateRange, differentiate};
+use potluck_graph::{Builder, Init, Plan, PlanOptions, Region, Update, UpdateRange, differentiate};
 use potluck_kernels::exec::{BucketTensor, Executor, Moments, Readback};
 
 const ROWS: usize = 3;
@@ -18,18 +18,18 @@ const ROWS: usize = 3;
 /// Writes elements of a bucket from `start` on.
 fn write(
     device: &mut dyn Executor,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
     bucket: BucketId,
     start: usize,
     values: &[f32],
 ) {
-    let place = Place::bank(bank, bucket, start..start + values.len());
+    let place = Region::bucket(bucket_tensor, bucket, start..start + values.len());
     device.write_place(&place, values).unwrap();
 }
 
 /// Returns the elements of a bucket that a readback is of.
 fn range(readback: &Readback) -> Range<usize> {
-    let Place::Bank { range, .. } = &readback.place else { panic!("{}", readback.place) };
+    let Region::Bucket { range, .. } = &readback.place else { panic!("{}", readback.place) };
     range.clone()
 }
 
@@ -68,9 +68,13 @@ fn ranges(length: usize, size: usize) -> Vec<Range<usize>> {
 }
 
 /// Begins to read a whole bucket in pieces.
-fn begin_all(device: &mut dyn Executor, bank: BucketTensor, (bucket, length): (BucketId, usize)) {
+fn begin_all(
+    device: &mut dyn Executor,
+    bucket_tensor: BucketTensor,
+    (bucket, length): (BucketId, usize),
+) {
     for range in ranges(length, device.readback_elements_max()) {
-        device.start_readback(Place::bank(bank, bucket, range)).unwrap();
+        device.start_readback(Region::bucket(bucket_tensor, bucket, range)).unwrap();
     }
 }
 
@@ -89,24 +93,29 @@ fn pieces_come_in_order_with_the_bits_of_their_ranges() {
         let device = device.as_mut();
         let mut wanted = Vec::new();
         for (bucket, length) in buckets(device) {
-            for bank in [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
+            for bucket_tensor in
+                [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
             {
                 let seed = 10 * u64::from(bucket.0) + wanted.len() as u64;
                 let values = normals(length, seed);
-                device.write_bank(bank, bucket, &values).unwrap();
+                device.write_bucket(bucket_tensor, bucket, &values).unwrap();
                 for range in [0..length, 5..5, 7..8, 64..200, 1..length - 1] {
-                    wanted.push((bank, bucket, range.clone(), bits(&values[range])));
+                    wanted.push((bucket_tensor, bucket, range.clone(), bits(&values[range])));
                 }
             }
         }
-        for (bank, bucket, range, _) in &wanted {
-            device.start_readback(Place::bank(*bank, *bucket, range.clone())).unwrap();
+        for (bucket_tensor, bucket, range, _) in &wanted {
+            device.start_readback(Region::bucket(*bucket_tensor, *bucket, range.clone())).unwrap();
         }
-        for (bank, bucket, range, expected) in wanted {
+        for (bucket_tensor, bucket, range, expected) in wanted {
             assert!(device.has_readbacks());
             let piece = device.next_readback(true).unwrap().unwrap();
-            assert_eq!(piece.place, Place::bank(bank, bucket, range.clone()));
-            assert!(bits(piece.values()) == expected, "{}: {bank:?} {range:?}", device.name());
+            assert_eq!(piece.place, Region::bucket(bucket_tensor, bucket, range.clone()));
+            assert!(
+                bits(piece.values()) == expected,
+                "{}: {bucket_tensor:?} {range:?}",
+                device.name()
+            );
         }
         assert!(!device.has_readbacks());
         assert!(device.next_readback(true).unwrap().is_none());
@@ -121,7 +130,7 @@ fn more_pieces_than_slots_come_while_another_thread_holds_the_first() {
         let device = device.as_mut();
         let (bucket, length) = buckets(device)[0];
         let values = normals(length, 3);
-        device.write_bank(BucketTensor::Gradients, bucket, &values).unwrap();
+        device.write_bucket(BucketTensor::Gradients, bucket, &values).unwrap();
         begin_all(device, BucketTensor::Gradients, (bucket, length));
         let (sender, pieces) = mpsc::channel::<Readback>();
         let reader = std::thread::spawn(move || {
@@ -162,12 +171,12 @@ fn pieces_without_a_slot_keep_what_they_were_begun_with() {
         let device = device.as_mut();
         let (bucket, length) = buckets(device)[0];
         let values = normals(length, 4);
-        device.write_bank(BucketTensor::Gradients, bucket, &values).unwrap();
+        device.write_bucket(BucketTensor::Gradients, bucket, &values).unwrap();
         begin_all(device, BucketTensor::Gradients, (bucket, length));
         write(device, BucketTensor::Gradients, bucket, length / 2, &[7.0; 1000]);
         device.begin_step().unwrap();
         assert!(bits(&join(device, length)) == bits(&values), "{}", device.name());
-        let after = device.read_bank(BucketTensor::Gradients, bucket).unwrap();
+        let after = device.read_bucket(BucketTensor::Gradients, bucket).unwrap();
         assert!(after.iter().all(|value| *value == 0.0), "{}", device.name());
     }
 }
@@ -187,7 +196,7 @@ fn gradients_that_are_read_while_backward_passes_follow_are_those_of_the_beginni
         micro_batch(device, 1);
         let all = buckets(device);
         let read = |device: &mut dyn Executor, bucket: BucketId| {
-            bits(&device.read_bank(BucketTensor::Gradients, bucket).unwrap())
+            bits(&device.read_bucket(BucketTensor::Gradients, bucket).unwrap())
         };
         let expected: Vec<_> = all.iter().map(|(bucket, _)| read(device, *bucket)).collect();
         device.begin_step().unwrap();
@@ -198,7 +207,7 @@ fn gradients_that_are_read_while_backward_passes_follow_are_those_of_the_beginni
         micro_batch(device, 2);
         let mut got: Vec<Vec<u32>> = vec![Vec::new(); all.len()];
         while let Some(piece) = device.next_readback(true).unwrap() {
-            let Place::Bank { bucket, .. } = piece.place else { panic!("{}", piece.place) };
+            let Region::Bucket { bucket, .. } = piece.place else { panic!("{}", piece.place) };
             got[bucket.index()].extend(bits(piece.values()));
         }
         assert!(got == expected, "{}", device.name());
@@ -213,7 +222,7 @@ fn pieces_come_without_waiting_once_the_device_is_done() {
         let (bucket, length) = buckets(device)[0];
         let done = Arc::new(AtomicBool::new(false));
         let told = done.clone();
-        device.start_readback(Place::bank(BucketTensor::Gradients, bucket, 0..length)).unwrap();
+        device.start_readback(Region::bucket(BucketTensor::Gradients, bucket, 0..length)).unwrap();
         device.on_queue_done(Box::new(move || told.store(true, Ordering::Relaxed))).unwrap();
         let end = Instant::now() + Duration::from_secs(30);
         let piece = loop {
@@ -235,9 +244,9 @@ fn pieces_outlive_their_device() {
     for mut device in devices(&plan(64), 0) {
         let (bucket, length) = buckets(device.as_ref())[0];
         let values = normals(length, 5);
-        device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
-        device.start_readback(Place::bank(BucketTensor::Parameters, bucket, 0..length)).unwrap();
-        device.start_readback(Place::bank(BucketTensor::Parameters, bucket, 0..10)).unwrap();
+        device.write_bucket(BucketTensor::Parameters, bucket, &values).unwrap();
+        device.start_readback(Region::bucket(BucketTensor::Parameters, bucket, 0..length)).unwrap();
+        device.start_readback(Region::bucket(BucketTensor::Parameters, bucket, 0..10)).unwrap();
         let piece = device.next_readback(true).unwrap().unwrap();
         drop(device);
         let reader = std::thread::spawn(move || bits(piece.values()));
@@ -252,10 +261,10 @@ fn a_device_that_is_lost_while_pieces_are_under_way_says_so() {
         let device = device.as_mut();
         let (bucket, length) = buckets(device)[0];
         let values = normals(length, 6);
-        device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
+        device.write_bucket(BucketTensor::Parameters, bucket, &values).unwrap();
         for _ in 0..3 {
             device
-                .start_readback(Place::bank(BucketTensor::Parameters, bucket, 0..length))
+                .start_readback(Region::bucket(BucketTensor::Parameters, bucket, 0..length))
                 .unwrap();
         }
         let piece = device.next_readback(true).unwrap().unwrap();
@@ -268,7 +277,7 @@ fn a_device_that_is_lost_while_pieces_are_under_way_says_so() {
         let error = taken.find_map(Result::err).expect("only two more were begun").to_string();
         assert!(error.contains("the device was lost"), "{error}");
         assert!(device.next_readback(false).is_err() && device.next_readback(true).is_err());
-        let _ = device.start_readback(Place::bank(BucketTensor::Parameters, bucket, 0..length));
+        let _ = device.start_readback(Region::bucket(BucketTensor::Parameters, bucket, 0..length));
         assert!(device.run(0..1, &pass(0, ROWS)).is_err());
         assert!(bits(piece.values()) == bits(&values), "{}", device.name());
     }
@@ -279,17 +288,18 @@ fn ranges_are_written_where_they_belong() {
     for mut device in devices(&plan(96), 1) {
         let device = device.as_mut();
         for (bucket, length) in buckets(device) {
-            for bank in [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
+            for bucket_tensor in
+                [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
             {
                 let mut expected = normals(length, 7);
-                device.write_bank(bank, bucket, &expected).unwrap();
+                device.write_bucket(bucket_tensor, bucket, &expected).unwrap();
                 for range in [0..3, 63..65, length - 70..length, 10..10] {
                     let values = normals(range.len(), range.start as u64);
-                    write(device, bank, bucket, range.start, &values);
+                    write(device, bucket_tensor, bucket, range.start, &values);
                     expected[range].copy_from_slice(&values);
                 }
-                let got = device.read_bank(bank, bucket).unwrap();
-                assert!(bits(&got) == bits(&expected), "{}: {bank:?}", device.name());
+                let got = device.read_bucket(bucket_tensor, bucket).unwrap();
+                assert!(bits(&got) == bits(&expected), "{}: {bucket_tensor:?}", device.name());
             }
         }
     }
@@ -316,19 +326,19 @@ fn rules() -> [Update; 3] {
 fn fill_banks(device: &mut dyn Executor, moments: usize) {
     for (bucket, length) in buckets(device) {
         let owned = device.owned(bucket);
-        device.write_bank(BucketTensor::Parameters, bucket, &normals(length, 20)).unwrap();
-        device.write_bank(BucketTensor::Gradients, bucket, &normals(length, 21)).unwrap();
+        device.write_bucket(BucketTensor::Parameters, bucket, &normals(length, 20)).unwrap();
+        device.write_bucket(BucketTensor::Gradients, bucket, &normals(length, 21)).unwrap();
         for moment in 0..moments {
             let values: Vec<f32> =
                 normals(length, 22 + moment as u64).iter().map(|v| 0.1 + v * v).collect();
             device
-                .write_bank(BucketTensor::Moment(moment), bucket, &values[owned.clone()])
+                .write_bucket(BucketTensor::Moment(moment), bucket, &values[owned.clone()])
                 .unwrap();
         }
     }
 }
 
-/// Updates what is owned; the bits of it in every bank, and the hashes of the moments.
+/// Updates what is owned; its bits in every bucket tensor, and the hashes of the moments.
 fn update_owned(device: &mut dyn Executor, rule: &Update) -> Vec<(Range<usize>, Vec<Vec<u32>>)> {
     let mut results = Vec::new();
     for (bucket, _) in buckets(device) {
@@ -342,15 +352,15 @@ fn update_owned(device: &mut dyn Executor, rule: &Update) -> Vec<(Range<usize>, 
                 UpdateRange { start, length, decay_end, gradient_scale: 0.7, rounding: None };
             device.update(bucket, rule, &range).unwrap();
         }
-        let parameters = device.read_bank(BucketTensor::Parameters, bucket).unwrap();
-        let mut banks = vec![bits(&parameters[owned.clone()])];
+        let parameters = device.read_bucket(BucketTensor::Parameters, bucket).unwrap();
+        let mut bucket_tensors = vec![bits(&parameters[owned.clone()])];
         for moment in 0..rule.moments() {
-            let values = device.read_bank(BucketTensor::Moment(moment), bucket).unwrap();
+            let values = device.read_bucket(BucketTensor::Moment(moment), bucket).unwrap();
             let hash = potluck_kernels::ops::hash::fast(bytemuck::cast_slice(&values), 0);
             assert_eq!(device.hash(BucketTensor::Moment(moment), bucket).unwrap(), hash);
-            banks.push(bits(&values));
+            bucket_tensors.push(bits(&values));
         }
-        results.push((owned, banks));
+        results.push((owned, bucket_tensors));
     }
     results
 }
@@ -380,7 +390,8 @@ fn updates_of_shards_have_the_bits_of_an_update_of_the_whole() {
                 fill_banks(device.as_mut(), rule.moments());
                 let got = update_owned(device.as_mut(), &rule);
                 for ((owned, got), (_, whole)) in got.iter().zip(whole) {
-                    let whole: Vec<_> = whole.iter().map(|bank| &bank[owned.clone()]).collect();
+                    let whole: Vec<_> =
+                        whole.iter().map(|bucket_tensor| &bucket_tensor[owned.clone()]).collect();
                     assert!(*got == whole, "{}: {rule:?} {owned:?}", device.name());
                 }
             }
@@ -398,7 +409,7 @@ fn sums_on_the_device_are_those_of_the_host() {
         let scale = |i: usize| 2f32.powi((i % 120) as i32 - 60);
         let gradients: Vec<f32> =
             normals(length, 8).iter().enumerate().map(|(i, v)| v * scale(i)).collect();
-        device.write_bank(BucketTensor::Gradients, bucket, &gradients).unwrap();
+        device.write_bucket(BucketTensor::Gradients, bucket, &gradients).unwrap();
         for range in [0..length, 64..64 + 3000, 5..6, 1001..8002, length - 64..length, 9..9] {
             let mut partial = normals(range.len(), 9);
             for (i, (sum, gradient)) in

@@ -9,7 +9,8 @@ use potluck_core::{BucketId, EdgeId, Rank};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::print::MemoryUsage;
 use potluck_graph::{
-    ModelGraph, Place, Plan, PlanOptions, PlanPart, Precision, SlotKind, Unary, differentiate, fuse,
+    ModelGraph, Plan, PlanOptions, PlanPart, Precision, Region, SlotKind, Unary, differentiate,
+    fuse,
 };
 use potluck_kernels::autotune::cache::device_key;
 use potluck_kernels::autotune::{KernelCache, KernelSelector};
@@ -88,11 +89,11 @@ impl<'a> Stage<'a> {
     }
 
     /// Places of the pieces of an edge's tensor.
-    fn places(&self, edge: EdgeId, micro_batch: usize) -> Vec<Place> {
+    fn places(&self, edge: EdgeId, micro_batch: usize) -> Vec<Region> {
         let Edge { tensor, .. } = self.programs.edges.edges[edge.index()];
         let pieces = self.programs.edges.edges[edge.index()]
             .pieces(self.pass(micro_batch).rows, self.programs.edges.piece_max);
-        pieces.map(|range| Place::Tensor { tensor, micro_batch, range }).collect()
+        pieces.map(|range| Region::Tensor { tensor, micro_batch, range }).collect()
     }
 
     /// Goes on until a tensor is missing or the passes are over; true at their end.
@@ -117,7 +118,7 @@ impl<'a> Stage<'a> {
                 Instruction::Recv { edge, micro_batch } => {
                     let Some(values) = sent.get(&(edge, micro_batch)) else { return false };
                     for place in self.places(edge, micro_batch) {
-                        let Place::Tensor { range, .. } = &place else { unreachable!() };
+                        let Region::Tensor { range, .. } = &place else { unreachable!() };
                         device.write_place(&place, &values[range.clone()]).unwrap();
                     }
                 }
@@ -149,7 +150,7 @@ type Results = (f64, Vec<(BucketId, Vec<f32>)>);
 fn results(device: &mut dyn Executor) -> Results {
     let buckets = (0..device.plan().buckets.len() as u32).map(BucketId);
     let held: Vec<BucketId> = buckets.filter(|bucket| device.plan().holds(*bucket)).collect();
-    let read = |bucket| (bucket, device.read_bank(BucketTensor::Gradients, bucket).unwrap());
+    let read = |bucket| (bucket, device.read_bucket(BucketTensor::Gradients, bucket).unwrap());
     let gradients = held.into_iter().map(read).collect();
     (device.loss().unwrap().loss, gradients)
 }
@@ -160,8 +161,8 @@ fn fill(device: &mut dyn Executor, whole: &Plan) {
     fill_parameters(&mut all, 0.3);
     for bucket in (0..whole.buckets.len() as u32).map(BucketId) {
         if device.plan().holds(bucket) {
-            let values = all.read_bank(BucketTensor::Parameters, bucket).unwrap();
-            device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
+            let values = all.read_bucket(BucketTensor::Parameters, bucket).unwrap();
+            device.write_bucket(BucketTensor::Parameters, bucket, &values).unwrap();
         }
     }
 }

@@ -172,7 +172,7 @@ pub fn set_parameters(device: &mut dyn Executor, values_of: impl Fn(ParamId) -> 
             let own = values_of(id);
             values[start..start + own.len()].copy_from_slice(&own);
         }
-        device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values).unwrap();
+        device.write_bucket(BucketTensor::Parameters, BucketId(bucket as u32), &values).unwrap();
     }
 }
 
@@ -193,8 +193,8 @@ pub fn run_step(device: &mut dyn Executor, pass: &PassContext) -> StepSums {
     device.finish_step(&buckets).unwrap()
 }
 
-/// The values of one parameter in a bank.
-pub fn parameter(device: &mut dyn Executor, bank: BucketTensor, name: &str) -> Vec<f32> {
+/// The values of one parameter in a bucket tensor.
+pub fn parameter(device: &mut dyn Executor, bucket_tensor: BucketTensor, name: &str) -> Vec<f32> {
     let plan = device.plan();
     let index = plan.graph.parameters.iter().position(|p| p.name == name);
     let index = index.unwrap_or_else(|| panic!("no parameter is called {name}"));
@@ -208,7 +208,8 @@ pub fn parameter(device: &mut dyn Executor, bank: BucketTensor, name: &str) -> V
             found.map(|(_, start)| (bucket, *start))
         })
         .unwrap();
-    device.read_bank(bank, BucketId(bucket as u32)).unwrap()[start..start + count].to_vec()
+    device.read_bucket(bucket_tensor, BucketId(bucket as u32)).unwrap()[start..start + count]
+        .to_vec()
 }
 
 /// Norm of a tensor's gradient, as a part of that of the model, below which its error is judged by

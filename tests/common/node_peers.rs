@@ -13,10 +13,10 @@ use potluck_core::metrics::{Event, MetricsError, Sink};
 use potluck_core::{NodeRank, decode};
 use potluck_net::cluster::{ClusterMsg, EndpointId, Hello, JoiningNodeOptions, NodeDevice};
 use potluck_net::nodes::{
-    ClusterNews, FrameReceiver, Meeting, MeetingOptions, NodeConnection, NodeLink,
+    ClusterEvent, ClusterHandle, ClusterHandleOptions, FrameReceiver, NodeConnection, NodeLink,
 };
 use potluck_net::{
-    CloseReason, Endpoint, EndpointOptions, Landing, Link, Receiver, Secret, TAG_BYTES,
+    CloseReason, Endpoint, EndpointOptions, Link, ReceiveBuffer, Receiver, Secret, TAG_BYTES,
 };
 use potluck_parallel::comm::{Carrier, Closed, FrameHeader, FrameValues, Mailbox};
 use potluck_train::nodes::JoinedNode;
@@ -124,9 +124,9 @@ impl Talk {
     }
 }
 
-struct Place(Vec<u8>);
+struct Region(Vec<u8>);
 
-impl Landing for Place {
+impl ReceiveBuffer for Region {
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
@@ -154,8 +154,8 @@ impl Receiver for Heard {
         Ok(())
     }
 
-    fn data(&self, _: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
-        Ok(Box::new(Place(vec![0; bytes])))
+    fn data(&self, _: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
+        Ok(Box::new(Region(vec![0; bytes])))
     }
 
     fn closed(&self, why: &CloseReason) {
@@ -217,7 +217,7 @@ impl Sink for Silence {
 /// Takes part in a run of two nodes with a CPU device, until it is over.
 pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
     let frames = FrameReceiver::default();
-    let options = MeetingOptions {
+    let options = ClusterHandleOptions {
         listen: any_port(),
         advertise: Vec::new(),
         secret: Secret::read_file(secret).unwrap(),
@@ -227,10 +227,10 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
     };
     let first = vec![first.parse().unwrap()];
     let hello = |port| JoiningNodeOptions { hello: hello("traitor", port), first };
-    let mut meeting = Meeting::join(options, hello).unwrap();
+    let mut cluster = ClusterHandle::join(options, hello).unwrap();
     let deadline = Some(Instant::now() + PATIENCE);
     let (you, link) = loop {
-        if let ClusterNews::Started { you, mut links, .. } = meeting.news.recv(deadline).unwrap() {
+        if let ClusterEvent::Started { you, mut links, .. } = cluster.news.recv(deadline).unwrap() {
             break (you, links.remove(0).1);
         }
     };
@@ -242,9 +242,9 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
         delivering.send(NodeInput::Message(message)).map_err(|why| why.to_string())
     };
     link.receive_with(Arc::new(deliver));
-    let (news, ending) = (meeting.news.clone(), inbox.clone());
+    let (news, ending) = (cluster.news.clone(), inbox.clone());
     let watching = thread::spawn(move || {
-        while !matches!(news.recv(None), Ok(ClusterNews::Ended(_)) | Err(_)) {}
+        while !matches!(news.recv(None), Ok(ClusterEvent::Ended(_)) | Err(_)) {}
         let _ = ending.send(NodeInput::Ended("the cluster is over".into()));
     });
     let link: Arc<dyn NodeConnection> = Arc::new(TreasonLink(link, treason));
@@ -262,6 +262,6 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
     };
     let connections = vec![link.clone(), link];
     let _ = NodeServer::new(you.0, &mut node, connections, frames).run(&inbox);
-    meeting.leave("the node has ended");
+    cluster.leave("the node has ended");
     watching.join().unwrap();
 }

@@ -46,7 +46,7 @@ fn results(graph: Graph) -> Vec<f64> {
     crate::common::run_step(&mut device, &crate::common::pass(0, ROWS));
     let mut results = vec![device.loss().unwrap().loss];
     for bucket in 0..device.plan().buckets.len() as u32 {
-        results.extend(device.bank_values(BucketTensor::Gradients, BucketId(bucket)));
+        results.extend(device.bucket_values(BucketTensor::Gradients, BucketId(bucket)));
     }
     results
 }

@@ -71,8 +71,8 @@ fn check_gradients(graph: Graph) -> usize {
     let mut checked = 0;
     for (index, bucket) in buckets.iter().enumerate() {
         let id = BucketId(index as u32);
-        let gradients = device.bank_values(BucketTensor::Gradients, id).to_vec();
-        let parameters = device.bank_values(BucketTensor::Parameters, id).to_vec();
+        let gradients = device.bucket_values(BucketTensor::Gradients, id).to_vec();
+        let parameters = device.bucket_values(BucketTensor::Parameters, id).to_vec();
         for &(parameter, start) in &bucket.parameters {
             let graph = &device.plan().graph;
             let known = &graph.parameters[parameter.index()];
@@ -389,7 +389,7 @@ fn gradient_of_unused_is_left_out() {
         crate::common::fill_parameters(&mut device, 0.7);
         crate::common::fill_inputs(&mut device, 0, ROWS, 11, IDS - 1);
         crate::common::run_step(&mut device, &crate::common::pass(0, ROWS));
-        device.bank_values(BucketTensor::Gradients, BucketId(0)).to_vec()
+        device.bucket_values(BucketTensor::Gradients, BucketId(0)).to_vec()
     };
     let alone = gradients(None);
     assert_eq!(gradients(Some(Op::CrossEntropy(LossClasses::whole(4)))), alone);

@@ -7,8 +7,8 @@ use potluck_core::rng::Key;
 use potluck_core::{BucketId, ParamId, TensorId};
 use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use potluck_graph::{
-    Bucket, Builder, Graph, Init, Op, Parameter, ParameterSplit, PassKind, Place, Plan,
-    PlanOptions, Reduction, Segment, Shard, ShardError, SplitUnit, Unary, cut_large_parameters,
+    Bucket, Builder, Graph, Init, Op, Parameter, ParameterSplit, PassKind, Plan, PlanOptions,
+    Reduction, Region, Segment, Shard, ShardError, SplitUnit, Unary, cut_large_parameters,
     differentiate, fuse, init, reported_once, shard,
 };
 use potluck_kernels::exec::{BucketTensor, Cpu, Executor, LossSums, PassContext};
@@ -142,7 +142,7 @@ fn write_parameters(device: &mut dyn Executor) {
             values[*start..start + own.len()].copy_from_slice(&own);
         }
         let bucket = BucketId(index as u32);
-        device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
+        device.write_bucket(BucketTensor::Parameters, bucket, &values).unwrap();
     }
 }
 
@@ -209,7 +209,7 @@ fn run(ranks: &mut [Rank], pass: &PassContext, vocabulary: usize) {
         for (rank, site) in ranks.iter_mut().zip(&sites) {
             for (tensor, values) in site.as_ref().unwrap().1.iter().zip(&reduced) {
                 let (tensor, range) = (rank.plan().graph.root(*tensor), 0..values.len());
-                let place = Place::Tensor { tensor, micro_batch: 0, range };
+                let place = Region::Tensor { tensor, micro_batch: 0, range };
                 rank.device.write_place(&place, values).unwrap();
             }
         }

@@ -17,9 +17,9 @@ parallel = { devices = 'cpu*2', shares = [3, 1] }
 ";
 
 /// Sink that keeps a word for each event, and its step.
-struct Words(Rc<RefCell<Vec<String>>>);
+struct ConfigEnum(Rc<RefCell<Vec<String>>>);
 
-impl Sink for Words {
+impl Sink for ConfigEnum {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         let word = match event {
             Event::Note(_) | Event::Evaluating { .. } | Event::Saving { .. } => return Ok(()),
@@ -69,7 +69,7 @@ fn events_reach_the_sink_in_order() {
         faults: Faults::none(),
     };
     let words = Rc::new(RefCell::new(Vec::new()));
-    let sink = Box::new(Words(words.clone()));
+    let sink = Box::new(ConfigEnum(words.clone()));
     let mut run = Run::start(RunSpec::new(&config), options, None, sink).unwrap();
     train(&mut run).unwrap();
     let expected = [

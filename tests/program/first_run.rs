@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 
-use potluck_data::world;
+use potluck_data::builtin;
 
 use crate::process::Desk;
 
@@ -17,15 +17,15 @@ fn recount(desk: &Desk, run: &str, step: u64) -> ([u64; 4], u64) {
     let text = fs::read_to_string(path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     let (sampled, held_out) = lines.split_at(200);
-    let corpus = world::corpus();
+    let corpus = builtin::corpus();
     let known: HashSet<&str> = corpus.lines().collect();
     let different: HashSet<&str> = sampled.iter().copied().collect();
     let mut right: Vec<&str> = different.iter().copied().collect();
-    right.retain(|line| world::check(line).is_ok());
+    right.retain(|line| builtin::check(line).is_ok());
     let new = right.iter().filter(|line| !known.contains(**line)).count();
     let sums = right.iter().filter(|line| line.contains(" plus ")).count();
-    assert_eq!(held_out.len(), world::held_out_sums().len());
-    let held_out = held_out.iter().filter(|line| world::check(line).is_ok()).count();
+    assert_eq!(held_out.len(), builtin::held_out_sums().len());
+    let held_out = held_out.iter().filter(|line| builtin::check(line).is_ok()).count();
     ([different.len(), right.len(), new, sums].map(|count| count as u64), held_out as u64)
 }
 
@@ -71,7 +71,7 @@ fn sentences_of_other_text_not_measured() {
         format!("train --devices cpu --steps 1 {SMALL} --set train.sample_tokens=0 --out silent");
     assert!(!desk.run(&silent).ok().err.contains("sentences"));
 
-    desk.write("text.txt", world::corpus());
+    desk.write("text.txt", builtin::corpus());
     let other = desk
         .run(&format!("train --devices cpu --steps 1 {SMALL} --data text.txt --out other"))
         .ok();

@@ -238,7 +238,7 @@ fn other_secret_gets_no_answer() {
         for _ in 0..10 {
             let after = Duration::from_millis(300);
             let error = endpoint.dial(node, after).unwrap_err();
-            assert_eq!(error, NetError::NoAnswer { address: node, after });
+            assert_eq!(error, NetError::RpcError { address: node, after });
         }
     }
     run.check_unharmed();

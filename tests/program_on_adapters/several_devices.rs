@@ -8,7 +8,7 @@ use crate::process::{Desk, Ran, adapter_selectors, finish, is_swiftshader};
 use ndarray::{Array1, Array2};
 use potluck_core::HostTensor;
 use potluck_core::rng::Key;
-use potluck_data::world;
+use potluck_data::builtin;
 use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{Graph, Unary};
@@ -493,8 +493,8 @@ fn sentences_are_sampled_on_all_devices() {
     let lines = std::fs::read_to_string(desk.path("run/sentences-00000001.txt")).unwrap();
     let lines: Vec<&str> = lines.lines().collect();
     let (sampled, held_out) = lines.split_at(200);
-    assert!(sampled.iter().all(|line| line.len() <= world::LONGEST_SENTENCE + 1));
-    for (line, beginning) in held_out.iter().zip(world::held_out_sums()) {
+    assert!(sampled.iter().all(|line| line.len() <= builtin::LONGEST_SENTENCE + 1));
+    for (line, beginning) in held_out.iter().zip(builtin::held_out_sums()) {
         assert!(line.starts_with(&beginning), "{line}");
     }
     // The model is untrained: a device whose rows are all alike or empty would show.

@@ -15,7 +15,7 @@ use crate::report::{
 use crate::sample::{Effort, SamplingPlan, median};
 use crate::units::size;
 use potluck_core::{BucketId, DType, Lock, Rank};
-use potluck_graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
+use potluck_graph::{Builder, Init, Plan, PlanOptions, Region, differentiate};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{DeviceError, Selection, list_adapters, select_all};
 use potluck_kernels::exec::{BucketTensor, Executor, Moments};
@@ -167,7 +167,7 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
         drivers,
         layout,
         groups,
-        &WorkerGroupOptions { reduce_site, is_chained: true, ..Default::default() },
+        &WorkerGroupOptions { reduce_site, all_reduces: true, ..Default::default() },
     )
 }
 
@@ -203,11 +203,11 @@ fn check(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainErr
     group.run_on_all("writing gradients", |rank, device| {
         let mut values = vec![0.0; device.plan().buckets[BUCKET.index()].length];
         fill(&mut values, 0, |at| value(rank.index(), at));
-        device.write_bank(BucketTensor::Gradients, BUCKET, &values)
+        device.write_bucket(BucketTensor::Gradients, BUCKET, &values)
     })?;
     sum(group, program)?;
     let right = group.run_on_all("reading gradients", move |_, device| {
-        let values = device.read_bank(BucketTensor::Gradients, BUCKET)?;
+        let values = device.read_bucket(BucketTensor::Gradients, BUCKET)?;
         let total = |at: usize| (0..world).map(|rank| value(rank, at)).sum::<f32>();
         device.begin_step()?;
         Ok(is_filled(&values, 0, total))
@@ -264,7 +264,7 @@ fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), Devi
     let most = device.readback_elements_max();
     values.resize(length, 0.0);
     for range in pieces(length, most) {
-        device.start_readback(Place::bank(BucketTensor::Gradients, BUCKET, range))?;
+        device.start_readback(Region::bucket(BucketTensor::Gradients, BUCKET, range))?;
     }
     for range in pieces(length, most) {
         if let Some(piece) = device.next_readback(true)? {
@@ -272,7 +272,7 @@ fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), Devi
         }
     }
     for range in pieces(length, most) {
-        let place = Place::bank(BucketTensor::Gradients, BUCKET, range.clone());
+        let place = Region::bucket(BucketTensor::Gradients, BUCKET, range.clone());
         device.write_place(&place, &values[range])?;
     }
     settle(device)

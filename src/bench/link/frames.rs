@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use potluck_core::Lock;
 use potluck_core::rng::Key;
 use potluck_net::nodes::{NodeLink, ValueReceiver};
-use potluck_net::{Landing, LinkStats, Payload, TAG_BYTES};
+use potluck_net::{LinkStats, Payload, ReceiveBuffer, TAG_BYTES};
 use potluck_parallel::comm::{Mailbox, RecvError};
 
 /// Longest frame: as long as a chunk of gradients in a training run.
@@ -86,14 +86,18 @@ struct FrameSink {
 }
 
 impl ValueReceiver for FrameSink {
-    fn landing(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+    fn landing(
+        &self,
+        tag: &[u8; TAG_BYTES],
+        bytes: usize,
+    ) -> Result<Box<dyn ReceiveBuffer>, String> {
         let tag = FrameTag::decode(tag).ok_or("a frame of no kind")?;
         if bytes > FRAME_BYTES_MAX {
             return Err(format!("a frame of {bytes} bytes, over {FRAME_BYTES_MAX}"));
         }
         let free = self.free.lock().pop();
         let buffer = free.unwrap_or_else(|| vec![0; FRAME_BYTES_MAX]);
-        Ok(Box::new(FramePlace {
+        Ok(Box::new(BenchFrameBuffer {
             tag,
             bytes,
             buffer,
@@ -108,7 +112,7 @@ impl ValueReceiver for FrameSink {
 }
 
 /// Place of the values of a frame.
-struct FramePlace {
+struct BenchFrameBuffer {
     tag: FrameTag,
     bytes: usize,
     buffer: Vec<u8>,
@@ -116,7 +120,7 @@ struct FramePlace {
     free: Arc<Lock<Vec<Vec<u8>>>>,
 }
 
-impl Landing for FramePlace {
+impl ReceiveBuffer for BenchFrameBuffer {
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[..self.bytes]
     }

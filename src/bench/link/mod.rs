@@ -22,7 +22,7 @@ use frames::{LinkEnd, PING_BYTES, TRANSFER_BYTES_MAX};
 use potluck_core::format::{counted, thousands};
 use potluck_core::{DType, Rank};
 use potluck_net::LinkStats;
-use potluck_net::nodes::{ClusterNews, Meeting, StartedCluster, group_over};
+use potluck_net::nodes::{ClusterEvent, ClusterHandle, StartedCluster, group_over};
 use potluck_train::TrainError;
 
 /// Unit of the bandwidths: 1e6 bytes per second, in each direction.
@@ -54,7 +54,7 @@ pub struct LinkOptions {
 
 /// Cluster of two nodes, one rank each, that has started.
 pub struct LinkedNodes {
-    pub meeting: Meeting,
+    pub cluster: ClusterHandle,
     pub started: StartedCluster,
     /// Longest silence of the other node.
     pub timeout: Duration,
@@ -71,8 +71,8 @@ impl LinkedNodes {
     fn why(&self, reason: String) -> String {
         let until = Instant::now() + NEWS_TIMEOUT;
         loop {
-            match self.meeting.news.recv(Some(until)) {
-                Ok(ClusterNews::Ended(end)) => return end.to_string(),
+            match self.cluster.news.recv(Some(until)) {
+                Ok(ClusterEvent::Ended(end)) => return end.to_string(),
                 Ok(_) => {}
                 Err(_) => return reason,
             }
@@ -114,8 +114,8 @@ pub fn answer(nodes: LinkedNodes, progress: &mut dyn FnMut(&str)) -> Result<(), 
     if let Err(reason) = nodes.open().and_then(LinkEnd::answer) {
         return Err(TrainError::NodesLost { why: nodes.why(reason) });
     }
-    let LinkedNodes { meeting, started, timeout } = nodes;
-    let groups = group_over(meeting, started, timeout)
+    let LinkedNodes { cluster, started, timeout } = nodes;
+    let groups = group_over(cluster, started, timeout)
         .map_err(|why| TrainError::NodesLost { why: why.to_string() })?;
     Ok(nodes::follow(groups, MEASURING, progress)?)
 }
@@ -129,8 +129,8 @@ fn measure(
         .open()
         .and_then(|end| measure_frames(end, options.effort, recorder))
         .map_err(|reason| nodes.why(reason))?;
-    let LinkedNodes { meeting, started, timeout } = nodes;
-    let groups = group_over(meeting, started, timeout).map_err(|why| why.to_string())?;
+    let LinkedNodes { cluster, started, timeout } = nodes;
+    let groups = group_over(cluster, started, timeout).map_err(|why| why.to_string())?;
     nodes::lead(groups, |leader| measure_steps(leader, options, rate, recorder))
         .map_err(|why| why.to_string())
 }

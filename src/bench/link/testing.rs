@@ -10,7 +10,7 @@ use potluck_core::faults::Faults;
 use potluck_net::Secret;
 use potluck_net::cluster::{FirstNodeOptions, JoiningNodeOptions};
 use potluck_net::nodes::{
-    ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, rank_greeting,
+    ClusterEvent, ClusterHandle, ClusterHandleOptions, FrameReceiver, StartedCluster, rank_greeting,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Returns both sides of a cluster that has started, the first node's side first.
 pub fn pair() -> [LinkedNodes; 2] {
     let code = Secret::generate().unwrap().code().unwrap();
-    let options = || MeetingOptions {
+    let options = || ClusterHandleOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         advertise: Vec::new(),
         secret: Secret::parse(&code).unwrap(),
@@ -26,7 +26,7 @@ pub fn pair() -> [LinkedNodes; 2] {
         faults: Faults::none(),
         frames: FrameReceiver::default(),
     };
-    let first = Meeting::host(options(), |port| FirstNodeOptions {
+    let first = ClusterHandle::host(options(), |port| FirstNodeOptions {
         run: "a link".into(),
         nodes: 2,
         hello: rank_greeting(port, "test", 1),
@@ -37,24 +37,24 @@ pub fn pair() -> [LinkedNodes; 2] {
     let first = first.unwrap();
     let joins =
         JoiningNodeOptions { hello: rank_greeting(0, "test", 1), first: vec![first.address] };
-    let other = Meeting::join(options(), |port| JoiningNodeOptions {
+    let other = ClusterHandle::join(options(), |port| JoiningNodeOptions {
         hello: rank_greeting(port, "test", 1),
         ..joins
     });
     thread::scope(|scope| {
-        let waiting = [first, other.unwrap()].map(|meeting| scope.spawn(|| started(meeting)));
+        let waiting = [first, other.unwrap()].map(|cluster| scope.spawn(|| started(cluster)));
         waiting.map(|thread| thread.join().unwrap())
     })
 }
 
-fn started(meeting: Meeting) -> LinkedNodes {
+fn started(cluster: ClusterHandle) -> LinkedNodes {
     loop {
-        match meeting.news.recv(None).unwrap() {
-            ClusterNews::Started { roster, you, links } => {
+        match cluster.news.recv(None).unwrap() {
+            ClusterEvent::Started { roster, you, links } => {
                 let started = StartedCluster { roster, you, links };
-                return LinkedNodes { meeting, started, timeout: TIMEOUT };
+                return LinkedNodes { cluster, started, timeout: TIMEOUT };
             }
-            ClusterNews::Ended(end) => panic!("{end}"),
+            ClusterEvent::Ended(end) => panic!("{end}"),
             _ => {}
         }
     }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::nodelist::first_host;
 use crate::cli::UsageError;
-use crate::cli::meeting::PORT;
+use crate::cli::rendezvous::PORT;
 use potluck_net::cluster::NODES_MAX;
 
 /// Environment of a process: the value of a variable.

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use self::environment::{FoundTask, TaskPlace};
 use super::addresses::all_addresses;
 use super::args::{JoinArgs, LaunchArgs, LauncherChoice, TrainArgs, WatchedArgs};
-use super::meeting::{PORT, check_address, with_port};
+use super::rendezvous::{PORT, check_address, with_port};
 use super::resume::holds_run;
 use super::secrets::SecretArgs;
 use super::{UsageError, nodes, train};

@@ -208,7 +208,7 @@ pub enum FaultError {
     )]
     NoRank { point: Point, rank: u32 },
     #[error("{FAULT_ENV}: '{fault}' cannot happen at '{point}'; use {allowed}")]
-    Place { fault: Fault, point: Point, allowed: String },
+    Region { fault: Fault, point: Point, allowed: String },
 }
 
 /// Faults to inject into a process, each once. Clones share the record of those that were
@@ -347,7 +347,7 @@ impl PlannedFault {
         if !fault.may_happen_at(point) {
             let points = POINTS.iter().filter(|(point, _)| fault.may_happen_at(*point));
             let allowed = listed(points.map(|(_, name)| name));
-            return Err(FaultError::Place { fault, point, allowed });
+            return Err(FaultError::Region { fault, point, allowed });
         }
         // Points of the process query only rank 0, so that the fault would never be injected.
         if let Some(rank) = rank

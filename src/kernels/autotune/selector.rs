@@ -58,7 +58,7 @@ pub struct TuneStats {
 
 /// Standing of a kernel on a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum KernelStatus {
     /// It is right.
     Certified,
     /// It runs only if no other fits.
@@ -66,7 +66,7 @@ enum Standing {
     Refused,
 }
 
-impl Standing {
+impl KernelStatus {
     fn of(result: &CertificationResult) -> Self {
         match result {
             CertificationResult::Pass(_) => Self::Certified,
@@ -280,7 +280,7 @@ impl KernelSelector {
             meter.passed(plain_hash.clone());
             // The twin's own choice may run without a plain kernel at which a process ended, but
             // not if the plain kernel has wrong results.
-            if plain_standing == Standing::Refused && !self.cache.has_ended(&plain_hash) {
+            if plain_standing == KernelStatus::Refused && !self.cache.has_ended(&plain_hash) {
                 return Err(self.uncertified(gpu, &call, plain));
             }
 
@@ -288,11 +288,11 @@ impl KernelSelector {
             let own = &planned.variants[default];
             let own_standing = self.standing(gpu, &call, own)?;
             meter.passed(variant_hash(gpu.checks, &call, own));
-            if plain_standing == Standing::Refused && own_standing == Standing::Refused {
+            if plain_standing == KernelStatus::Refused && own_standing == KernelStatus::Refused {
                 // The processes may have been ended from outside: without a kernel there is no run,
                 // so the plain one is tried again.
                 self.cache.forget(&plain_hash);
-                if self.standing(gpu, &call, plain)? == Standing::Refused {
+                if self.standing(gpu, &call, plain)? == KernelStatus::Refused {
                     return Err(self.uncertified(gpu, &call, plain));
                 }
             }
@@ -454,7 +454,7 @@ impl KernelSelector {
                 }
             }
             // The plain variant serves all numbers of rows: without it there is no run.
-            if self.standing(gpu, &call, &planned.variants[0])? == Standing::Refused
+            if self.standing(gpu, &call, &planned.variants[0])? == KernelStatus::Refused
                 && !self.cache.has_ended(&variant_hash(gpu.checks, &call, &planned.variants[0]))
             {
                 return Err(self.uncertified(gpu, &call, &planned.variants[0]));
@@ -629,11 +629,11 @@ impl KernelSelector {
                 None => None,
             };
             let why = match standing {
-                Some(Standing::Certified) => {
+                Some(KernelStatus::Certified) => {
                     return Ok((Some(name.to_string()), !tuning.saved_untimed.contains(call_key)));
                 }
-                Some(Standing::Unusual) => "is unusual here",
-                Some(Standing::Refused) => "is switched off here",
+                Some(KernelStatus::Unusual) => "is unusual here",
+                Some(KernelStatus::Refused) => "is switched off here",
                 None => "is not known",
             };
             session.notes.push(format!("{name}, which ran {call_key}, {why}: chosen again"));
@@ -674,7 +674,7 @@ impl KernelSelector {
         for timing in timings {
             let variant = variants.iter().find(|variant| variant.name == timing.variant);
             if let Some(variant) = variant
-                && self.standing(gpu, call, variant)? == Standing::Certified
+                && self.standing(gpu, call, variant)? == KernelStatus::Certified
             {
                 return Ok(Some(variant.name.clone()));
             }
@@ -745,7 +745,7 @@ impl KernelSelector {
     ) -> Result<Option<f64>, DeviceError> {
         let gpu = session.gpu;
         let until = session.until;
-        if self.standing(gpu, call, variant)? != Standing::Certified {
+        if self.standing(gpu, call, variant)? != KernelStatus::Certified {
             return Ok(None);
         }
         let Some(timer) = &mut session.timer else { return Ok(None) };
@@ -779,9 +779,9 @@ impl KernelSelector {
         let mut unusual = None;
         for index in preferred.iter().copied().chain(0..variants.len()) {
             match self.standing(gpu, call, &variants[index])? {
-                Standing::Certified => return Ok(index),
-                Standing::Unusual => unusual = unusual.or(Some(index)),
-                Standing::Refused => {}
+                KernelStatus::Certified => return Ok(index),
+                KernelStatus::Unusual => unusual = unusual.or(Some(index)),
+                KernelStatus::Refused => {}
             }
         }
         unusual.ok_or_else(|| self.uncertified(gpu, call, &variants[0]))
@@ -979,14 +979,14 @@ impl KernelSelector {
         gpu: &Gpu,
         call: &OpCall,
         variant: &Variant,
-    ) -> Result<Standing, DeviceError> {
+    ) -> Result<KernelStatus, DeviceError> {
         let hash = variant_hash(gpu.checks, call, variant);
         if variant.is_foreign() {
             return self.standing_of_foreign(gpu, call, variant, &hash);
         }
         // Only for this call: the kernel may be right for others.
         if beyond_limits(gpu, variant).is_some() {
-            return Ok(Standing::Refused);
+            return Ok(KernelStatus::Refused);
         }
         let attempt = match self.cache.certificate(&hash) {
             Some(_) => None,
@@ -1025,10 +1025,10 @@ impl KernelSelector {
         call: &OpCall,
         variant: &Variant,
         hash: &str,
-    ) -> Result<Standing, DeviceError> {
+    ) -> Result<KernelStatus, DeviceError> {
         let key = foreign_key(call, hash);
         if let Some(known) = self.foreign.get(&key) {
-            return Ok(Standing::of(known));
+            return Ok(KernelStatus::of(known));
         }
         self.work.certified += 1;
         // The results are not kept: inputs and outputs may be as large as those of the model.
@@ -1036,7 +1036,7 @@ impl KernelSelector {
         let Self { pipelines, faulty_kernels, .. } = self;
         let mut certifier = Certifier { gpu, pipelines, reference_cache, faulty_kernels };
         let result = certifier.variant(call, variant)?;
-        let standing = Standing::of(&result);
+        let standing = KernelStatus::of(&result);
         self.foreign.insert(key, result);
         Ok(standing)
     }
@@ -1051,8 +1051,8 @@ impl KernelSelector {
         let standing = self.certified(gpu, kernel.into(), hash.clone(), attempt)?;
         self.cache.save();
         match standing {
-            Standing::Certified | Standing::Unusual => Ok(()),
-            Standing::Refused => Err(self.refusal(gpu, kernel.into(), &hash)),
+            KernelStatus::Certified | KernelStatus::Unusual => Ok(()),
+            KernelStatus::Refused => Err(self.refusal(gpu, kernel.into(), &hash)),
         }
     }
 
@@ -1064,9 +1064,9 @@ impl KernelSelector {
         kernel: String,
         hash: String,
         attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
-    ) -> Result<Standing, DeviceError> {
+    ) -> Result<KernelStatus, DeviceError> {
         if let Some(known) = self.cache.certificate(&hash) {
-            return Ok(Standing::of(&known.result));
+            return Ok(KernelStatus::of(&known.result));
         }
         self.work.certified += 1;
         let Self { pipelines, reference_cache, faulty_kernels, .. } = self;
@@ -1078,7 +1078,7 @@ impl KernelSelector {
                 gpu.name
             ));
         }
-        let standing = Standing::of(&result);
+        let standing = KernelStatus::of(&result);
         self.cache.certify(hash, Certificate::new(kernel, result));
         Ok(standing)
     }

@@ -425,7 +425,7 @@ pub(crate) fn default_variant(call: &OpCall, variants: &[Variant], caps: &Caps) 
     }
     // The twin's choice is missing if it needs too much workspace. The last variants are for GPUs,
     // where the plain one would take a hundred times as long.
-    if caps.suits_hardware() { variants.len() - 1 } else { 0 }
+    if caps.wants_gpu_variants() { variants.len() - 1 } else { 0 }
 }
 
 #[cfg(test)]

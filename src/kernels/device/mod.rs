@@ -34,7 +34,7 @@ pub use limits::Limits;
 pub use mapped_reads::{MappedReadRates, ReadMethod};
 pub use memory::AdapterMemory;
 pub use select::{
-    OfferedDevice, Selection, missing_devices, select, select_all, selector_of, selector_without,
+    RemoteDeviceInfo, Selection, missing_devices, select, select_all, selector_of, selector_without,
 };
 pub(crate) use staging::{Mapping, ReadbackRing, UploadRing};
 pub(crate) use timestamps::Timestamps;

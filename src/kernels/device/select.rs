@@ -25,12 +25,12 @@ pub enum Selection {
     /// An adapter to open.
     Adapter(Box<Adapter>),
     /// A device of another node.
-    Offered(OfferedDevice),
+    Offered(RemoteDeviceInfo),
 }
 
 /// Device that another node offers to a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OfferedDevice {
+pub struct RemoteDeviceInfo {
     /// Number of the node.
     pub node: u32,
     /// Index of the device among the node's devices.

@@ -8,7 +8,7 @@ use crate::RandomContext;
 use crate::device::DeviceError;
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, SegmentId, TensorId};
-use potluck_graph::{PassKind, Place, Plan, Role};
+use potluck_graph::{PassKind, Plan, Region, Role};
 
 /// Timed repetitions, of which the fastest counts.
 const REPEATS: usize = 3;
@@ -125,7 +125,7 @@ impl Filling {
     }
 
     /// Returns the places of tensors, with values for them.
-    fn values(&self, plan: &Plan, tensors: &[TensorId]) -> Vec<(Place, Vec<f32>)> {
+    fn values(&self, plan: &Plan, tensors: &[TensorId]) -> Vec<(Region, Vec<f32>)> {
         let mut filled = Vec::with_capacity(tensors.len());
         for tensor in tensors {
             let place = self.place(plan, *tensor);
@@ -135,9 +135,9 @@ impl Filling {
         filled
     }
 
-    fn place(&self, plan: &Plan, tensor: TensorId) -> Place {
+    fn place(&self, plan: &Plan, tensor: TensorId) -> Region {
         let range = 0..plan.graph.tensor(tensor).shape.elements(self.rows);
-        Place::Tensor { tensor, micro_batch: 0, range }
+        Region::Tensor { tensor, micro_batch: 0, range }
     }
 }
 
@@ -202,7 +202,7 @@ fn read_seconds<E: Executor + ?Sized>(
         let length = filling.place(device.plan(), *tensor).length();
         for start in (0..length).step_by(piece) {
             let range = start..(start + piece).min(length);
-            device.start_readback(Place::Tensor { tensor: *tensor, micro_batch: 0, range })?;
+            device.start_readback(Region::Tensor { tensor: *tensor, micro_batch: 0, range })?;
         }
     }
     while device.next_readback(true)?.is_some() {}

@@ -29,7 +29,7 @@ use potluck_core::format::counted;
 use potluck_core::rng::Key;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{
-    DeviceState, MomentFormat, Place, Plan, Role, SlotKind, TensorLocation, Update, UpdateRange,
+    DeviceState, MomentFormat, Plan, Region, Role, SlotKind, TensorLocation, Update, UpdateRange,
 };
 
 /// Returns the identity of a CPU device, which determines the bits of its results: they depend on
@@ -225,9 +225,9 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// Returns the words of a bucket of a bank, if it is in bf16.
-    fn packed(&mut self, bank: BucketTensor, bucket: BucketId) -> Option<&mut Vec<u32>> {
-        match (self.plan.options.moments, bank) {
+    /// Returns the words of a bucket of a bucket tensor, if it is in bf16.
+    fn packed(&mut self, bucket_tensor: BucketTensor, bucket: BucketId) -> Option<&mut Vec<u32>> {
+        match (self.plan.options.moments, bucket_tensor) {
             (MomentFormat::Bf16, BucketTensor::Moment(moment)) => {
                 Some(&mut self.packed_moments[bucket.index()][moment])
             }
@@ -333,9 +333,9 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    fn bank(&mut self, bank: BucketTensor, bucket: BucketId) -> &mut Vec<T> {
-        check_parts(&self.plan, bank);
-        match bank {
+    fn bucket_tensor(&mut self, bucket_tensor: BucketTensor, bucket: BucketId) -> &mut Vec<T> {
+        check_parts(&self.plan, bucket_tensor);
+        match bucket_tensor {
             BucketTensor::Parameters => &mut self.parameters[bucket.index()],
             BucketTensor::Gradients => &mut self.gradients[bucket.index()],
             BucketTensor::Moment(moment) => &mut self.moments[moment][bucket.index()],
@@ -343,13 +343,13 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    fn values(&mut self, place: &Place) -> &mut [T] {
+    fn values(&mut self, place: &Region) -> &mut [T] {
         match place {
-            Place::Bank { bank, bucket, range } => {
-                let at = self.shards.place(*bank, *bucket, range);
-                &mut self.bank(*bank, *bucket)[at]
+            Region::Bucket { bucket_tensor, bucket, range } => {
+                let at = self.shards.place(*bucket_tensor, *bucket, range);
+                &mut self.bucket_tensor(*bucket_tensor, *bucket)[at]
             }
-            Place::Tensor { tensor, micro_batch, range } => {
+            Region::Tensor { tensor, micro_batch, range } => {
                 let slot = slot_of(&self.plan, *tensor, range);
                 &mut copy_of(&mut self.slots[slot.index()], *micro_batch)[range.clone()]
             }
@@ -357,8 +357,8 @@ impl<T: Float> Cpu<T> {
     }
 
     /// Returns a whole bucket in the precision of the device.
-    pub fn bank_values(&mut self, bank: BucketTensor, bucket: BucketId) -> &[T] {
-        self.bank(bank, bucket)
+    pub fn bucket_values(&mut self, bucket_tensor: BucketTensor, bucket: BucketId) -> &[T] {
+        self.bucket_tensor(bucket_tensor, bucket)
     }
 
     /// Returns the device with a pool of this number of threads; see [`Executor::thread_pool`].
@@ -377,14 +377,20 @@ impl<T: Float> Cpu<T> {
     }
 
     /// Changes one element of a bucket, for finite differences.
-    pub fn set_element(&mut self, bank: BucketTensor, bucket: BucketId, index: usize, value: T) {
-        self.bank(bank, bucket)[index] = value;
+    pub fn set_element(
+        &mut self,
+        bucket_tensor: BucketTensor,
+        bucket: BucketId,
+        index: usize,
+        value: T,
+    ) {
+        self.bucket_tensor(bucket_tensor, bucket)[index] = value;
     }
 }
 
-/// Returns zeros for the elements of every bucket that a bank holds.
-fn zeros<T: Float>(shards: &Shards, bank: BucketTensor) -> Vec<Vec<T>> {
-    shards.lengths(bank).map(|length| vec![T::zero(); length]).collect()
+/// Returns zeros for the elements of every bucket that a bucket tensor holds.
+fn zeros<T: Float>(shards: &Shards, bucket_tensor: BucketTensor) -> Vec<Vec<T>> {
+    shards.lengths(bucket_tensor).map(|length| vec![T::zero(); length]).collect()
 }
 
 /// Returns the initial values of a state; none if no node of the plan uses it.
@@ -572,8 +578,11 @@ impl<T: Float> Executor for Cpu<T> {
             bf16_moments::update(function, update, &range, parameters, gradients, moments);
             return Ok(());
         }
-        let mut moments: Vec<&mut [T]> =
-            self.moments.iter_mut().map(|bank| bank[bucket].as_mut_slice()).collect();
+        let mut moments: Vec<&mut [T]> = self
+            .moments
+            .iter_mut()
+            .map(|bucket_tensor| bucket_tensor[bucket].as_mut_slice())
+            .collect();
         function(update, &range, parameters, gradients, &mut moments);
         Ok(())
     }
@@ -609,34 +618,38 @@ impl<T: Float> Executor for Cpu<T> {
         Ok(read)
     }
 
-    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
-        let length = self.shards.held(bank, bucket).len();
-        if let Some(words) = self.packed(bank, bucket) {
+    fn read_bucket(
+        &mut self,
+        bucket_tensor: BucketTensor,
+        bucket: BucketId,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let length = self.shards.held(bucket_tensor, bucket).len();
+        if let Some(words) = self.packed(bucket_tensor, bucket) {
             return Ok(bf16_moments::values(words, length));
         }
-        Ok(narrow(self.bank(bank, bucket)))
+        Ok(narrow(self.bucket_tensor(bucket_tensor, bucket)))
     }
 
-    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
-        if let Some(words) = self.packed(bank, bucket) {
+    fn hash(&mut self, bucket_tensor: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
+        if let Some(words) = self.packed(bucket_tensor, bucket) {
             return Ok(hash::fast(words, 0));
         }
-        let values = narrow(self.bank(bank, bucket));
+        let values = narrow(self.bucket_tensor(bucket_tensor, bucket));
         Ok(hash::fast(bytemuck::cast_slice(&values), 0))
     }
 
-    fn write_bank(
+    fn write_bucket(
         &mut self,
-        bank: BucketTensor,
+        bucket_tensor: BucketTensor,
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
-        let length = self.shards.held(bank, bucket).len();
-        assert_eq!(length, values.len(), "a bank is written whole");
-        if let Some(words) = self.packed(bank, bucket) {
+        let length = self.shards.held(bucket_tensor, bucket).len();
+        assert_eq!(length, values.len(), "a bucket tensor is written whole");
+        if let Some(words) = self.packed(bucket_tensor, bucket) {
             *words = bf16_moments::to_nearest(values);
         } else {
-            widen(self.bank(bank, bucket), values);
+            widen(self.bucket_tensor(bucket_tensor, bucket), values);
         }
         Ok(())
     }
@@ -651,7 +664,7 @@ impl<T: Float> Executor for Cpu<T> {
         self.shards.owned(bucket)
     }
 
-    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
+    fn start_readback(&mut self, place: Region) -> Result<(), DeviceError> {
         let length = place.length();
         assert!(length <= self.readback_elements_max, "{place} is longer than a piece");
         let mut copy = self.readbacks.buffer(length);
@@ -672,7 +685,7 @@ impl<T: Float> Executor for Cpu<T> {
         self.readback_elements_max
     }
 
-    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError> {
+    fn write_place(&mut self, place: &Region, values: &[f32]) -> Result<(), DeviceError> {
         assert_eq!(place.length(), values.len(), "{place} is written whole");
         widen(self.values(place), values);
         Ok(())

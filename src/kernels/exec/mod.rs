@@ -22,7 +22,7 @@ use crate::{Cost, OpCall, RandomContext, bf16_moments, twin};
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensor, HostTensorView, SlotId, TensorId};
 use potluck_graph::{
-    Graph, MomentFormat, Node, Place, Plan, TensorLocation, Update, UpdateRange, init,
+    Graph, MomentFormat, Node, Plan, Region, TensorLocation, Update, UpdateRange, init,
 };
 
 pub use block_timing::BlockTiming;
@@ -121,24 +121,28 @@ fn check_rounding(plan: &Plan, update: &Update, range: &UpdateRange) {
     assert_eq!(range.rounding.is_some(), rounds, "ranges come from Plan::update_ranges");
 }
 
-/// Checks that a bank is in f32 on a device with this plan, so that its parts can be read and
-/// written.
+/// Checks that a bucket tensor is in f32 on a device with this plan, so that its parts can be read
+/// and written.
 ///
 /// # Panics
 /// If it is in bf16.
-fn check_parts(plan: &Plan, bank: BucketTensor) {
-    let format = plan.options.moments.of_bank(bank);
-    assert_eq!(format, MomentFormat::F32, "{bank} is read by read_bank, written by write_bank");
+fn check_parts(plan: &Plan, bucket_tensor: BucketTensor) {
+    let format = plan.options.moments.of_bucket_tensor(bucket_tensor);
+    assert_eq!(
+        format,
+        MomentFormat::F32,
+        "{bucket_tensor} is read by read_bucket, written by write_bucket"
+    );
 }
 
-/// Returns the words from which a device with this plan has read values of a bank; `None` if there
-/// are no such words.
-pub fn bank_words<'a>(
+/// Returns the words from which a device with this plan has read values of a bucket tensor; `None`
+/// if there are no such words.
+pub fn bucket_words<'a>(
     plan: &Plan,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
     values: &'a [f32],
 ) -> Option<Cow<'a, [u32]>> {
-    match plan.options.moments.of_bank(bank) {
+    match plan.options.moments.of_bucket_tensor(bucket_tensor) {
         MomentFormat::F32 => Some(Cow::Borrowed(bytemuck::cast_slice(values))),
         MomentFormat::Bf16 => bf16_moments::words_of(values).map(Cow::Owned),
     }
@@ -147,13 +151,13 @@ pub fn bank_words<'a>(
 /// Completed readback of a place: read-only values in host memory, not copied where
 /// the device's memory can be mapped. Dropping it frees its slot on the device.
 pub struct Readback {
-    pub place: Place,
+    pub place: Region,
     values: Box<dyn AsRef<[f32]> + Send + Sync>,
 }
 
 impl Readback {
     /// Creates the readback of a place from its values.
-    pub fn new(place: Place, values: Vec<f32>) -> Self {
+    pub fn new(place: Region, values: Vec<f32>) -> Self {
         Self { place, values: Box::new(values) }
     }
 
@@ -345,18 +349,22 @@ pub trait Executor: Send {
     /// Returns a whole bucket; for moments and averages, the elements that the device
     /// [owns](Executor::owned), in f32 for every [`potluck_graph::MomentFormat`] of the plan. Waits
     /// for the device.
-    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
+    fn read_bucket(
+        &mut self,
+        bucket_tensor: BucketTensor,
+        bucket: BucketId,
+    ) -> Result<Vec<f32>, DeviceError>;
 
     /// Returns the hash of a whole bucket as the device holds it (see [`crate::ops::hash`], from
-    /// position 0), over the words of the values that [`Executor::read_bank`] returns (see
-    /// [`bank_words`]): for moments, those of the owned elements. Waits for the device.
-    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
+    /// position 0), over the words of the values that [`Executor::read_bucket`] returns (see
+    /// [`bucket_words`]): for moments, those of the owned elements. Waits for the device.
+    fn hash(&mut self, bucket_tensor: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
 
     /// Replaces a whole bucket; for moments and averages, the owned elements. Moments are rounded
     /// to nearest if the plan keeps them in bf16.
-    fn write_bank(
+    fn write_bucket(
         &mut self,
-        bank: BucketTensor,
+        bucket_tensor: BucketTensor,
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError>;
@@ -379,7 +387,7 @@ pub trait Executor: Send {
     ///
     /// # Panics
     /// If the device does not hold the place, or holds it in bf16.
-    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError>;
+    fn start_readback(&mut self, place: Region) -> Result<(), DeviceError>;
 
     /// Returns the next completed readback, if there is one; with `wait`, waits for it while its
     /// copy is in flight on the device. A device with few free slots records the copies that wait
@@ -406,7 +414,7 @@ pub trait Executor: Send {
     /// # Panics
     /// If the device does not hold the place, or holds it in bf16, or if the numbers of values and
     /// elements differ.
-    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError>;
+    fn write_place(&mut self, place: &Region, values: &[f32]) -> Result<(), DeviceError>;
 
     /// Prepares [`Executor::add`] for chunks of these lengths, so that it allocates nothing in a
     /// step.
@@ -453,7 +461,7 @@ pub trait Executor: Send {
                 let initial = init::values(&plan.graph, id, seed);
                 values[start..start + initial.len()].copy_from_slice(&initial);
             }
-            self.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values)?;
+            self.write_bucket(BucketTensor::Parameters, BucketId(bucket as u32), &values)?;
         }
         Ok(())
     }

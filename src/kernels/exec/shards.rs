@@ -59,32 +59,32 @@ impl Shards {
         self.buckets[bucket.index()].owned.clone()
     }
 
-    /// Returns the number of elements of every bucket that a bank holds.
-    pub fn lengths(&self, bank: BucketTensor) -> impl Iterator<Item = usize> + '_ {
-        (0..self.buckets.len() as u32).map(move |id| self.held(bank, BucketId(id)).len())
+    /// Returns the number of elements of every bucket that a bucket tensor holds.
+    pub fn lengths(&self, bucket_tensor: BucketTensor) -> impl Iterator<Item = usize> + '_ {
+        (0..self.buckets.len() as u32).map(move |id| self.held(bucket_tensor, BucketId(id)).len())
     }
 
-    /// Returns the elements of a bucket that a bank holds.
-    pub fn held(&self, bank: BucketTensor, bucket: BucketId) -> Range<usize> {
+    /// Returns the elements of a bucket that a bucket tensor holds.
+    pub fn held(&self, bucket_tensor: BucketTensor, bucket: BucketId) -> Range<usize> {
         let held = &self.buckets[bucket.index()];
-        match bank {
+        match bucket_tensor {
             BucketTensor::Parameters => 0..held.length,
             BucketTensor::Gradients => 0..held.gradients,
             BucketTensor::Moment(_) | BucketTensor::Average => held.owned.clone(),
         }
     }
 
-    /// Returns the positions of elements of a bucket in a bank.
+    /// Returns the positions of elements of a bucket in a bucket tensor.
     ///
     /// # Panics
-    /// If the bank does not hold all of them.
+    /// If the bucket tensor does not hold all of them.
     pub fn place(
         &self,
-        bank: BucketTensor,
+        bucket_tensor: BucketTensor,
         bucket: BucketId,
         elements: &Range<usize>,
     ) -> Range<usize> {
-        let held = self.held(bank, bucket);
+        let held = self.held(bucket_tensor, bucket);
         let inside = held.start <= elements.start && elements.end <= held.end;
         assert!(inside, "{elements:?} of bucket {}, which holds {held:?}", bucket.0);
         elements.start - held.start..elements.end - held.start
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn banks_hold_all_but_moments_of_others() {
+    fn buckets_hold_all_but_moments_of_others() {
         let shards = shards(128..512);
         assert_eq!(shards.held(BucketTensor::Gradients, BucketId(0)), 0..1024);
         assert_eq!(shards.held(BucketTensor::Moment(1), BucketId(0)), 128..512);

@@ -8,7 +8,7 @@ use crate::RandomContext;
 use crate::device::DeviceError;
 use potluck_core::rng::Key;
 use potluck_core::{BucketId, HostTensor, TensorId};
-use potluck_graph::Place;
+use potluck_graph::Region;
 
 /// Timed repetitions, of which the fastest counts.
 const REPEATS: u32 = 3;
@@ -63,7 +63,7 @@ pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, Dev
     let held: Vec<_> = plan.updated_buckets().filter(|bucket| plan.holds(*bucket)).collect();
     let mut buckets = Vec::with_capacity(held.len());
     for bucket in held {
-        buckets.push((bucket, device.read_bank(BucketTensor::Parameters, bucket)?));
+        buckets.push((bucket, device.read_bucket(BucketTensor::Parameters, bucket)?));
     }
     let piece = device.readback_elements_max();
     let mut best = f64::INFINITY;
@@ -73,13 +73,14 @@ pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, Dev
             let length = parameters.len();
             for start in (0..length).step_by(piece) {
                 let range = start..(start + piece).min(length);
-                device.start_readback(Place::bank(BucketTensor::Gradients, *bucket, range))?;
+                device.start_readback(Region::bucket(BucketTensor::Gradients, *bucket, range))?;
             }
         }
         while device.next_readback(true)?.is_some() {}
         for (bucket, values) in &buckets {
             let range = 0..values.len();
-            device.write_place(&Place::bank(BucketTensor::Parameters, *bucket, range), values)?;
+            device
+                .write_place(&Region::bucket(BucketTensor::Parameters, *bucket, range), values)?;
         }
         device.finish_step(&[])?;
         best = best.min(started.elapsed().as_secs_f64());
@@ -103,7 +104,7 @@ pub(super) fn addition(
     // The first repetition is a warm-up.
     for repeat in 0..=REPEATS {
         let started = Instant::now();
-        device.start_readback(Place::bank(BucketTensor::Gradients, bucket, range.clone()))?;
+        device.start_readback(Region::bucket(BucketTensor::Gradients, bucket, range.clone()))?;
         if let Some(piece) = device.next_readback(true)? {
             // The same loop as in the ring threads.
             for (sum, gradient) in partial.iter_mut().zip(piece.values()) {

@@ -212,7 +212,7 @@ vectorized! {
 /// Static choice: vectors of 4 for gradients whose number of classes is a multiple of 4, else the
 /// baseline.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    if caps.suits_hardware()
+    if caps.wants_gpu_variants()
         && let Some(way) = group(call)
     {
         return vec![way];

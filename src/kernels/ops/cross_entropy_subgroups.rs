@@ -7,7 +7,7 @@ use crate::{Caps, Dispatch, Shader};
 /// Returns the dispatch `group` of the kernel with one workgroup per row, with subgroup operations
 /// instead; `None` if the device has none.
 pub fn way(group: Dispatch, caps: &Caps) -> Option<Dispatch> {
-    if !caps.subgroups || !caps.suits_hardware() {
+    if !caps.subgroups || !caps.wants_gpu_variants() {
         return None;
     }
     let shader = Shader::new("cross_entropy_subgroups", "cross_entropy_subgroups");

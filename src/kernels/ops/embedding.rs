@@ -160,7 +160,7 @@ vectorized! {
 /// a multiple of 4 and, for the gradient, large enough to keep a workgroup busy.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let is_gradient = !matches!(call.op, Op::Embedding { .. });
-    if is_gradient && caps.suits_hardware() {
+    if is_gradient && caps.wants_gpu_variants() {
         return embedding_rows::variant(call).dispatches;
     }
     let is_wide = EmbeddingTable::of(call).columns >= 4 * 64;
@@ -178,7 +178,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if let Some(dispatches) = vectors(call) {
         variants.push(named(dispatches));
     }
-    if matches!(call.op, Op::EmbeddingGrad { .. }) && caps.suits_hardware() {
+    if matches!(call.op, Op::EmbeddingGrad { .. }) && caps.wants_gpu_variants() {
         variants.push(embedding_rows::variant(call));
     }
     variants

@@ -364,7 +364,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
         return row_sums::chosen(NAME, &terms, call.accumulates(), caps).dispatches;
     }
     let lanes = lanes(call);
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         return vec![by_groups(call, lanes, GROUPS[1])];
     }
     vec![each(call, lanes).unwrap_or_else(|| by_groups(call, lanes, GROUPS[0]))]
@@ -399,10 +399,10 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if lanes == 4 {
         variants.push(group_variant(call, 4, GROUPS[0]));
     }
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         variants.push(group_variant(call, lanes, GROUPS[1]));
     }
-    if caps.suits_software()
+    if caps.wants_cpu_driver_variants()
         && let Some(way) = each(call, lanes)
     {
         let name = format!("group_norm_{}{}", way.shader.entry, suffix(lanes));

@@ -279,7 +279,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if let Some((name, terms)) = terms(call) {
         return row_sums::chosen(name, &terms, call.accumulates(), caps).dispatches;
     }
-    if caps.suits_hardware()
+    if caps.wants_gpu_variants()
         && let Some(best) = by_workgroups(call).pop()
     {
         return best.dispatches;
@@ -334,7 +334,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     push_new(&mut variants, named(by_rows(call)));
     for variant in by_workgroups(call) {
         let is_for_gpus = variant.dispatches[0].shader.file == "layer_norm_rows";
-        if caps.suits_hardware() || !is_for_gpus {
+        if caps.wants_gpu_variants() || !is_for_gpus {
             push_new(&mut variants, variant);
         }
     }

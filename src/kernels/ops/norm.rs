@@ -127,7 +127,7 @@ pub fn dispatch(count: usize, caps: &Caps, places: NormSlots, slot: usize) -> [D
     let NormSlots { slots, parts: room } = places;
     let whole = count.is_multiple_of(4);
     let items = if whole { count / 4 } else { count };
-    let (strips, entry, groups) = if caps.suits_hardware() {
+    let (strips, entry, groups) = if caps.wants_gpu_variants() {
         let parts = count.div_ceil(GROUP_RUN).clamp(1, GROUPS).min(room);
         let entry = if whole { "group_sums4" } else { "group_sums" };
         (Strips { parts, strip: items.div_ceil(parts), lanes: 256 }, entry, grid(parts, 1))

@@ -91,7 +91,7 @@ fn on_host<T: Float>(
 /// Static choice: on GPUs both parts in one kernel if rows suit it, else the static choices of the
 /// parts.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    if caps.suits_hardware()
+    if caps.wants_gpu_variants()
         && let Some(whole) = in_one(call, caps)
     {
         return whole;
@@ -110,7 +110,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let input = (twin_of(&part).variants)(&part, caps);
     let parameters = parts.parameter_call(call);
     let mut variants = joint::variants(input, &parameters, &SUMMED, caps);
-    if caps.suits_hardware()
+    if caps.wants_gpu_variants()
         && let Some(whole) = in_one(call, caps)
     {
         variants.push(Variant::new("norm_backward_rows", whole));

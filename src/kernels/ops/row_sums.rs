@@ -44,7 +44,7 @@ pub(crate) fn by_workgroups(name: &str, terms: &RowTerms, accumulate: bool) -> V
 
 /// Returns the static choice of a device with these capabilities.
 pub fn chosen(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> Variant {
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         by_workgroups(name, terms, accumulate)
     } else {
         by_columns(name, terms, accumulate)
@@ -61,7 +61,7 @@ pub fn variants(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> 
     let mut variants = vec![baseline];
     push_new(&mut variants, by_columns(name, terms, accumulate));
     push_new(&mut variants, shared);
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         push_new(&mut variants, by_workgroups(name, terms, accumulate));
     }
     variants

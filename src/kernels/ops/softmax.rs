@@ -109,7 +109,7 @@ vectorized! {
 /// of 4 if the row length is a multiple of 4.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let lanes = lanes(call);
-    vec![if caps.suits_hardware() { by_groups(call, lanes) } else { plain(call, lanes) }]
+    vec![if caps.wants_gpu_variants() { by_groups(call, lanes) } else { plain(call, lanes) }]
 }
 
 /// Returns all GPU kernel variants of the call.
@@ -119,7 +119,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if lanes == 4 {
         push_new(&mut variants, named(plain(call, 4), 4));
     }
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         push_new(&mut variants, named(by_groups(call, lanes), lanes));
     }
     variants

@@ -124,7 +124,7 @@ vectorized! {
 /// iteration limit; for the gradient, one invocation per 8 elements, or per 4 vectors of 4.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let (n, c) = entries(call);
-    let by_groups = c > ITERATIONS_MAX || (c >= GROUP && caps.suits_hardware());
+    let by_groups = c > ITERATIONS_MAX || (c >= GROUP && caps.wants_gpu_variants());
     vec![match call.op {
         Op::SquaredError if by_groups => one(call, "squared_error_group", grid(n, 1)),
         Op::SquaredError => one(call, "squared_error", grid(n, 64)),

@@ -191,7 +191,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if is_few(view) {
         return vec![one(call, "tree", grid(call.output_len(0), 1))];
     }
-    if caps.suits_hardware()
+    if caps.wants_gpu_variants()
         && let Some(way) = blocks(call).or_else(|| tall(call))
     {
         return way.dispatches;
@@ -223,7 +223,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     }
     variants.extend(tile4(call));
     variants.extend(tall(call));
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         variants.extend(blocks(call));
     }
     variants

@@ -62,7 +62,7 @@ pub enum ClusterError {
          reaches its port, and that the code is that of the first node (nodes do not answer those \
          who have another one)", addresses(.tried), seconds(*.timeout)
     )]
-    NoAnswer { tried: Vec<SocketAddr>, timeout: Nanos },
+    RpcError { tried: Vec<SocketAddr>, timeout: Nanos },
     #[error("cannot join the others at {}: {why}", addresses(.tried))]
     NoFirstNode { tried: Vec<SocketAddr>, why: String, remedy: Remedy },
     #[error("the node at {address} does not answer the hello within {}", seconds(*.timeout))]
@@ -95,7 +95,7 @@ impl ClusterError {
             Self::Refused(refusal) => refusal.remedy(),
             Self::NoFirstNode { remedy, .. } => *remedy,
             Self::OtherRun { .. }
-            | Self::NoAnswer { .. }
+            | Self::RpcError { .. }
             | Self::NoWelcome { .. }
             | Self::FirstNodeLost { .. }
             | Self::NoStart { .. }

@@ -16,11 +16,11 @@ use super::bounds::{
 };
 use super::error::ClusterError;
 use super::event::{Action, ClusterEnd, ConnectionEnd, Event, MovedNode, Outbox};
-use super::guests::Guests;
+use super::heartbeat_timer::HeartbeatTimer;
 use super::hello::Hello;
 use super::ids::ConnectionId;
 use super::message::{ClusterMsg, Loss, Presence, PresentNode, Welcome, silent_for};
-use super::pulse::Pulse;
+use super::pending_connections::PendingConnections;
 use super::refusal::Refusal;
 use super::roster::Roster;
 use super::text::{WHY_BYTES_MAX, check_name, shown_text};
@@ -59,7 +59,7 @@ struct Joiner {
     /// Present address, as this node sees it.
     seen: SocketAddr,
     hello: Hello,
-    pulse: Pulse,
+    heartbeat_timer: HeartbeatTimer,
     /// Heartbeats that had arrived when the present roster was sent.
     beats_before_roster: u64,
     has_left: bool,
@@ -122,7 +122,7 @@ pub struct FirstNode {
     generation: Generation,
     phase: FirstPhase,
     roster: Option<Roster>,
-    guests: Guests,
+    pending_connections: PendingConnections,
     /// In the order of arrival; once there is a roster, node `n` is at `n - 1`.
     joiners: Vec<Joiner>,
     suspicions: Vec<Suspicion>,
@@ -152,7 +152,7 @@ impl FirstNode {
             options,
             phase: FirstPhase::Waiting,
             roster: None,
-            guests: Guests::default(),
+            pending_connections: PendingConnections::default(),
             joiners: Vec::new(),
             suspicions: Vec::new(),
             outbox: Outbox::default(),
@@ -178,10 +178,10 @@ impl FirstNode {
         }
         match event {
             Event::Accepted { connection, address } => {
-                if self.guests.has(connection) || self.index(connection).is_some() {
+                if self.pending_connections.has(connection) || self.index(connection).is_some() {
                     return Err(ClusterError::ConnectionTwice { connection });
                 }
-                self.guests.enter(now, connection, address, &mut self.outbox);
+                self.pending_connections.enter(now, connection, address, &mut self.outbox);
                 Ok(())
             }
             Event::Dialed { connection, .. } => {
@@ -190,13 +190,13 @@ impl FirstNode {
             }
             Event::DialFailed { .. } => Ok(()),
             Event::Received { connection, message } => {
-                if self.guests.has(connection) {
+                if self.pending_connections.has(connection) {
                     return self.greet(now, connection, message);
                 }
                 let Some(index) = self.index(connection) else {
                     return Err(ClusterError::UnknownConnection { connection });
                 };
-                self.joiners[index].pulse.heard(now);
+                self.joiners[index].heartbeat_timer.heard(now);
                 let received = self.receive(index, message);
                 if let Err(error) = &received {
                     self.blame(index, error);
@@ -204,14 +204,14 @@ impl FirstNode {
                 received
             }
             Event::Moved { connection, address } => {
-                self.guests.moved(connection, address);
+                self.pending_connections.moved(connection, address);
                 if let Some(index) = self.index(connection) {
                     self.move_joiner(index, address);
                 }
                 Ok(())
             }
             Event::Closed { connection, end } => {
-                self.guests.leave(connection);
+                self.pending_connections.leave(connection);
                 if let Some(index) = self.index(connection) {
                     self.joiners[index].is_closed = true;
                     let why = match end {
@@ -257,7 +257,10 @@ impl FirstNode {
 
     /// Returns the times at which the joined nodes were last heard, by their connections.
     pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
-        self.joiners.iter().map(|joiner| (joiner.connection, joiner.pulse.heard_at())).collect()
+        self.joiners
+            .iter()
+            .map(|joiner| (joiner.connection, joiner.heartbeat_timer.heard_at()))
+            .collect()
     }
 
     pub fn is_over(&self) -> bool {
@@ -273,7 +276,7 @@ impl FirstNode {
         connection: ConnectionId,
         message: ClusterMsg,
     ) -> Result<(), ClusterError> {
-        let Some(address) = self.guests.leave(connection) else { return Ok(()) };
+        let Some(address) = self.pending_connections.leave(connection) else { return Ok(()) };
         let name = message.name();
         let refusal = match message {
             ClusterMsg::Hello(hello) => match self.accept(now, address, &hello) {
@@ -355,12 +358,12 @@ impl FirstNode {
             node_timeout,
         };
         self.outbox.send(connection, ClusterMsg::Welcome(welcome));
-        let pulse = Pulse::new(node_timeout, now);
+        let heartbeat_timer = HeartbeatTimer::new(node_timeout, now);
         self.joiners.push(Joiner {
             connection,
             seen,
             hello,
-            pulse,
+            heartbeat_timer,
             beats_before_roster: 0,
             has_left: false,
             is_closed: false,
@@ -425,7 +428,7 @@ impl FirstNode {
             return Err(self.unexpected(from, &message));
         }
         if let ClusterMsg::Heartbeat { sequence, .. } = &message
-            && let Err(expected) = self.joiners[index].pulse.receive(*sequence)
+            && let Err(expected) = self.joiners[index].heartbeat_timer.receive(*sequence)
         {
             let who = self.name(from);
             return Err(ClusterError::Sequence { who, found: *sequence, expected });
@@ -554,13 +557,14 @@ impl FirstNode {
         }
         let ip = address.ip().to_canonical();
         let predecessor = self.joiners.iter().position(|joiner| {
-            let is_absent = joiner.pulse.silence(now) >= ABSENT_AFTER;
+            let is_absent = joiner.heartbeat_timer.silence(now) >= ABSENT_AFTER;
             let is_there = joiner.seen.ip() == ip && joiner.hello.host == hello.host;
             let has_place = hello.place.is_some() && joiner.hello.place == hello.place;
             is_absent && (is_there || has_place)
         });
         if let Some(index) = predecessor {
-            let silence = silent_for(whole_seconds(self.joiners[index].pulse.silence(now)));
+            let silence =
+                silent_for(whole_seconds(self.joiners[index].heartbeat_timer.silence(now)));
             self.dismiss(index, &format!("{silence}, and its successor is here"));
         }
     }
@@ -585,7 +589,7 @@ impl FirstNode {
 
     fn end(&mut self, end: ClusterEnd) {
         let why = end.to_string();
-        self.guests.close_all(&why, &mut self.outbox);
+        self.pending_connections.close_all(&why, &mut self.outbox);
         for joiner in std::mem::take(&mut self.joiners) {
             if !joiner.is_closed {
                 self.outbox.close(joiner.connection, &why);
@@ -605,7 +609,7 @@ impl FirstNode {
             return None;
         }
         let mut deadlines = Vec::with_capacity(self.joiners.len() + 2);
-        deadlines.extend(self.guests.deadline());
+        deadlines.extend(self.pending_connections.deadline());
         if let FirstPhase::Pairing { until, .. } = self.phase {
             deadlines.push(until);
         }
@@ -613,8 +617,12 @@ impl FirstNode {
             if joiner.is_closed {
                 continue;
             }
-            let pulse = &joiner.pulse;
-            deadlines.push(if joiner.has_left { pulse.silent_at() } else { pulse.deadline() });
+            let heartbeat_timer = &joiner.heartbeat_timer;
+            deadlines.push(if joiner.has_left {
+                heartbeat_timer.silent_at()
+            } else {
+                heartbeat_timer.deadline()
+            });
         }
         deadlines.into_iter().min()
     }
@@ -625,13 +633,15 @@ impl FirstNode {
         if self.is_over() {
             return;
         }
-        self.guests.handle_timeout(now, &mut self.outbox);
+        self.pending_connections.handle_timeout(now, &mut self.outbox);
         self.close_after_leaves(now);
         if self.is_over() {
             return;
         }
-        while let Some(index) =
-            self.joiners.iter().position(|joiner| !joiner.has_left && joiner.pulse.is_silent(now))
+        while let Some(index) = self
+            .joiners
+            .iter()
+            .position(|joiner| !joiner.has_left && joiner.heartbeat_timer.is_silent(now))
         {
             let why = silent_for(self.options.node_timeout);
             if matches!(self.phase, FirstPhase::Running) {
@@ -649,7 +659,7 @@ impl FirstNode {
         let generation = self.generation;
         for joiner in &mut self.joiners {
             if !joiner.has_left
-                && let Some(sequence) = joiner.pulse.beat(now)
+                && let Some(sequence) = joiner.heartbeat_timer.beat(now)
             {
                 let message = ClusterMsg::Heartbeat { generation, sequence };
                 self.outbox.send(joiner.connection, message);
@@ -660,7 +670,7 @@ impl FirstNode {
     /// Closes the links to nodes that have left and have not closed them in time.
     fn close_after_leaves(&mut self, now: Nanos) {
         for joiner in &mut self.joiners {
-            if joiner.has_left && !joiner.is_closed && joiner.pulse.is_silent(now) {
+            if joiner.has_left && !joiner.is_closed && joiner.heartbeat_timer.is_silent(now) {
                 joiner.is_closed = true;
                 self.outbox.close(joiner.connection, "it has left");
             }

@@ -10,12 +10,12 @@ use core::net::SocketAddr;
 use super::bounds::{REPLY_TIMEOUT, START_TIMEOUT};
 use super::error::ClusterError;
 use super::event::{Action, ClusterEnd, ConnectionEnd, Event, MovedNode, Outbox};
-use super::guests::Guests;
+use super::heartbeat_timer::HeartbeatTimer;
 use super::hello::Hello;
 use super::ids::{ConnectionId, DialId};
 use super::message::{ClusterMsg, Loss, Welcome, silent_for};
 use super::pairs::{PairLink, PairState};
-use super::pulse::Pulse;
+use super::pending_connections::PendingConnections;
 use super::roster::{Roster, can_be_dialed};
 use super::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::{Generation, Nanos, NodeRank, Remedy};
@@ -58,7 +58,7 @@ struct FirstLink {
     connection: ConnectionId,
     address: SocketAddr,
     welcome: Option<Welcome>,
-    pulse: Pulse,
+    heartbeat_timer: HeartbeatTimer,
     /// True once the connection has ended: nothing can be sent.
     is_closed: bool,
 }
@@ -86,7 +86,7 @@ pub struct JoiningNode {
     /// Set once the first node has left a run that had started, with its reason.
     first_left: Option<String>,
     pairs: Vec<PairLink>,
-    guests: Guests,
+    pending_connections: PendingConnections,
     early: Vec<EarlyPair>,
     dials: u64,
     outbox: Outbox,
@@ -117,7 +117,7 @@ impl JoiningNode {
             roster: None,
             first_left: None,
             pairs: Vec::new(),
-            guests: Guests::default(),
+            pending_connections: PendingConnections::default(),
             early: Vec::new(),
             dials: 0,
             outbox,
@@ -142,7 +142,7 @@ impl JoiningNode {
                 if self.knows(connection) {
                     return Err(ClusterError::ConnectionTwice { connection });
                 }
-                self.guests.enter(now, connection, address, &mut self.outbox);
+                self.pending_connections.enter(now, connection, address, &mut self.outbox);
                 Ok(())
             }
             Event::Dialed { dial, connection, address } => {
@@ -193,7 +193,10 @@ impl JoiningNode {
 
     /// Returns the time at which the first node was last heard, by its connection.
     pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
-        self.first.iter().map(|first| (first.connection, first.pulse.heard_at())).collect()
+        self.first
+            .iter()
+            .map(|first| (first.connection, first.heartbeat_timer.heard_at()))
+            .collect()
     }
 
     pub fn is_over(&self) -> bool {
@@ -207,9 +210,14 @@ impl JoiningNode {
 
     fn dialed(&mut self, now: Nanos, dial: DialId, connection: ConnectionId, address: SocketAddr) {
         if dial == DialId(0) && matches!(self.phase, JoinPhase::Dialing { .. }) {
-            let pulse = Pulse::new(REPLY_TIMEOUT, now);
-            self.first =
-                Some(FirstLink { connection, address, welcome: None, pulse, is_closed: false });
+            let heartbeat_timer = HeartbeatTimer::new(REPLY_TIMEOUT, now);
+            self.first = Some(FirstLink {
+                connection,
+                address,
+                welcome: None,
+                heartbeat_timer,
+                is_closed: false,
+            });
             self.phase = JoinPhase::Greeting { until: now.saturating_add(REPLY_TIMEOUT) };
             self.outbox.send(connection, ClusterMsg::Hello(self.options.hello.clone()));
             return;
@@ -235,7 +243,7 @@ impl JoiningNode {
 
     fn end_without_answer(&mut self) {
         let tried = self.options.first.clone();
-        self.end(ClusterEnd::Failed(ClusterError::NoAnswer { tried, timeout: REPLY_TIMEOUT }));
+        self.end(ClusterEnd::Failed(ClusterError::RpcError { tried, timeout: REPLY_TIMEOUT }));
     }
 
     fn fail_to_reach_first(&mut self, why: &str, remedy: Remedy) {
@@ -245,7 +253,7 @@ impl JoiningNode {
     }
 
     fn moved(&mut self, connection: ConnectionId, to: SocketAddr) {
-        self.guests.moved(connection, to);
+        self.pending_connections.moved(connection, to);
         for early in &mut self.early {
             if early.connection == connection {
                 early.address = to;
@@ -260,7 +268,7 @@ impl JoiningNode {
     }
 
     fn closed(&mut self, connection: ConnectionId, end: ConnectionEnd) {
-        self.guests.leave(connection);
+        self.pending_connections.leave(connection);
         self.early.retain(|early| early.connection != connection);
         if let Some(first) = &mut self.first
             && first.connection == connection
@@ -306,7 +314,7 @@ impl JoiningNode {
             }
             return received;
         }
-        if let Some(address) = self.guests.leave(connection) {
+        if let Some(address) = self.pending_connections.leave(connection) {
             return self.receive_from_guest(now, connection, address, message);
         }
         let Some(index) = self.early.iter().position(|early| early.connection == connection) else {
@@ -321,9 +329,9 @@ impl JoiningNode {
 
     fn receive_from_first(&mut self, now: Nanos, message: ClusterMsg) -> Result<(), ClusterError> {
         if let Some(first) = &mut self.first {
-            first.pulse.heard(now);
+            first.heartbeat_timer.heard(now);
             if let ClusterMsg::Heartbeat { sequence, .. } = &message
-                && let Err(expected) = first.pulse.receive(*sequence)
+                && let Err(expected) = first.heartbeat_timer.receive(*sequence)
             {
                 let who = self.name(FIRST);
                 return Err(ClusterError::Sequence { who, found: *sequence, expected });
@@ -398,7 +406,7 @@ impl JoiningNode {
         self.generation = welcome.generation;
         self.phase = JoinPhase::Waiting;
         if let Some(first) = &mut self.first {
-            first.pulse = Pulse::new(welcome.node_timeout, now);
+            first.heartbeat_timer = HeartbeatTimer::new(welcome.node_timeout, now);
             first.welcome = Some(welcome);
         }
         Ok(())
@@ -499,9 +507,9 @@ impl JoiningNode {
         if let Some(first) = &self.first
             && first.welcome.is_some()
         {
-            deadlines.push(first.pulse.deadline());
+            deadlines.push(first.heartbeat_timer.deadline());
         }
-        deadlines.extend(self.guests.deadline());
+        deadlines.extend(self.pending_connections.deadline());
         deadlines.into_iter().min()
     }
 
@@ -511,7 +519,7 @@ impl JoiningNode {
         if self.is_over() {
             return;
         }
-        self.guests.handle_timeout(now, &mut self.outbox);
+        self.pending_connections.handle_timeout(now, &mut self.outbox);
         self.close_late_early_pairs(now);
         match self.phase {
             JoinPhase::Dialing { until } if now >= until => {
@@ -537,11 +545,11 @@ impl JoiningNode {
     fn beat(&mut self, now: Nanos) {
         let Some(first) = self.first.as_mut() else { return };
         let Some(welcome) = &first.welcome else { return };
-        if first.pulse.is_silent(now) {
+        if first.heartbeat_timer.is_silent(now) {
             let why = silent_for(welcome.node_timeout);
             return self.lose_first(&why);
         }
-        if let Some(sequence) = first.pulse.beat(now) {
+        if let Some(sequence) = first.heartbeat_timer.beat(now) {
             let generation = self.generation;
             self.send_to_first(ClusterMsg::Heartbeat { generation, sequence });
         }
@@ -551,7 +559,7 @@ impl JoiningNode {
 
     fn end(&mut self, end: ClusterEnd) {
         let why = end.to_string();
-        self.guests.close_all(&why, &mut self.outbox);
+        self.pending_connections.close_all(&why, &mut self.outbox);
         for early in std::mem::take(&mut self.early) {
             self.outbox.close(early.connection, &why);
         }
@@ -591,7 +599,7 @@ impl JoiningNode {
     }
 
     fn knows(&self, connection: ConnectionId) -> bool {
-        self.guests.has(connection)
+        self.pending_connections.has(connection)
             || self.first.as_ref().is_some_and(|first| first.connection == connection)
             || self.early.iter().any(|early| early.connection == connection)
             || self.pair_index(connection).is_some()

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::link_rate;
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::{
-    CONTROL_MAX, CloseReason, Landing, Link, LinkStats, PAYLOAD_MAX, Payload, PendingPeer,
+    CONTROL_MAX, CloseReason, Link, LinkStats, PAYLOAD_MAX, Payload, PendingPeer, ReceiveBuffer,
     Receiver, TAG_BYTES,
 };
 use potluck_core::Lock;
@@ -35,14 +35,14 @@ const CLUSTER_WAITING_MAX: usize = 512;
 
 /// Event of a link, for the thread of the cluster.
 pub enum LinkEvent {
-    Message(ConnectionId, ClusterMsg, WaitingPlace),
+    Message(ConnectionId, ClusterMsg, QueueSlot),
     Closed(ConnectionId, CloseReason),
 }
 
 /// Place of a message that waits for the cluster's thread; dropping it frees the place.
-pub struct WaitingPlace(Arc<AtomicUsize>);
+pub struct QueueSlot(Arc<AtomicUsize>);
 
-impl WaitingPlace {
+impl QueueSlot {
     /// Takes a place, if there is one.
     fn take(taken: &Arc<AtomicUsize>) -> Option<Self> {
         let place = Self(taken.clone());
@@ -50,7 +50,7 @@ impl WaitingPlace {
     }
 }
 
-impl Drop for WaitingPlace {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -66,7 +66,11 @@ pub trait ValueReceiver: Send + Sync {
     ///
     /// # Errors
     /// Returns the fault of the values.
-    fn landing(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
+    fn landing(
+        &self,
+        tag: &[u8; TAG_BYTES],
+        bytes: usize,
+    ) -> Result<Box<dyn ReceiveBuffer>, String>;
 
     /// Takes the end of the link: called once, after everything else.
     fn closed(&self);
@@ -370,7 +374,7 @@ impl Receiver for LinkReceiver {
         match message.split_first() {
             Some((&CLUSTER, rest)) => {
                 let message = ClusterMsg::decode(rest).map_err(|why| why.to_string())?;
-                let place = WaitingPlace::take(&self.cluster_waiting)
+                let place = QueueSlot::take(&self.cluster_waiting)
                     .ok_or("more messages of the cluster than its thread can process")?;
                 (self.events)(LinkEvent::Message(self.connection, message, place));
                 Ok(())
@@ -407,7 +411,7 @@ impl Receiver for LinkReceiver {
         self.deliver(&mut messages)
     }
 
-    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
         self.check_is_of_run("a frame")?;
         if link_rate::is_probe(tag) {
             if bytes > link_rate::BYTES_MAX {
@@ -423,7 +427,7 @@ impl Receiver for LinkReceiver {
         Ok(match frames {
             Some(frames) if !frames.is_late(&header) => {
                 let buffer = frames.buffer(&header, bytes)?;
-                Box::new(FrameLanding { header, buffer, frames })
+                Box::new(FrameBuffer { header, buffer, frames })
             }
             // Values of a group of ranks that is over.
             _ => Box::new(UnusedValues(vec![0; bytes])),
@@ -443,13 +447,13 @@ impl Receiver for LinkReceiver {
 }
 
 /// Place of the values of a frame.
-struct FrameLanding {
+struct FrameBuffer {
     header: FrameHeader,
     buffer: PooledBuffer,
     frames: Arc<dyn ReceiveFrames>,
 }
 
-impl Landing for FrameLanding {
+impl ReceiveBuffer for FrameBuffer {
     fn bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.buffer)
     }
@@ -464,7 +468,7 @@ impl Landing for FrameLanding {
 /// Place for values that are not awaited, or no longer.
 struct UnusedValues(Vec<u8>);
 
-impl Landing for UnusedValues {
+impl ReceiveBuffer for UnusedValues {
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
@@ -544,7 +548,7 @@ mod tests {
     struct CountsEnds(AtomicUsize);
 
     impl ValueReceiver for CountsEnds {
-        fn landing(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn Landing>, String> {
+        fn landing(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
             Err("nothing is due".into())
         }
 

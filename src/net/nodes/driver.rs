@@ -41,7 +41,7 @@ const MOVES_INTERVAL: Duration = Duration::from_secs(1);
 const PAUSE_REPORTED: f64 = 0.5;
 
 /// News of the cluster, for the run and its user.
-pub enum ClusterNews {
+pub enum ClusterEvent {
     /// Nodes that have joined, before the start.
     Present(Presence),
     /// A peer was refused.
@@ -96,7 +96,7 @@ impl Moment {
 }
 
 /// Options of a node that meets others.
-pub struct MeetingOptions {
+pub struct ClusterHandleOptions {
     pub listen: SocketAddr,
     /// Addresses at which other nodes try to reach this node, besides the one at which they see it;
     /// port 0 stands for the listening port. The addresses of its interfaces if empty.
@@ -111,8 +111,8 @@ pub struct MeetingOptions {
 }
 
 /// Node that meets others, and then stays in touch with them.
-pub struct Meeting {
-    pub news: Mailbox<ClusterNews>,
+pub struct ClusterHandle {
+    pub news: Mailbox<ClusterEvent>,
     /// Address at which this node listens, with its port.
     pub address: SocketAddr,
     /// States of the links to the other nodes, twice a second.
@@ -148,7 +148,7 @@ enum Machine {
 
 /// Error at the start of a meeting.
 #[derive(Debug, thiserror::Error)]
-pub enum MeetingError {
+pub enum ClusterHandleError {
     #[error(transparent)]
     Net(#[from] NetError),
     #[error(transparent)]
@@ -157,16 +157,16 @@ pub enum MeetingError {
     NoThread(std::io::Error),
 }
 
-impl Meeting {
+impl ClusterHandle {
     /// Begins to wait for the other nodes of a run. `machine` is made with the port at which this
     /// node listens.
     ///
     /// # Errors
-    /// Returns `MeetingError` if the address is taken, or for values beyond their bounds.
+    /// Returns `ClusterHandleError` if the address is taken, or for values beyond their bounds.
     pub fn host(
-        options: MeetingOptions,
+        options: ClusterHandleOptions,
         machine: impl FnOnce(u16) -> FirstNodeOptions,
-    ) -> Result<Self, MeetingError> {
+    ) -> Result<Self, ClusterHandleError> {
         let (endpoint, id) = bind(&options)?;
         let mut machine = machine(endpoint.local_addr().port());
         introduce(&mut machine.hello, &endpoint, id, &options);
@@ -177,11 +177,11 @@ impl Meeting {
     /// Begins to join a run.
     ///
     /// # Errors
-    /// Returns the same errors as [`Meeting::host`].
+    /// Returns the same errors as [`ClusterHandle::host`].
     pub fn join(
-        options: MeetingOptions,
+        options: ClusterHandleOptions,
         machine: impl FnOnce(u16) -> JoiningNodeOptions,
-    ) -> Result<Self, MeetingError> {
+    ) -> Result<Self, ClusterHandleError> {
         let (endpoint, id) = bind(&options)?;
         let mut machine = machine(endpoint.local_addr().port());
         introduce(&mut machine.hello, &endpoint, id, &options);
@@ -191,9 +191,9 @@ impl Meeting {
 
     fn start(
         endpoint: Endpoint,
-        options: MeetingOptions,
+        options: ClusterHandleOptions,
         machine: Machine,
-    ) -> Result<Self, MeetingError> {
+    ) -> Result<Self, ClusterHandleError> {
         let events = Mailbox::new(EVENTS_MAX);
         let news = Mailbox::new(NEWS_MAX);
         let address = endpoint.local_addr();
@@ -206,7 +206,7 @@ impl Meeting {
             }
         })?;
         let buffers_note = endpoint.socket_buffers().note();
-        let MeetingOptions { frames, faults, node_timeout, .. } = options;
+        let ClusterHandleOptions { frames, faults, node_timeout, .. } = options;
         let board = LinkBoard::default();
         let driver = ClusterDriver {
             machine,
@@ -247,14 +247,14 @@ impl Meeting {
     }
 }
 
-impl Drop for Meeting {
+impl Drop for ClusterHandle {
     fn drop(&mut self) {
         self.leave("the node ended");
     }
 }
 
 /// Opens the socket, with a random number.
-fn bind(options: &MeetingOptions) -> Result<(Endpoint, EndpointId), MeetingError> {
+fn bind(options: &ClusterHandleOptions) -> Result<(Endpoint, EndpointId), ClusterHandleError> {
     let id = EndpointId(u64::from_be_bytes(random_bytes().map_err(NetError::identity)?));
     // Heartbeats watch the links of the first node: a node that is silent on its link for the node
     // timeout is lost, and is notified over the link, which must not end before that.
@@ -273,7 +273,12 @@ fn greeting_of(id: EndpointId) -> Vec<u8> {
 }
 
 /// Puts the addresses of this node, and the number of its socket, into its hello.
-fn introduce(hello: &mut Hello, endpoint: &Endpoint, id: EndpointId, options: &MeetingOptions) {
+fn introduce(
+    hello: &mut Hello,
+    endpoint: &Endpoint,
+    id: EndpointId,
+    options: &ClusterHandleOptions,
+) {
     let listening = endpoint.local_addr();
     hello.endpoint = id;
     hello.addresses = advertised(listening, &options.advertise);
@@ -292,8 +297,8 @@ impl From<CloseReason> for ConnectionEnd {
 fn spawn(
     name: &str,
     work: impl FnOnce() + Send + 'static,
-) -> Result<thread::JoinHandle<()>, MeetingError> {
-    thread::Builder::new().name(name.into()).spawn(work).map_err(MeetingError::NoThread)
+) -> Result<thread::JoinHandle<()>, ClusterHandleError> {
+    thread::Builder::new().name(name.into()).spawn(work).map_err(ClusterHandleError::NoThread)
 }
 
 struct ClusterDriver {
@@ -302,7 +307,7 @@ struct ClusterDriver {
     frames: FrameReceiver,
     faults: Faults,
     events: Mailbox<DriverEvent>,
-    news: Mailbox<ClusterNews>,
+    news: Mailbox<ClusterEvent>,
     links: HashMap<ConnectionId, Arc<NodeLink>>,
     /// Addresses of the peers at the last look.
     addresses: HashMap<ConnectionId, SocketAddr>,
@@ -344,7 +349,7 @@ impl ClusterDriver {
             for refusal in self.endpoint.refusals() {
                 let _ = self
                     .news
-                    .send(ClusterNews::TurnedAway { address: refusal.address, why: refusal.why });
+                    .send(ClusterEvent::TurnedAway { address: refusal.address, why: refusal.why });
             }
             self.look_for_moves();
             self.report_links();
@@ -365,7 +370,7 @@ impl ClusterDriver {
         self.looked = now;
         let timeout = self.silence().unwrap_or(self.node_timeout);
         if paused >= POLL_INTERVAL + timeout.mul_f64(PAUSE_REPORTED) {
-            let _ = self.news.send(ClusterNews::Paused(PausedProcess(paused)));
+            let _ = self.news.send(ClusterEvent::Paused(PausedProcess(paused)));
         }
     }
 
@@ -540,10 +545,10 @@ impl ClusterDriver {
                 self.dial(dial, endpoint, addresses);
                 return false;
             }
-            Action::Show(presence) => ClusterNews::Present(presence),
-            Action::TurnedAway { address, why } => ClusterNews::TurnedAway { address, why },
-            Action::Moved(moved) => ClusterNews::Moved(moved),
-            Action::Departed { host, why } => ClusterNews::Departed { host, why },
+            Action::Show(presence) => ClusterEvent::Present(presence),
+            Action::TurnedAway { address, why } => ClusterEvent::TurnedAway { address, why },
+            Action::Moved(moved) => ClusterEvent::Moved(moved),
+            Action::Departed { host, why } => ClusterEvent::Departed { host, why },
             Action::Started { roster, you, links } => {
                 for (_, connection) in &links {
                     self.admit(*connection);
@@ -555,14 +560,14 @@ impl ClusterDriver {
                         open.push((node, link.clone()));
                     }
                 }
-                ClusterNews::Started { roster, you, links: open }
+                ClusterEvent::Started { roster, you, links: open }
             }
-            Action::Left { node, why } => ClusterNews::Left { node, why },
+            Action::Left { node, why } => ClusterEvent::Left { node, why },
             // `Ended` follows with the same sentence.
             Action::Lost { .. } => return false,
-            Action::Ended(end) => ClusterNews::Ended(end),
+            Action::Ended(end) => ClusterEvent::Ended(end),
         };
-        let is_over = matches!(news, ClusterNews::Ended(_));
+        let is_over = matches!(news, ClusterEvent::Ended(_));
         let _ = self.news.send(news);
         is_over
     }
@@ -595,7 +600,7 @@ impl DialFailure {
     fn of(errors: &[NetError]) -> Self {
         let why: Vec<String> = errors.iter().map(NetError::in_list).collect();
         let answered = errors.iter().find(|error| !error.is_silence());
-        let has_silent = errors.iter().any(|error| matches!(error, NetError::NoAnswer { .. }));
+        let has_silent = errors.iter().any(|error| matches!(error, NetError::RpcError { .. }));
         Self {
             why: if why.is_empty() { "there is no address".into() } else { why.join("; ") },
             is_silent: has_silent && answered.is_none(),
@@ -616,8 +621,8 @@ mod tests {
     use crate::test_peer::{TEST_TIMEOUT, any_port, secret};
     use potluck_core::Generation;
 
-    fn options(secret: &Secret) -> MeetingOptions {
-        MeetingOptions {
+    fn options(secret: &Secret) -> ClusterHandleOptions {
+        ClusterHandleOptions {
             listen: any_port(),
             advertise: Vec::new(),
             secret: secret.clone(),
@@ -627,7 +632,7 @@ mod tests {
         }
     }
 
-    fn host(secret: &Secret, nodes: u32) -> Meeting {
+    fn host(secret: &Secret, nodes: u32) -> ClusterHandle {
         let machine = |port| FirstNodeOptions {
             run: "run".into(),
             nodes,
@@ -636,32 +641,32 @@ mod tests {
             generation: Generation(0),
             before: Vec::new(),
         };
-        Meeting::host(options(secret), machine).unwrap()
+        ClusterHandle::host(options(secret), machine).unwrap()
     }
 
-    fn join(secret: &Secret, first: SocketAddr) -> Meeting {
+    fn join(secret: &Secret, first: SocketAddr) -> ClusterHandle {
         let machine = |port| JoiningNodeOptions {
             hello: Hello { port, ..hello("beta") },
             first: vec![first],
         };
-        Meeting::join(options(secret), machine).unwrap()
+        ClusterHandle::join(options(secret), machine).unwrap()
     }
 
     /// Waits for news of one kind.
-    fn next<T>(meeting: &Meeting, mut find: impl FnMut(ClusterNews) -> Option<T>) -> T {
+    fn next<T>(cluster: &ClusterHandle, mut find: impl FnMut(ClusterEvent) -> Option<T>) -> T {
         let until = Some(Instant::now() + TEST_TIMEOUT);
         loop {
-            let news = meeting.news.recv(until).expect("the news comes");
+            let news = cluster.news.recv(until).expect("the news comes");
             if let Some(found) = find(news) {
                 return found;
             }
         }
     }
 
-    fn links(news: ClusterNews) -> Option<Vec<(NodeRank, Arc<NodeLink>)>> {
+    fn links(news: ClusterEvent) -> Option<Vec<(NodeRank, Arc<NodeLink>)>> {
         match news {
-            ClusterNews::Started { links, .. } => Some(links),
-            ClusterNews::Ended(end) => panic!("{end}"),
+            ClusterEvent::Started { links, .. } => Some(links),
+            ClusterEvent::Ended(end) => panic!("{end}"),
             _ => None,
         }
     }
@@ -677,8 +682,8 @@ mod tests {
         assert_eq!(at_first[0].1.address(), before);
         let now = relay.move_client();
         let moved = next(&first, |news| match news {
-            ClusterNews::Moved(moved) => Some(moved),
-            ClusterNews::Ended(end) => panic!("{end}"),
+            ClusterEvent::Moved(moved) => Some(moved),
+            ClusterEvent::Ended(end) => panic!("{end}"),
             _ => None,
         });
         assert_eq!(moved, MovedNode { who: "node 1 (beta)".into(), from: before, to: now });
@@ -699,19 +704,19 @@ mod tests {
         let first = host(&secret, 3);
         let nearer = join(&secret, first.address);
         next(&first, |news| match news {
-            ClusterNews::Present(presence) => (presence.here.len() == 2).then_some(()),
+            ClusterEvent::Present(presence) => (presence.here.len() == 2).then_some(()),
             _ => None,
         });
         let relay = MovingRelay::seen_at([127, 0, 0, 9], first.address);
         let dead = std::net::UdpSocket::bind(any_port()).unwrap();
         let advertise = vec![dead.local_addr().unwrap(), any_port()];
-        let options = MeetingOptions { advertise, ..options(&secret) };
+        let options = ClusterHandleOptions { advertise, ..options(&secret) };
         let machine = |port| JoiningNodeOptions {
             hello: Hello { port, ..hello("gamma") },
             first: vec![relay.address],
         };
         let started = Instant::now();
-        let farther = Meeting::join(options, machine).unwrap();
+        let farther = ClusterHandle::join(options, machine).unwrap();
         let address = farther.address;
         let links = next(&nearer, links);
         let link = &links.iter().find(|(node, _)| *node == NodeRank(2)).unwrap().1;
@@ -725,7 +730,7 @@ mod tests {
     #[test]
     fn failures_of_several_addresses_are_all_told_and_an_answer_says_what_heals_them() {
         let address: SocketAddr = "10.0.0.1:7".parse().unwrap();
-        let silence = NetError::NoAnswer { address, after: Duration::from_secs(4) };
+        let silence = NetError::RpcError { address, after: Duration::from_secs(4) };
         let unreachable = NetError::Unreachable { address, why: "no route".into() };
         let other = NetError::OtherProtocol { address, why: "it is older".into() };
         let of = |errors: &[&NetError]| {

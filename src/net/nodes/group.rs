@@ -9,13 +9,13 @@ use std::{fmt, thread};
 
 use super::addresses::resolve;
 use super::connection::{FrameReceiver, NodeConnection, NodeLink, ValueReceiver};
-use super::driver::{ClusterNews, Meeting, MeetingOptions};
+use super::driver::{ClusterEvent, ClusterHandle, ClusterHandleOptions};
 use crate::cluster::{
     ClusterEnd, DEVICES_MAX, EndpointId, FirstNodeOptions, Hello, JoiningNodeOptions, Loss,
     NodeDevice, Presence, Roster,
 };
 use crate::secret::random_bytes;
-use crate::{Landing, Secret, SecretError, TAG_BYTES};
+use crate::{ReceiveBuffer, Secret, SecretError, TAG_BYTES};
 use potluck_core::faults::Faults;
 use potluck_core::format::counted;
 use potluck_core::{Generation, Lock, NodeRank, build_hash};
@@ -41,7 +41,7 @@ const READY: &[u8] = b"ready";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum First {
     /// This process is the first one: it waits at a UDP address until `nodes` processes have
-    /// joined, itself included (2 to 64). Port 0 is any free one; [`ConnectNews::Listening`]
+    /// joined, itself included (2 to 64). Port 0 is any free one; [`ConnectEvent::Listening`]
     /// reports it.
     Host { listen: SocketAddr, nodes: u32 },
     /// The first process is at this address, a host and its port as in `alpha:7717`.
@@ -65,7 +65,7 @@ pub struct ClusterOptions {
     /// Longest wait until all processes have joined; unlimited by default.
     pub connect_timeout: Option<Duration>,
     /// Called with the news until all processes are connected; ignores them by default.
-    pub on_news: Box<dyn FnMut(&ConnectNews) + Send>,
+    pub on_news: Box<dyn FnMut(&ConnectEvent) + Send>,
 }
 
 impl ClusterOptions {
@@ -105,7 +105,7 @@ impl fmt::Debug for ClusterOptions {
 
 /// News while processes connect; each displays as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConnectNews {
+pub enum ConnectEvent {
     /// This process accepts connections at this address. Others join at that of the first process.
     Listening(SocketAddr),
     /// The hosts of the joined processes, and the expected number of processes.
@@ -116,7 +116,7 @@ pub enum ConnectNews {
     Departed { host: String, why: String },
 }
 
-impl fmt::Display for ConnectNews {
+impl fmt::Display for ConnectEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Listening(address) => write!(f, "listening at {address}"),
@@ -151,10 +151,10 @@ pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupEr
         First::Host { nodes, .. } => Some(nodes),
         First::Join { .. } => None,
     };
-    let meeting = meet(options)?;
-    on_news(&ConnectNews::Listening(meeting.address));
-    let started = wait_for_all(&meeting, hosted, until, &mut on_news)?;
-    GroupSession::open(meeting, started, timeout, deadline, until)
+    let cluster = meet(options)?;
+    on_news(&ConnectEvent::Listening(cluster.address));
+    let started = wait_for_all(&cluster, hosted, until, &mut on_news)?;
+    GroupSession::open(cluster, started, timeout, deadline, until)
 }
 
 /// Creates a process group of the nodes of a started cluster, and returns the handles of this node,
@@ -164,11 +164,11 @@ pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupEr
 /// # Errors
 /// Returns [`GroupError::Connect`] if a node is lost before all are ready.
 pub fn group_over(
-    meeting: Meeting,
+    cluster: ClusterHandle,
     started: StartedCluster,
     timeout: Duration,
 ) -> Result<Vec<ProcessGroup>, GroupError> {
-    GroupSession::open(meeting, started, timeout, DEADLINE, None)
+    GroupSession::open(cluster, started, timeout, DEADLINE, None)
 }
 
 fn failed(why: impl fmt::Display) -> GroupError {
@@ -177,13 +177,13 @@ fn failed(why: impl fmt::Display) -> GroupError {
 
 // ---- Meeting ----
 
-fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
+fn meet(options: ClusterOptions) -> Result<ClusterHandle, GroupError> {
     let ClusterOptions { first, secret, ranks, timeout, .. } = options;
     let met = match first {
         First::Host { listen, nodes } => {
             let options = meeting_options(listen, secret, timeout);
             let run = run_name().map_err(failed)?;
-            Meeting::host(options, |port| FirstNodeOptions {
+            ClusterHandle::host(options, |port| FirstNodeOptions {
                 run,
                 nodes,
                 hello: rank_greeting(port, PURPOSE, ranks),
@@ -197,7 +197,7 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
                 failed(format!("{address}: expects the host and port of the first process ({why})"))
             })?;
             let options = meeting_options(any_port_towards(&first), secret, timeout);
-            Meeting::join(options, |port| JoiningNodeOptions {
+            ClusterHandle::join(options, |port| JoiningNodeOptions {
                 hello: rank_greeting(port, PURPOSE, ranks),
                 first,
             })
@@ -207,9 +207,13 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
 }
 
 /// Returns the options with which a process of a group meets the others.
-fn meeting_options(listen: SocketAddr, secret: Secret, node_timeout: Duration) -> MeetingOptions {
+fn meeting_options(
+    listen: SocketAddr,
+    secret: Secret,
+    node_timeout: Duration,
+) -> ClusterHandleOptions {
     let frames = FrameReceiver::default();
-    MeetingOptions {
+    ClusterHandleOptions {
         listen,
         advertise: Vec::new(),
         secret,
@@ -268,7 +272,7 @@ pub fn host_name() -> String {
     if name.is_empty() { "unnamed".into() } else { name }
 }
 
-/// Started cluster: the news [`ClusterNews::Started`].
+/// Started cluster: the news [`ClusterEvent::Started`].
 pub struct StartedCluster {
     pub roster: Roster,
     pub you: NodeRank,
@@ -277,32 +281,34 @@ pub struct StartedCluster {
 
 /// Waits until the cluster has started; `hosted` is the number of processes if this is the first.
 fn wait_for_all(
-    meeting: &Meeting,
+    cluster: &ClusterHandle,
     hosted: Option<u32>,
     until: Option<Instant>,
-    on_news: &mut dyn FnMut(&ConnectNews),
+    on_news: &mut dyn FnMut(&ConnectEvent),
 ) -> Result<StartedCluster, GroupError> {
     let mut here: Option<Presence> = None;
     loop {
-        let news = match meeting.news.recv(until) {
+        let news = match cluster.news.recv(until) {
             Ok(news) => news,
             Err(RecvError::TimedOut) => return Err(failed(connect_timed_out(here, hosted))),
             Err(RecvError::Closed(why)) => return Err(failed(why)),
         };
         on_news(&match news {
-            ClusterNews::Present(presence) => {
+            ClusterEvent::Present(presence) => {
                 let hosts = presence.here.iter().map(|node| node.host.clone()).collect();
                 let expected = presence.expected;
                 here = Some(presence);
-                ConnectNews::Present { hosts, expected }
+                ConnectEvent::Present { hosts, expected }
             }
-            ClusterNews::TurnedAway { address, why } => ConnectNews::TurnedAway { address, why },
-            ClusterNews::Departed { host, why } => ConnectNews::Departed { host, why },
-            ClusterNews::Started { roster, you, links } => {
+            ClusterEvent::TurnedAway { address, why } => ConnectEvent::TurnedAway { address, why },
+            ClusterEvent::Departed { host, why } => ConnectEvent::Departed { host, why },
+            ClusterEvent::Started { roster, you, links } => {
                 return Ok(StartedCluster { roster, you, links });
             }
-            ClusterNews::Moved(_) | ClusterNews::Paused(_) | ClusterNews::Left { .. } => continue,
-            ClusterNews::Ended(end) => return Err(failed(end)),
+            ClusterEvent::Moved(_) | ClusterEvent::Paused(_) | ClusterEvent::Left { .. } => {
+                continue;
+            }
+            ClusterEvent::Ended(end) => return Err(failed(end)),
         });
     }
 }
@@ -323,7 +329,7 @@ fn connect_timed_out(here: Option<Presence>, hosted: Option<u32>) -> String {
 
 /// Connections of this process, kept alive by the handles on its groups.
 struct GroupSession {
-    meeting: Lock<Meeting>,
+    cluster: Lock<ClusterHandle>,
     /// Set once the handles are made.
     packets: OnceLock<PacketReceiver>,
     is_first: bool,
@@ -334,7 +340,7 @@ struct GroupSession {
 
 impl GroupSession {
     fn open(
-        meeting: Meeting,
+        cluster: ClusterHandle,
         started: StartedCluster,
         timeout: Duration,
         deadline: Duration,
@@ -356,10 +362,10 @@ impl GroupSession {
                 link: link.packets(),
             });
         }
-        let news = meeting.news.clone();
+        let news = cluster.news.clone();
         let over = Mailbox::new(1);
         let session = Arc::new(Self {
-            meeting: Lock::new(meeting),
+            cluster: Lock::new(cluster),
             packets: OnceLock::new(),
             is_first: you == NodeRank(0),
             timeout,
@@ -371,7 +377,7 @@ impl GroupSession {
         // The handles keep it from now on.
         drop(session);
         let ready = Mailbox::new(links.len());
-        let departures = Departures::new(&roster, &packets);
+        let departures = LeaveTracker::new(&roster, &packets);
         let watch = Watch {
             news,
             packets: packets.clone(),
@@ -464,8 +470,8 @@ impl Drop for GroupSession {
             // The others cannot continue without the first process.
             let _ = self.over.recv(Instant::now().checked_add(self.timeout));
         }
-        let meeting = self.meeting.get_mut();
-        meeting.leave("its process ended");
+        let cluster = self.cluster.get_mut();
+        cluster.leave("its process ended");
     }
 }
 
@@ -479,7 +485,7 @@ struct GroupValues {
     ranks: Range<u32>,
     host: String,
     number: NodeRank,
-    departures: Departures,
+    departures: LeaveTracker,
 }
 
 impl GroupValues {
@@ -492,9 +498,13 @@ impl GroupValues {
 }
 
 impl ValueReceiver for GroupValues {
-    fn landing(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+    fn landing(
+        &self,
+        tag: &[u8; TAG_BYTES],
+        bytes: usize,
+    ) -> Result<Box<dyn ReceiveBuffer>, String> {
         let place = self.packets.place(&self.ranks, tag, bytes);
-        Ok(Box::new(PacketPlace(place.map_err(|why| self.refuse(why))?)))
+        Ok(Box::new(PacketBuffer(place.map_err(|why| self.refuse(why))?)))
     }
 
     fn closed(&self) {
@@ -507,13 +517,13 @@ impl ValueReceiver for GroupValues {
 /// before; if those were lost, because the flush of a closing link has a timeout, calls would wait
 /// for them until their deadline.
 #[derive(Clone)]
-struct Departures {
+struct LeaveTracker {
     packets: PacketReceiver,
     /// By node: its ranks, and the number of steps so far.
     nodes: Arc<[(Range<u32>, AtomicU32)]>,
 }
 
-impl Departures {
+impl LeaveTracker {
     fn new(roster: &Roster, packets: &PacketReceiver) -> Self {
         let mut nodes = Vec::with_capacity(roster.nodes.len());
         for node in &roster.nodes {
@@ -532,9 +542,9 @@ impl Departures {
 }
 
 /// Place of the values of a packet.
-struct PacketPlace(ArrivingPacket);
+struct PacketBuffer(ArrivingPacket);
 
-impl Landing for PacketPlace {
+impl ReceiveBuffer for PacketBuffer {
     fn bytes_mut(&mut self) -> &mut [u8] {
         self.0.bytes_mut()
     }
@@ -546,13 +556,13 @@ impl Landing for PacketPlace {
 
 /// Thread that ends all groups of this process when the cluster loses another one.
 struct Watch {
-    news: Mailbox<ClusterNews>,
+    news: Mailbox<ClusterEvent>,
     packets: PacketReceiver,
     roster: Roster,
     you: NodeRank,
     over: Mailbox<()>,
     ready: Mailbox<()>,
-    departures: Departures,
+    departures: LeaveTracker,
 }
 
 impl Watch {
@@ -564,8 +574,8 @@ impl Watch {
     fn run(self) {
         let end = loop {
             match self.news.recv(None) {
-                Ok(ClusterNews::Ended(end)) => break Some(end),
-                Ok(ClusterNews::Left { node, .. }) => self.departures.advance(node),
+                Ok(ClusterEvent::Ended(end)) => break Some(end),
+                Ok(ClusterEvent::Left { node, .. }) => self.departures.advance(node),
                 Ok(_) => {}
                 Err(_) => break None,
             }
@@ -625,7 +635,11 @@ mod tests {
     struct KeepsNothing;
 
     impl ValueReceiver for KeepsNothing {
-        fn landing(&self, _: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+        fn landing(
+            &self,
+            _: &[u8; TAG_BYTES],
+            bytes: usize,
+        ) -> Result<Box<dyn ReceiveBuffer>, String> {
             Ok(Box::new(KeptBytes(vec![0; bytes])))
         }
 
@@ -634,7 +648,7 @@ mod tests {
 
     struct KeptBytes(Vec<u8>);
 
-    impl Landing for KeptBytes {
+    impl ReceiveBuffer for KeptBytes {
         fn bytes_mut(&mut self) -> &mut [u8] {
             &mut self.0
         }
@@ -647,9 +661,9 @@ mod tests {
     /// Connects some honest processes with one that greets like them, then performs `act` on its
     /// links, and leaves in order; returns the results of a barrier of the honest ones.
     fn beside(others: u32, act: impl Fn(NodeRank, &NodeLink)) -> Vec<Result<(), GroupError>> {
-        beside_leaving(others, act, |threads, mut meeting| {
+        beside_leaving(others, act, |threads, mut cluster| {
             let ended = ended(threads);
-            meeting.leave("it is over");
+            cluster.leave("it is over");
             ended
         })
     }
@@ -664,15 +678,15 @@ mod tests {
     fn beside_leaving<R>(
         others: u32,
         act: impl Fn(NodeRank, &NodeLink),
-        leave: impl FnOnce(Vec<Barrier>, Meeting) -> R,
+        leave: impl FnOnce(Vec<Barrier>, ClusterHandle) -> R,
     ) -> R {
         let code = Secret::generate().unwrap().code().unwrap();
         let secret = || Secret::parse(&code).unwrap();
         let (tell, told) = mpsc::channel();
         let mut options = ClusterOptions::host(any_port(), others + 1, secret());
         options.on_news = Box::new(move |news| match news {
-            ConnectNews::Listening(address) => tell.send(address.to_string()).unwrap(),
-            ConnectNews::Present { hosts, .. } => tell.send(hosts.len().to_string()).unwrap(),
+            ConnectEvent::Listening(address) => tell.send(address.to_string()).unwrap(),
+            ConnectEvent::Present { hosts, .. } => tell.send(hosts.len().to_string()).unwrap(),
             other => panic!("{other}"),
         });
         let barrier = |options| thread::spawn(move || connect(options)?.remove(0).barrier());
@@ -682,14 +696,14 @@ mod tests {
         threads.extend((1..others).map(|_| barrier(joins())));
         // The last one to come has the last rank.
         while told.recv().unwrap() != others.to_string() {}
-        let meeting = meet(joins()).unwrap();
-        let started = wait_for_all(&meeting, None, None, &mut |_| {}).unwrap();
+        let cluster = meet(joins()).unwrap();
+        let started = wait_for_all(&cluster, None, None, &mut |_| {}).unwrap();
         for (number, link) in &started.links {
             // What the others send is not what a training run would.
             link.receive_values_with(Arc::new(KeepsNothing));
             act(*number, link);
         }
-        leave(threads, meeting)
+        leave(threads, cluster)
     }
 
     /// Returns the error of the only other process.
@@ -725,10 +739,10 @@ mod tests {
                 link.send(READY.to_vec()).unwrap();
             }
         };
-        let ends = beside_leaving(2, act, |threads, mut meeting| {
+        let ends = beside_leaving(2, act, |threads, mut cluster| {
             begun.recv().unwrap();
             let began = Instant::now();
-            meeting.leave("it is over");
+            cluster.leave("it is over");
             let ends = ended(threads);
             assert!(began.elapsed() < TIMEOUT, "{:?}", began.elapsed());
             ends
@@ -785,7 +799,7 @@ mod tests {
                 hello: Hello { run: Some("other".into()), ..rank_greeting(port, PURPOSE, 1) },
                 first,
             };
-            let other = Meeting::join(options, hello).unwrap();
+            let other = ClusterHandle::join(options, hello).unwrap();
             wait_for_all(&other, None, None, &mut |_| {}).map(drop).unwrap_err().to_string()
         };
         let (one, two) = (name(), name());
@@ -801,10 +815,10 @@ mod tests {
         let host = meet(ClusterOptions::host(any_port(), 64, secret())).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], host.address.port()));
         let options = EndpointOptions { links_max: 100, ..EndpointOptions::new(any_port()) };
-        let guests = Endpoint::bind(options, &secret(), b"").unwrap();
+        let pending_connections = Endpoint::bind(options, &secret(), b"").unwrap();
         let mut silent = Vec::new();
         for guest in 0..70 {
-            match guests.dial(address, TIMEOUT) {
+            match pending_connections.dial(address, TIMEOUT) {
                 Ok(pending) => silent.push(pending),
                 Err(error) => panic!("guest {guest}: {error}"),
             }

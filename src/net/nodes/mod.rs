@@ -11,9 +11,9 @@ mod link_status;
 
 pub use addresses::{advertised, resolve};
 pub use connection::{FrameReceiver, NodeConnection, NodeLink, ReceiveFrames, ValueReceiver};
-pub use driver::{ClusterNews, Meeting, MeetingError, MeetingOptions};
+pub use driver::{ClusterEvent, ClusterHandle, ClusterHandleError, ClusterHandleOptions};
 pub use group::{
-    ClusterOptions, ConnectNews, First, StartedCluster, any_port_towards, connect, greeting,
+    ClusterOptions, ConnectEvent, First, StartedCluster, any_port_towards, connect, greeting,
     group_over, host_name, rank_greeting, run_name,
 };
 pub use link_status::{LinkBoard, LinkStatus, LinksStatus};

@@ -32,7 +32,7 @@ impl Health {
         let slowest = status.step_times.iter().max().copied().unwrap_or_default();
         let of_steps = status.patience.node + SLOWEST_STEPS * slowest;
         let (limit, sentence) = match &status.phase {
-            RunPhase::Gathering => (None, "waiting for the nodes of the run".into()),
+            RunPhase::Rendezvous => (None, "waiting for the nodes of the run".into()),
             RunPhase::Opening => (None, "opening devices".into()),
             RunPhase::Tuning { device, done, total } => {
                 (None, format!("certifying and timing kernels on {device}: {done} of {total}"))

@@ -65,7 +65,7 @@ pub struct Patience {
 pub enum RunPhase {
     /// Other nodes are awaited.
     #[default]
-    Gathering,
+    Rendezvous,
     /// Devices are opened.
     Opening,
     /// Kernels of a device are certified and timed.
@@ -91,7 +91,7 @@ impl RunPhase {
     /// Returns the name, which is a label of the metrics.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Gathering => "gathering",
+            Self::Rendezvous => "gathering",
             Self::Opening => "opening",
             Self::Tuning { .. } => "tuning",
             Self::Starting => "starting",

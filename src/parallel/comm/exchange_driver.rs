@@ -113,7 +113,7 @@ pub trait ExchangeIo<T: Element = f32> {
 pub struct ExchangeDriver<T: Element = f32> {
     exchange: Exchange,
     pool: BufferPool<T>,
-    is_chained: bool,
+    all_reduces: bool,
     round: Round,
     /// Messages of ranks that restarted before this one, kept until it restarts as well; at most
     /// `ahead_max`, the messages of one round.
@@ -154,7 +154,7 @@ impl<T: Element> ExchangeDriver<T> {
         Self {
             exchange: Exchange::new(layout, positions, window),
             pool,
-            is_chained: false,
+            all_reduces: false,
             round: Round::default(),
             ahead: Vec::new(),
             ahead_max,
@@ -170,7 +170,7 @@ impl<T: Element> ExchangeDriver<T> {
     /// ranks at once, in the same buffer, so the caller never calls [`Self::on_local_ready`] for
     /// [`CollectiveKind::AllGather`].
     pub fn into_all_reduce(self) -> Self {
-        Self { is_chained: true, ..self }
+        Self { all_reduces: true, ..self }
     }
 
     /// Sets the longest time for which messages are awaited; see [`Exchange::with_deadline`].
@@ -391,7 +391,7 @@ impl<T: Element> ExchangeDriver<T> {
     fn on_reduced<O: ExchangeIo<T>>(&mut self, id: ChunkId, io: &mut O) -> Result<(), O::Error> {
         let sum = self.partial(id, io)?;
         let result = io.on_reduced(id, self.exchange.layout().chunk(id), sum)?;
-        if self.is_chained {
+        if self.all_reduces {
             self.finals.push((id, result));
             let event = Event::LocalReady { kind: CollectiveKind::AllGather, chunk: id };
             self.exchange.handle(io.now(), event)?;

@@ -216,16 +216,16 @@ const PIECES_FREE_MAX: usize = 16;
 
 impl<R: AsRef<[f32]>> RingWorker<R> {
     /// Creates the state before the first round; `window` as in
-    /// [`crate::collective::Exchange::new`]. With `is_chained`, sums are sent to all ranks as they
+    /// [`crate::collective::Exchange::new`]. With `all_reduces`, sums are sent to all ranks as they
     /// are, without an update in between: an all-reduce.
     pub fn new(
         layout: Arc<ShardLayout>,
         positions: impl Into<Positions>,
         window: usize,
-        is_chained: bool,
+        all_reduces: bool,
     ) -> Self {
         let exchange = ExchangeDriver::new(layout, positions, window);
-        let exchange = if is_chained { exchange.into_all_reduce() } else { exchange };
+        let exchange = if all_reduces { exchange.into_all_reduce() } else { exchange };
         Self { exchange, readbacks: HashMap::new(), pieces: BufferPool::new(PIECES_FREE_MAX) }
     }
 

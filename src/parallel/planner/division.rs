@@ -12,7 +12,7 @@ use crate::pipeline::chunks_of_stage;
 
 /// Inputs of a division. All devices take part: a multiple of the stages.
 #[derive(Clone, Copy)]
-pub struct DivisionRequest<'a> {
+pub struct PartitionRequest<'a> {
     /// Seconds of each block on each device, for one micro-batch: by device, then by block.
     pub times: &'a [Vec<BlockTimes>],
     /// Seconds that a cut before a block costs: by device, then by block.
@@ -98,7 +98,7 @@ fn in_units(units: u32, slowest_s: &[f64]) -> Vec<u32> {
 
 /// Pipelines, with the samples of each.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PipelineDivision {
+pub struct PipelinePartition {
     /// Cut of each pipeline; its devices are numbered as in the request.
     pub pipelines: Vec<Cut>,
     /// Samples of each pipeline.
@@ -107,7 +107,7 @@ pub struct PipelineDivision {
     pub step_s: f64,
 }
 
-impl PipelineDivision {
+impl PipelinePartition {
     /// Returns the division into these pipelines, with the samples split by their speed.
     pub fn of(pipelines: Vec<Cut>, samples: &SampleCounts) -> Self {
         let slowest_s: Vec<f64> = pipelines.iter().map(|cut| cut.slowest_s).collect();
@@ -124,7 +124,7 @@ impl PipelineDivision {
 ///
 /// # Errors
 /// Returns the error of the group of consecutive devices that cannot be cut if no division can.
-pub fn divide(request: &DivisionRequest<'_>) -> Result<PipelineDivision, CutError> {
+pub fn divide(request: &PartitionRequest<'_>) -> Result<PipelinePartition, CutError> {
     let devices = request.times.len();
     let divisions = if request.is_ordered || devices > EXACT_DEVICES {
         vec![consecutive(devices, request.stages)]
@@ -132,7 +132,7 @@ pub fn divide(request: &DivisionRequest<'_>) -> Result<PipelineDivision, CutErro
         groupings(&(0..devices).collect::<Vec<_>>(), request.stages)
     };
     let mut cuts = HashMap::new();
-    let mut best: Option<PipelineDivision> = None;
+    let mut best: Option<PipelinePartition> = None;
     let mut failed: Option<CutError> = None;
     for groups in divisions {
         match of_groups(request, &groups, &mut cuts) {
@@ -152,20 +152,20 @@ pub fn divide(request: &DivisionRequest<'_>) -> Result<PipelineDivision, CutErro
 type KnownCuts = HashMap<Vec<usize>, Result<Cut, CutError>>;
 
 fn of_groups(
-    request: &DivisionRequest<'_>,
+    request: &PartitionRequest<'_>,
     groups: &[Vec<usize>],
     cuts: &mut KnownCuts,
-) -> Result<PipelineDivision, CutError> {
+) -> Result<PipelinePartition, CutError> {
     let mut pipelines = Vec::new();
     for group in groups {
         let kinds = group.iter().map(|device| request.kinds[*device]).collect();
         let cut = cuts.entry(kinds).or_insert_with(|| cut_of(request, group));
         pipelines.push(of_all(cut.clone(), group)?);
     }
-    Ok(PipelineDivision::of(pipelines, &request.samples))
+    Ok(PipelinePartition::of(pipelines, &request.samples))
 }
 
-fn cut_of(request: &DivisionRequest<'_>, group: &[usize]) -> Result<Cut, CutError> {
+fn cut_of(request: &PartitionRequest<'_>, group: &[usize]) -> Result<Cut, CutError> {
     let mut times = Vec::with_capacity(group.len());
     let mut cut_s = Vec::with_capacity(group.len());
     for &device in group {
@@ -272,7 +272,7 @@ mod tests {
             batch: u32,
             is_ordered: bool,
             fits: &dyn Fn(CutStage<'_>) -> bool,
-        ) -> Result<PipelineDivision, CutError> {
+        ) -> Result<PipelinePartition, CutError> {
             let blocks = 6;
             let row = |&s: &f64| {
                 let [forward_s, backward_input_s, backward_weight_s] = [s / 4.0, s / 2.0, s / 4.0];
@@ -281,7 +281,7 @@ mod tests {
             let times: Vec<_> = self.0.iter().map(row).collect();
             let cut_s = vec![vec![0.0; blocks]; times.len()];
             let kind = |s: &f64| self.0.iter().position(|other| other == s).unwrap();
-            divide(&DivisionRequest {
+            divide(&PartitionRequest {
                 times: &times,
                 cut_s: &cut_s,
                 kinds: &self.0.iter().map(kind).collect::<Vec<_>>(),
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    fn devices_of(division: &PipelineDivision) -> Vec<Vec<usize>> {
+    fn devices_of(division: &PipelinePartition) -> Vec<Vec<usize>> {
         division.pipelines.iter().map(|cut| cut.devices.clone()).collect()
     }
 

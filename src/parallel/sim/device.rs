@@ -10,12 +10,12 @@ use super::queue::nanos;
 use super::scenario::{Costs, LinkModel};
 use super::values::Model;
 use potluck_core::Nanos;
-use potluck_graph::{BucketTensor, Place};
+use potluck_graph::{BucketTensor, Region};
 
 /// Completed readback of a place. Dropping it frees its slot.
 #[derive(Debug)]
 pub(crate) struct VirtualRead {
-    pub place: Place,
+    pub place: Region,
     values: Vec<f32>,
     _slot: Option<VirtualSlot>,
 }
@@ -154,15 +154,15 @@ impl VirtualDevice {
 
     /// Starts a readback of a place, with the values that it has after all queued commands;
     /// `tensor` has the values if the place is a tensor.
-    pub fn start_readback(&mut self, now: Nanos, place: Place, tensor: Vec<f32>) {
+    pub fn start_readback(&mut self, now: Nanos, place: Region, tensor: Vec<f32>) {
         let values = match &place {
-            Place::Bank { bank: BucketTensor::Parameters, bucket, range } => {
+            Region::Bucket { bucket_tensor: BucketTensor::Parameters, bucket, range } => {
                 self.model.parameters(*bucket, range.clone()).to_vec()
             }
-            Place::Bank { bucket, range, .. } => {
+            Region::Bucket { bucket, range, .. } => {
                 self.model.gradients(*bucket, range.clone()).to_vec()
             }
-            Place::Tensor { .. } => tensor,
+            Region::Tensor { .. } => tensor,
         };
         let bytes = self.read_back.busy(place.length());
         let read = VirtualRead { place, values, _slot: None };

@@ -18,7 +18,7 @@ use crate::transfers::{
 };
 use crate::{Action, Event as StepEvent, GradientSquares, Interpreter, Outcome, Verdict, Vote};
 use potluck_core::{BucketId, ChunkId, EdgePiece, Nanos, Position, Rank};
-use potluck_graph::{BucketTensor, Place};
+use potluck_graph::{BucketTensor, Region};
 
 /// Call of the device thread that returns when its device has performed all queued commands.
 #[derive(Debug)]
@@ -451,7 +451,7 @@ impl<'a> Simulation<'a> {
             match transfer {
                 LocalTransfer::Read(read) => {
                     let (tensor, chunk) = virtual_rank.driver.transfers.source(read);
-                    let place = Place::bank(tensor, chunk.bucket, chunk.range.clone());
+                    let place = Region::bucket(tensor, chunk.bucket, chunk.range.clone());
                     virtual_rank.device.start_readback(now, place, Vec::new());
                 }
                 LocalTransfer::KeepOnDevice(read) => self.ready(rank, read, None),

@@ -1,6 +1,6 @@
 //! Configuration of a run: its keys (`schema`, those of the model from `families`), the reader that
-//! merges and checks the values set by file and flags (`read`), refusals of unknown names (`unknown`),
-//! and the keys that have an effect without training (`effect`).
+//! merges and checks the values set by file and flags (`read`), refusals of unknown names
+//! (`unknown`), and the keys that have an effect without training (`effect`).
 
 pub mod effect;
 pub mod read;

@@ -13,7 +13,7 @@ use super::RunConfig;
 use super::schema::{DataKind, SECTIONS, TypedKeys, is_of_placement, known_key};
 use super::unknown::{unknown_key, unknown_section, value_of_other_trainers, with_section};
 use crate::families::{FAMILIES, KIND, PRESET};
-use crate::keys::{Constraint, ConstraintError, Key, Value, Words};
+use crate::keys::{ConfigEnum, Constraint, ConstraintError, Key, Value};
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]

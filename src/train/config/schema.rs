@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::families::{KIND, ModelSection, OF_SAMPLES, OF_TOKENS, keys_of_all};
 use crate::keys::{
-    ConfigValue, Constraint, ConstraintError, FRACTION, Key, Section, Value, Words, refused,
-    section, words,
+    ConfigEnum, ConfigValue, Constraint, ConstraintError, FRACTION, Key, Section, Value,
+    config_enum, refused, section,
 };
 use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
 use potluck_graph::optim::{ParameterGroup, ParameterGroupError};
@@ -181,7 +181,7 @@ impl ConfigValue for MicroBatchSize {
     }
 }
 
-words! {
+config_enum! {
     DataKind {
         DataKind::Text => "text",
         DataKind::Builtin => "builtin",

@@ -3,7 +3,7 @@
 use super::{
     DataShape, Family, FamilyError, ModelFamily, TrainedOn, check_widths, lengths, products,
 };
-use crate::keys::{Constraint, ConstraintError, FRACTION, Value, Words, section};
+use crate::keys::{ConfigEnum, Constraint, ConstraintError, FRACTION, Value, section};
 use potluck_core::format::listed;
 use potluck_graph::model::{CnnConfig, cnn};
 use potluck_graph::{Graph, Unary};

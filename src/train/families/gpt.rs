@@ -1,7 +1,7 @@
 //! Transformers of the kind of GPT-2.
 
 use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn, language};
-use crate::keys::{Constraint, ConstraintError, FRACTION, Value, Words, refused, section};
+use crate::keys::{ConfigEnum, Constraint, ConstraintError, FRACTION, Value, refused, section};
 use potluck_graph::model::gpt::{cached_gpt, next_token_gpt};
 use potluck_graph::model::names::FileName;
 use potluck_graph::model::{GPT_NAMES, GptConfig, gpt};

@@ -3,7 +3,9 @@
 use std::ops::Bound::{Excluded, Included};
 
 use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn, language};
-use crate::keys::{Constraint, ConstraintError, Section, Value, Words, refused, section, words};
+use crate::keys::{
+    ConfigEnum, Constraint, ConstraintError, Section, Value, config_enum, refused, section,
+};
 use potluck_graph::model::llama::{cached_llama, next_token_llama};
 use potluck_graph::model::names::FileName;
 use potluck_graph::model::{AttentionBias, LLAMA_NAMES, LlamaConfig, llama};
@@ -36,7 +38,7 @@ pub enum RopeScaling {
     Llama3,
 }
 
-words! {
+config_enum! {
     RopeScaling {
         RopeScaling::None => "none",
         RopeScaling::Linear => "linear",

@@ -4,7 +4,7 @@ use super::data_shape::loss_of;
 use super::{
     DataShape, Family, FamilyError, ModelFamily, TrainedOn, check_widths, lengths, products,
 };
-use crate::keys::{Constraint, ConstraintError, FRACTION, Value, Words, section};
+use crate::keys::{ConfigEnum, Constraint, ConstraintError, FRACTION, Value, section};
 use potluck_core::format::listed;
 use potluck_graph::model::{MlpConfig, mlp};
 use potluck_graph::{Graph, Unary};

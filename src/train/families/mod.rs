@@ -17,7 +17,7 @@ pub use data_shape::DataShape;
 pub use section::ModelSection;
 pub(crate) use section::{KIND, PRESET, PRESET_CONTEXT, keys_of_all};
 
-use crate::keys::{ConstraintError, Section, Value, refused, words};
+use crate::keys::{ConstraintError, Section, Value, config_enum, refused};
 use potluck_graph::model::names::FileName;
 use potluck_graph::{Graph, RotaryAngles, ShapeError, Unary};
 
@@ -290,7 +290,7 @@ fn lengths(list: &[u64]) -> Vec<usize> {
     list.iter().map(|length| *length as usize).collect()
 }
 
-words! {
+config_enum! {
     // The others are no activations of a model.
     Unary {
         Unary::Gelu => "gelu",

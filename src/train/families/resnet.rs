@@ -1,7 +1,7 @@
 //! Residual networks for small pictures.
 
 use super::{DataShape, Family, FamilyError, ModelFamily, TrainedOn};
-use crate::keys::{Constraint, Value, Words, section, words};
+use crate::keys::{ConfigEnum, Constraint, Value, config_enum, section};
 use potluck_graph::Graph;
 use potluck_graph::model::{PictureNorm, ResnetConfig, resnet};
 use potluck_graph::plan::STATISTICS_ROWS_MIN;
@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     new: || Box::new(ResnetFamily::default()),
 };
 
-words! {
+config_enum! {
     PictureNorm { PictureNorm::Batch => "batch", PictureNorm::Group => "group", }
 }
 

@@ -1,7 +1,7 @@
 //! Recurrent language models.
 
 use super::{DataShape, Family, FamilyError, ModelFamily, TrainedOn};
-use crate::keys::{Constraint, FRACTION, Value, Words, section, words};
+use crate::keys::{ConfigEnum, Constraint, FRACTION, Value, config_enum, section};
 use potluck_graph::model::rnn::next_token_rnn;
 use potluck_graph::model::{RnnConfig, rnn};
 use potluck_graph::{Cell, Graph};
@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     new: || Box::new(RnnFamily::default()),
 };
 
-words! {
+config_enum! {
     Cell { Cell::Lstm => "lstm", Cell::Gru => "gru", }
 }
 

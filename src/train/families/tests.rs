@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::keys::Words;
+use crate::keys::ConfigEnum;
 use potluck_graph::Parameter;
 use potluck_graph::model::AttentionBias;
 use potluck_graph::model::names::their_name;

@@ -29,7 +29,7 @@ use crate::runtime::placement::plans::Plans;
 use crate::signals::SignalFlags;
 use crate::spec::RunSpec;
 use crate::state::{self, StateTensors};
-use crate::task::{Ending, Task};
+use crate::task::{EvalContext, Task};
 use crate::trainer::steps::Fit;
 use crate::trainer::{FitEnd, Trainer};
 use crate::{carried, loader};
@@ -287,7 +287,7 @@ impl Run {
     /// Calls a function with the run's task and what it needs at the end of a run.
     fn at_end<R>(
         &mut self,
-        function: impl FnOnce(&dyn Task, &Ending) -> Result<R, TrainError>,
+        function: impl FnOnce(&dyn Task, &EvalContext) -> Result<R, TrainError>,
     ) -> Result<R, TrainError> {
         let told = self.trainer.notes.len();
         let held = self.trainer.hold_evaluated();
@@ -295,7 +295,7 @@ impl Run {
         held?;
         let units = self.trainer.session.placement.units();
         let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
-        let ending = Ending {
+        let ending = EvalContext {
             units: self.trainer.session.units(),
             rows: &rows,
             step: self.step(),

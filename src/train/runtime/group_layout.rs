@@ -14,7 +14,7 @@ pub struct WorkerGroupOptions {
     pub reduce_site: Vec<ReduceSite>,
     /// True if the group only all-reduces gradients: for
     /// [`potluck_parallel::gradient_all_reduce`].
-    pub is_chained: bool,
+    pub all_reduces: bool,
     /// Tensors sent between ranks.
     pub edges: EdgeLayout,
     pub trace: Option<Trace>,

@@ -15,7 +15,7 @@ mod peers;
 pub mod pipelines;
 pub mod placement;
 pub mod remote;
-mod remote_seat;
+mod remote_endpoint;
 pub(crate) mod replica_check;
 pub mod ring;
 pub mod step;

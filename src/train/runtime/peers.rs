@@ -11,7 +11,7 @@ use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::step::Peers;
 use super::trace_tracks::TraceTracks;
 use potluck_core::{ChunkId, EdgeId, EdgePiece, ReductionId, Round};
-use potluck_graph::{Place, Reduction};
+use potluck_graph::{Reduction, Region};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor, Readback};
 use potluck_parallel::collective::{Collective, ShardLayout};
@@ -151,7 +151,7 @@ impl RingPeers {
     ) -> Result<(), DeviceError> {
         let found = self.layout.chunk(chunk);
         let _span = self.tracks.staging.span(|| format!("write {found}"));
-        device.write_place(&Place::bank(tensor, found.bucket, found.range.clone()), values)
+        device.write_place(&Region::bucket(tensor, found.bucket, found.range.clone()), values)
     }
 
     fn write_piece(
@@ -206,7 +206,7 @@ impl RingPeers {
             for (edge, values) in edges.reduction(reduction).parts[own].iter().zip(&reduced) {
                 let tensor = edges.edge(*edge).tensor;
                 let range = 0..values.len();
-                device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
+                device.write_place(&Region::Tensor { tensor, micro_batch, range }, values)?;
             }
         }
         Ok(Event::Done(Token::all_reduce(reduction, micro_batch)))
@@ -340,7 +340,7 @@ impl Peers for RingPeers {
                 LocalTransfer::Read(read) => {
                     let (tensor, chunk) = self.transfers.source(read);
                     self.read_starts.push_back(Instant::now());
-                    let place = Place::bank(tensor, chunk.bucket, chunk.range.clone());
+                    let place = Region::bucket(tensor, chunk.bucket, chunk.range.clone());
                     device.start_readback(place)?;
                 }
                 LocalTransfer::KeepOnDevice(read) => self.ready(device, read, None)?,

@@ -13,7 +13,7 @@ use super::step::{Inputs, NextStates, StepInput, forward, forward_without, read_
 use super::workers::WorkerGroup;
 use potluck_core::rng::Key;
 use potluck_core::{Rank, SegmentId, TensorId};
-use potluck_graph::{Graph, PassKind, Place, Plan, Reduction, TensorLocation};
+use potluck_graph::{Graph, PassKind, Plan, Reduction, Region, TensorLocation};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, LossSums, PassContext, load};
@@ -586,7 +586,7 @@ impl ModelPipelines {
             for (&tensor, values) in tensors.iter().zip(reduced.iter()) {
                 let range = 0..values.len();
                 let micro_batch = pass.micro_batch;
-                device.write_place(&Place::Tensor { tensor, micro_batch, range }, values)?;
+                device.write_place(&Region::Tensor { tensor, micro_batch, range }, values)?;
             }
             Ok(())
         })?;
@@ -717,7 +717,7 @@ impl CrossingTensors {
             return Err(RuntimeError::Defect(format!("{tensor} is read before it is computed")));
         };
         let range = 0..values.len();
-        let place = Place::Tensor { tensor, micro_batch: pass.micro_batch, range };
+        let place = Region::Tensor { tensor, micro_batch: pass.micro_batch, range };
         group.run_on(to, "writing a tensor of a stage", move |device| {
             device.write_place(&place, &values)
         })

@@ -71,7 +71,7 @@ fn differences(
 ) -> Result<Vec<(Rank, String)>, RuntimeError> {
     let members = group.groups().of(bucket).clone();
     let mut by_rank = group.run_on_all("reading the parameters", move |_, device| {
-        device.read_bank(BucketTensor::Parameters, bucket)
+        device.read_bucket(BucketTensor::Parameters, bucket)
     })?;
     let mut held: Vec<Vec<f32>> = Vec::new();
     for (_, rank) in members.iter() {
@@ -95,7 +95,7 @@ fn differences(
         if repair {
             let values = truth.values.clone();
             group.run_on(rank, "repairing the parameters", move |device| {
-                device.write_bank(BucketTensor::Parameters, bucket, &values)
+                device.write_bucket(BucketTensor::Parameters, bucket, &values)
             })?;
         }
     }

@@ -39,14 +39,14 @@ pub struct RingChannels {
     /// Start of the device's addition in progress.
     pub(crate) adding_since: Option<Instant>,
     /// True if sums are sent to all ranks without an update in between (all-reduce).
-    pub is_chained: bool,
+    pub all_reduces: bool,
 }
 
 /// Starts a ring thread, which ends when its mailbox is closed; also returns its buffer pool.
 pub fn start(channels: RingChannels) -> std::io::Result<(thread::JoinHandle<()>, BufferPool<f32>)> {
     let layout = channels.layout.clone();
     let positions = channels.groups.positions(channels.rank);
-    let worker = RingWorker::new(layout, positions, WINDOW, channels.is_chained);
+    let worker = RingWorker::new(layout, positions, WINDOW, channels.all_reduces);
     let pool = worker.pool().clone();
     let name = format!("ring of {}", channels.rank);
     let ending = CloseOnDrop {
@@ -124,7 +124,7 @@ impl RingOutput for RingChannels {
 
     fn reduced(&mut self, round: Round, chunk: ChunkId, sum: SharedBuffer) -> Result<(), Closed> {
         // An all-reduce has no vote that needs these sums.
-        let is_voted = !self.is_chained;
+        let is_voted = !self.all_reduces;
         let (squares, not_finite) = if is_voted { norm::sum_of_squares(&sum) } else { (0.0, 0) };
         Ok(self.driver.send(DriverMsg::Reduced { round, chunk, sum, squares, not_finite })?)
     }

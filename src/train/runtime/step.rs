@@ -641,19 +641,19 @@ pub fn forward_without(
     Ok(pass)
 }
 
-/// Injects a fault for tests: changes the first value of the first updated bucket that a bank
-/// holds.
+/// Injects a fault for tests: changes the first value of the first updated bucket that a bucket
+/// tensor holds.
 fn poison(
     device: &mut dyn Executor,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
     change: impl Fn(f32) -> f32,
 ) -> Result<(), DeviceError> {
     let plan = device.plan();
     let held = plan.updated_buckets().find(|bucket| plan.holds(*bucket));
     let Some(bucket) = held else { return Ok(()) };
-    let mut values = device.read_bank(bank, bucket)?;
+    let mut values = device.read_bucket(bucket_tensor, bucket)?;
     values[0] = change(values[0]);
-    device.write_bank(bank, bucket, &values)
+    device.write_bucket(bucket_tensor, bucket, &values)
 }
 
 #[cfg(test)]

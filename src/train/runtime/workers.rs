@@ -1,8 +1,8 @@
 //! Worker group: the device and the seat of each rank, and the coordinator of their steps, which
 //! runs on the run's thread.
 
+pub(crate) mod endpoint;
 mod round;
-pub(crate) mod seat;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +15,7 @@ pub use super::group_layout::WorkerGroupOptions;
 use super::messages::CoordinatorMsg;
 use super::step::{StepInput, StepReport};
 use super::{RuntimeError, remote};
+use endpoint::{LocalEndpoint, RankEndpoint};
 use potluck_core::{DType, Nanos, Rank, Round};
 use potluck_graph::memory_layout::ALIGNMENT_BYTES;
 use potluck_graph::{Bucket, Plan};
@@ -24,12 +25,11 @@ use potluck_parallel::Program;
 use potluck_parallel::collective::{BucketGroups, ShardLayout, Topology};
 use potluck_parallel::comm::{Mailbox, nanos};
 use round::{RoundPrograms, StepRound};
-use seat::{LocalSeat, Seat};
 
 /// One rank: its device, and its connection to the other ranks.
 struct Worker {
     driver: DeviceThread,
-    seat: Seat,
+    endpoint: RankEndpoint,
 }
 
 /// All devices of a run, with their threads.
@@ -93,10 +93,10 @@ impl WorkerGroup {
         let generation = if is_spread { remote::next_generation() } else { 0 };
         let options = options.clone();
         let layout = GroupLayout { shards: Arc::new(layout), groups, options, generation };
-        let seats = seats(&drivers, &layout, &inbox)?;
+        let endpoints = endpoints(&drivers, &layout, &inbox)?;
         let mut workers = Vec::with_capacity(drivers.len());
-        for (driver, seat) in drivers.into_iter().zip(seats) {
-            workers.push(Worker { driver, seat });
+        for (driver, endpoint) in drivers.into_iter().zip(endpoints) {
+            workers.push(Worker { driver, endpoint });
         }
         let round = Round { generation, ..Round::default() };
         Ok(Self { workers, inbox, layout, ended: None, round, is_unsettled: false })
@@ -129,7 +129,7 @@ impl WorkerGroup {
     /// if there is only one rank.
     #[cfg(test)]
     pub(crate) fn pool_bytes_peak(&self, rank: Rank) -> usize {
-        self.workers[rank.index()].seat.local().map_or(0, LocalSeat::pool_bytes_peak)
+        self.workers[rank.index()].endpoint.local().map_or(0, LocalEndpoint::pool_bytes_peak)
     }
 
     /// Returns true if a rank's node reads the inputs of its steps from its own copy of the data.
@@ -317,8 +317,8 @@ impl WorkerGroup {
         }
         let round = self.begin_round(inputs)?;
         for worker in &self.workers {
-            if let Seat::Local(seat) = &worker.seat {
-                seat.restart(round);
+            if let RankEndpoint::Local(endpoint) = &worker.endpoint {
+                endpoint.restart(round);
             }
         }
         let mut round = StepRound::new(self, round, programs);
@@ -347,11 +347,11 @@ impl WorkerGroup {
     pub fn close(&mut self) {
         self.ended = Some(GroupEnd::Closed);
         for worker in &self.workers {
-            worker.seat.close("the run is over");
+            worker.endpoint.close("the run is over");
         }
         for worker in &mut self.workers {
-            if let Seat::Local(seat) = &mut worker.seat {
-                seat.join();
+            if let RankEndpoint::Local(endpoint) = &mut worker.endpoint {
+                endpoint.join();
             }
         }
         self.workers.clear();
@@ -365,11 +365,11 @@ impl Drop for WorkerGroup {
 }
 
 /// Starts the seats of these devices, by rank.
-fn seats(
+fn endpoints(
     drivers: &[DeviceThread],
     layout: &GroupLayout,
     inbox: &Mailbox<CoordinatorMsg>,
-) -> Result<Vec<Seat>, RuntimeError> {
+) -> Result<Vec<RankEndpoint>, RuntimeError> {
     let mut addresses = Vec::with_capacity(drivers.len());
     for (rank, driver) in drivers.iter().enumerate() {
         addresses.push(match driver.remote() {
@@ -379,15 +379,21 @@ fn seats(
     }
     let addresses = RankAddresses::from(addresses);
     let remote = remote::assemble(drivers, layout, &addresses, inbox)?;
-    let mut seats = Vec::with_capacity(drivers.len());
+    let mut endpoints = Vec::with_capacity(drivers.len());
     for (rank, (driver, remote)) in drivers.iter().zip(remote).enumerate() {
         let rank = Rank(rank as u32);
-        seats.push(match remote {
-            Some(seat) => Seat::Remote(seat),
-            None => Seat::Local(LocalSeat::start(rank, driver.name(), layout, &addresses, inbox)?),
+        endpoints.push(match remote {
+            Some(endpoint) => RankEndpoint::Remote(endpoint),
+            None => RankEndpoint::Local(LocalEndpoint::start(
+                rank,
+                driver.name(),
+                layout,
+                &addresses,
+                inbox,
+            )?),
         });
     }
-    Ok(seats)
+    Ok(endpoints)
 }
 
 fn closed() -> RuntimeError {

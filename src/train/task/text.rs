@@ -2,7 +2,7 @@
 
 mod sentences;
 
-use super::{Ending, FinalMeasure, Task};
+use super::{EvalContext, FinalMeasure, Task};
 use crate::error::TrainError;
 use crate::generate::{Ends, Generation, default_prompt, generate};
 use crate::sampling::{Sampling, TextMemory};
@@ -33,11 +33,11 @@ impl Task for TextTask {
         format!("vocabulary {}", self.tokenizer.vocabulary())
     }
 
-    fn measure(&self, ending: &Ending) -> Result<Option<FinalMeasure>, TrainError> {
+    fn measure(&self, ending: &EvalContext) -> Result<Option<FinalMeasure>, TrainError> {
         if !self.is_builtin {
             return Ok(None);
         }
-        let Ending { units, rows, step, seed, stop } = *ending;
+        let EvalContext { units, rows, step, seed, stop } = *ending;
         let tokenizer = &self.tokenizer;
         let request = SentenceRequest { units, tokenizer, model: self.model, rows, step, seed };
         match measure_sentences(&request, stop)? {
@@ -47,7 +47,7 @@ impl Task for TextTask {
     }
 
     /// Generates text that starts at a line break.
-    fn sample(&self, ending: &Ending, tokens: u64) -> Result<String, TrainError> {
+    fn sample(&self, ending: &EvalContext, tokens: u64) -> Result<String, TrainError> {
         let tokenizer = &self.tokenizer;
         let vocabulary = tokenizer.vocabulary();
         let sampling = Sampling { temperature: 0.8, ..Sampling::new(vocabulary, ending.seed) };

@@ -227,12 +227,12 @@ fn gradients(device: &mut dyn Executor) -> HashMap<String, Vec<f32>> {
     let graph = device.plan().graph.clone();
     let mut found = HashMap::new();
     for (bucket, layout) in device.plan().buckets.clone().iter().enumerate() {
-        let bank =
-            device.read_bank(BucketTensor::Gradients, BucketId(bucket as u32)).unwrap().to_vec();
+        let bucket_tensor =
+            device.read_bucket(BucketTensor::Gradients, BucketId(bucket as u32)).unwrap().to_vec();
         for (id, start) in &layout.parameters {
             let parameter = &graph.parameters[id.index()];
             let count = graph.tensor(parameter.tensor).shape.per_row();
-            found.insert(parameter.name.clone(), bank[*start..start + count].to_vec());
+            found.insert(parameter.name.clone(), bucket_tensor[*start..start + count].to_vec());
         }
     }
     found

@@ -112,7 +112,7 @@ enum Next {
 struct World {
     layout: Arc<ShardLayout>,
     window: usize,
-    is_chained: bool,
+    all_reduces: bool,
     members: Vec<ExchangeDriver>,
     sides: Vec<Side>,
     rounds: Vec<usize>,
@@ -121,11 +121,11 @@ struct World {
 }
 
 impl World {
-    fn new(layout: ShardLayout, window: usize, is_chained: bool, seed: u32) -> Self {
+    fn new(layout: ShardLayout, window: usize, all_reduces: bool, seed: u32) -> Self {
         let layout = Arc::new(layout);
         let member = |at| {
             let member = ExchangeDriver::new(layout.clone(), Position(at), window);
-            if is_chained { member.into_all_reduce() } else { member }
+            if all_reduces { member.into_all_reduce() } else { member }
         };
         let members = (0..layout.size).map(member).collect();
         // Every third rank adds on its device.
@@ -140,7 +140,7 @@ impl World {
             side.result = side.own.clone();
         }
         let (rounds, dice) = (vec![0; layout.size as usize], Dice(seed, 0));
-        Self { layout, window, is_chained, members, sides, rounds, next: Vec::new(), dice }
+        Self { layout, window, all_reduces, members, sides, rounds, next: Vec::new(), dice }
     }
 
     /// A member's buckets become ready, in order, each at some time.
@@ -166,7 +166,7 @@ impl World {
             self.next.push(Next::Added { at });
         }
         for chunk in side.reduced.drain(..) {
-            if !self.is_chained {
+            if !self.all_reduces {
                 let chunks = VecDeque::from([chunk]);
                 self.next.push(Next::Ready { at, kind: CollectiveKind::AllGather, chunks });
             }
@@ -268,8 +268,8 @@ fn bits(values: &[Vec<f32>]) -> Vec<Vec<u32>> {
 }
 
 /// Each rank goes through the rounds at its own pace, with the expected bits in each.
-fn run(layout: ShardLayout, window: usize, is_chained: bool, seed: u32, rounds: usize) {
-    let mut world = World::new(layout, window, is_chained, seed);
+fn run(layout: ShardLayout, window: usize, all_reduces: bool, seed: u32, rounds: usize) {
+    let mut world = World::new(layout, window, all_reduces, seed);
     let ranks = world.layout.size as usize;
     let expected: Vec<_> = (0..rounds as u32)
         .map(|round| {
@@ -330,11 +330,11 @@ proptest! {
         align in 1..=64usize,
         chunk_max in 64..200usize,
         window in 1..=4usize,
-        is_chained: bool,
+        all_reduces: bool,
         seed: u32,
     ) {
         let layout = ShardLayout::new(topology, world, &lengths, align, chunk_max);
-        run(layout, window, is_chained, seed, 3);
+        run(layout, window, all_reduces, seed, 3);
     }
 }
 

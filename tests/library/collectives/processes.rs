@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use potluck_core::Rank;
 use potluck_net::Secret;
-use potluck_net::nodes::{ClusterOptions, ConnectNews, First, connect};
+use potluck_net::nodes::{ClusterOptions, ConnectEvent, First, connect};
 use potluck_parallel::comm::{GroupError, ProcessGroup, ReduceOp, Transferable};
 
 use super::dice::Dice;
@@ -23,7 +23,7 @@ fn any_port() -> std::net::SocketAddr {
 fn host(nodes: u32, code: &str, tell: Sender<String>) -> ClusterOptions {
     let mut options = ClusterOptions::host(any_port(), nodes, Secret::parse(code).unwrap());
     options.on_news = Box::new(move |news| {
-        if let ConnectNews::Listening(address) = news {
+        if let ConnectEvent::Listening(address) = news {
             tell.send(address.to_string()).unwrap();
         }
     });

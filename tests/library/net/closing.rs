@@ -88,7 +88,7 @@ impl Receiver for Reluctant {
         unreachable!("none begins")
     }
 
-    fn data(&self, tag: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn Landing>, String> {
+    fn data(&self, tag: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
         self.0.data(tag, 10)
     }
 
@@ -162,7 +162,11 @@ fn sender_waiting_wakes_at_the_end() {
         fn blob(&self, _: u64, _: Vec<u8>) -> Result<(), String> {
             Ok(())
         }
-        fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+        fn data(
+            &self,
+            tag: &[u8; TAG_BYTES],
+            bytes: usize,
+        ) -> Result<Box<dyn ReceiveBuffer>, String> {
             if let Some(wait) = self.1.lock().unwrap().take() {
                 let _ = wait.recv_timeout(PATIENCE);
             }

@@ -19,7 +19,7 @@ fn code_of_other_gets_no_answer() {
     let (address, after) = (b.local_addr(), Duration::from_millis(200));
     for _ in 0..3 {
         let error = a.dial(address, after).unwrap_err();
-        assert_eq!(error, NetError::NoAnswer { address, after });
+        assert_eq!(error, NetError::RpcError { address, after });
         assert!(
             error.to_string().contains("does not answer those who have another one"),
             "{error}"
@@ -42,7 +42,7 @@ fn silence_names_address_and_udp() {
     let after = Duration::from_millis(200);
     let error = endpoint(&secret(), b"").dial(address, after).unwrap_err();
     assert!(started.elapsed() < PATIENCE);
-    assert_eq!(error, NetError::NoAnswer { address, after });
+    assert_eq!(error, NetError::RpcError { address, after });
     let text = error.to_string();
     assert!(text.contains(&address.to_string()) && text.contains("UDP"), "{text}");
 }

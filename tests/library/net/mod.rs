@@ -12,7 +12,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use potluck_net::{
-    CloseReason, Endpoint, EndpointOptions, Landing, Link, PendingPeer, Receiver, Secret, TAG_BYTES,
+    CloseReason, Endpoint, EndpointOptions, Link, PendingPeer, ReceiveBuffer, Receiver, Secret,
+    TAG_BYTES,
 };
 
 /// Longest wait for something that must happen.
@@ -100,9 +101,9 @@ impl Log {
     }
 }
 
-struct Place(Arc<Entries>, [u8; TAG_BYTES], Vec<u8>);
+struct Region(Arc<Entries>, [u8; TAG_BYTES], Vec<u8>);
 
-impl Landing for Place {
+impl ReceiveBuffer for Region {
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.2
     }
@@ -125,8 +126,8 @@ impl Receiver for Log {
         self.0.add(Arrival::Blob(id, bytes))
     }
 
-    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
-        Ok(Box::new(Place(self.0.clone(), *tag, vec![0; bytes])))
+    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
+        Ok(Box::new(Region(self.0.clone(), *tag, vec![0; bytes])))
     }
 
     fn closed(&self, why: &CloseReason) {

@@ -673,10 +673,10 @@ fn a_call_beyond_the_limits_leaves_the_kernel_to_others() {
         let mut beyond = right.clone();
         beyond.dispatches[0].groups[1] = gpu.limits.workgroups + 1;
         let mut kernels = KernelSelector::new(KernelCache::in_memory());
-        assert_eq!(kernels.standing(gpu, &call, &beyond).unwrap(), Standing::Refused);
+        assert_eq!(kernels.standing(gpu, &call, &beyond).unwrap(), KernelStatus::Refused);
         let error = kernels.uncertified(gpu, &call, &beyond).to_string();
         assert!(error.contains("is not of 1 to"), "{error}");
-        assert_eq!(kernels.standing(gpu, &call, &right).unwrap(), Standing::Certified);
+        assert_eq!(kernels.standing(gpu, &call, &right).unwrap(), KernelStatus::Certified);
     });
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::exec::Readback;
 use potluck_core::{DType, Lock};
-use potluck_graph::Place;
+use potluck_graph::Region;
 
 /// Buffer pool of readbacks.
 struct Spares {
@@ -71,7 +71,7 @@ impl ReadbackQueue {
     }
 
     /// Appends `copy`, the values of a place in a buffer of this queue that has room for them.
-    pub fn begin(&mut self, place: Place, copy: Vec<f32>) {
+    pub fn begin(&mut self, place: Region, copy: Vec<f32>) {
         let values = Box::new(Copied { values: copy, spares: self.spares.clone() });
         self.begun.push_back(Readback { place, values });
     }
@@ -122,7 +122,7 @@ mod tests {
     fn begin(pieces: &mut ReadbackQueue, value: f32, count: usize) {
         let mut copy = pieces.buffer(count);
         copy.resize(count, value);
-        pieces.begin(Place::bank(BucketTensor::Gradients, BucketId(0), 0..count), copy);
+        pieces.begin(Region::bucket(BucketTensor::Gradients, BucketId(0), 0..count), copy);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! bounded duration.
 
 mod add;
-mod banks;
+mod bucket_tensors;
 mod limits;
 #[cfg(test)]
 mod pace_tests;
@@ -38,13 +38,13 @@ use crate::ops::norm::NormSlots;
 use crate::{BindGroups, Binding, Caps, Operand, Variant, twin};
 use add::PartialSumAdder;
 pub use add::adder_bytes;
-use banks::Banks;
+use bucket_tensors::BucketTensors;
 pub use limits::tensor_bytes_max;
 use potluck_core::arithmetic::gcd;
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensorView, TensorId};
 use potluck_graph::{
-    DeviceState, MomentFormat, Node, Place, Plan, SlotKind, TensorLocation, Update, UpdateRange,
+    DeviceState, MomentFormat, Node, Plan, Region, SlotKind, TensorLocation, Update, UpdateRange,
 };
 use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
@@ -59,8 +59,8 @@ type NodeKey = (usize, usize, usize, bool);
 /// more.
 const ROWS_KEPT: usize = 8;
 
-/// Key of a prepared update: the updated bank and bucket, the start of its range, and the entry
-/// point of its shader.
+/// Key of a prepared update: the updated bucket tensor and bucket, the start of its range, and the
+/// entry point of its shader.
 type UpdateKey = (BucketTensor, BucketId, usize, &'static str);
 
 /// Executor of a plan with all its tensors on a GPU. See [`Executor`].
@@ -74,7 +74,7 @@ pub struct GpuExecutor {
     slots: Vec<Vec<wgpu::Buffer>>,
     /// Per state of the graph; `None` if no node of the plan uses it.
     states: Vec<Option<wgpu::Buffer>>,
-    banks: Banks,
+    bucket_tensors: BucketTensors,
     loss: wgpu::Buffer,
     loss_counter: LossCounter,
     /// Partial sums of the first stage of the norms of all buckets: pairs of a sum of squares and a
@@ -142,8 +142,8 @@ impl GpuExecutor {
             }
             slots.push(copies);
         }
-        let banks = Banks::new(&gpu, &plan, &moments)?;
-        let norm_slots = NormSlots::new(banks.shards.lengths(BucketTensor::Gradients));
+        let bucket_tensors = BucketTensors::new(&gpu, &plan, &moments)?;
+        let norm_slots = NormSlots::new(bucket_tensors.shards.lengths(BucketTensor::Gradients));
         let norms_bytes = (2 * plan.buckets.len() * DType::F32.bytes()) as u64;
         let mut states = Vec::with_capacity(plan.graph.states.len());
         for state in &plan.graph.states {
@@ -152,7 +152,7 @@ impl GpuExecutor {
         let mut executor = Self {
             slots,
             states,
-            banks,
+            bucket_tensors,
             loss: gpu.storage("loss", (plan.graph.loss_length() * DType::F32.bytes()) as u64)?,
             loss_counter: LossCounter::new(&plan),
             norm_parts: gpu
@@ -202,7 +202,7 @@ impl GpuExecutor {
     }
 
     fn prepare_norms(&mut self, norm_slots: NormSlots) -> Result<(), DeviceError> {
-        for (index, gradients) in self.banks.gradients.iter().enumerate() {
+        for (index, gradients) in self.bucket_tensors.gradients.iter().enumerate() {
             let Some(gradients) = gradients else {
                 self.norm_tasks.push(None);
                 continue;
@@ -234,10 +234,10 @@ impl GpuExecutor {
                 (&copies[micro_batch % copies.len()], 0)
             }
             TensorLocation::Parameter { bucket, start } => {
-                (self.banks.buffer(BucketTensor::Parameters, bucket), start)
+                (self.bucket_tensors.buffer(BucketTensor::Parameters, bucket), start)
             }
             TensorLocation::Gradient { bucket, start } => {
-                (self.banks.buffer(BucketTensor::Gradients, bucket), start)
+                (self.bucket_tensors.buffer(BucketTensor::Gradients, bucket), start)
             }
             TensorLocation::State(state) => match &self.states[state.index()] {
                 Some(buffer) => (buffer, 0),
@@ -333,7 +333,7 @@ impl GpuExecutor {
         range: &UpdateRange,
     ) -> Result<UpdateKey, DeviceError> {
         check_rounding(&self.plan, update, range);
-        let range = self.banks.shards.update(bucket, range);
+        let range = self.bucket_tensors.shards.update(bucket, range);
         let dispatch = self.kernels.update(&self.gpu, update, &range)?;
         let key = (target, bucket, range.start, dispatch.shader.entry);
         if let Some(task) = self.updates.get_mut(&key) {
@@ -343,7 +343,7 @@ impl GpuExecutor {
                 &self.gpu,
                 &mut self.kernels.pipelines,
                 &[dispatch],
-                &|operand| self.banks.update_operand(operand, target, bucket),
+                &|operand| self.bucket_tensors.update_operand(operand, target, bucket),
                 update_cost(update, &range),
             )?;
             self.updates.insert(key, task);
@@ -388,14 +388,14 @@ impl GpuExecutor {
     ///
     /// # Panics
     /// If the device does not hold all of them.
-    fn buffer_of(&self, place: &Place) -> (wgpu::Buffer, u64) {
+    fn buffer_of(&self, place: &Region) -> (wgpu::Buffer, u64) {
         match place {
-            Place::Bank { bank, bucket, range } => {
-                check_parts(&self.plan, *bank);
-                let (buffer, bytes) = self.banks.place(*bank, *bucket, range);
+            Region::Bucket { bucket_tensor, bucket, range } => {
+                check_parts(&self.plan, *bucket_tensor);
+                let (buffer, bytes) = self.bucket_tensors.place(*bucket_tensor, *bucket, range);
                 (buffer, bytes.start)
             }
-            Place::Tensor { tensor, micro_batch, range } => {
+            Region::Tensor { tensor, micro_batch, range } => {
                 let copies = &self.slots[slot_of(&self.plan, *tensor, range).index()];
                 let dtype = self.plan.graph.tensor(*tensor).dtype;
                 let offset = (range.start * dtype.bytes()) as u64;
@@ -515,7 +515,7 @@ impl Executor for GpuExecutor {
     fn begin_step(&mut self) -> Result<(), DeviceError> {
         self.stream.begin_step()?;
         self.loss_counter.begin_step();
-        for buffer in self.banks.gradients.iter().flatten().chain([&self.loss]) {
+        for buffer in self.bucket_tensors.gradients.iter().flatten().chain([&self.loss]) {
             self.stream.preserve_readbacks(buffer, 0..buffer.size())?;
             self.stream.clear(buffer);
         }
@@ -591,8 +591,8 @@ impl Executor for GpuExecutor {
         let Some(task) = self.updates.get(&key) else { return Ok(()) };
         let changed = range.start..range.start + range.length;
         let moments = (0..update.moments()).map(BucketTensor::Moment);
-        for bank in [BucketTensor::Parameters].into_iter().chain(moments) {
-            let (buffer, bytes) = self.banks.place(bank, bucket, &changed);
+        for bucket_tensor in [BucketTensor::Parameters].into_iter().chain(moments) {
+            let (buffer, bytes) = self.bucket_tensors.place(bucket_tensor, bucket, &changed);
             self.stream.preserve_readbacks(&buffer, bytes)?;
         }
         self.stream.run(task)
@@ -607,7 +607,7 @@ impl Executor for GpuExecutor {
         if elements.is_empty() {
             return Ok(());
         }
-        let (buffer, bytes) = self.banks.place(BucketTensor::Average, bucket, &elements);
+        let (buffer, bytes) = self.bucket_tensors.place(BucketTensor::Average, bucket, &elements);
         self.stream.preserve_readbacks(&buffer, bytes)?;
         let update = Update::of_average(weight);
         let range = UpdateRange::of_average(elements);
@@ -642,13 +642,17 @@ impl Executor for GpuExecutor {
         Ok(values)
     }
 
-    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
-        let length = self.banks.shards.held(bank, bucket).len();
+    fn read_bucket(
+        &mut self,
+        bucket_tensor: BucketTensor,
+        bucket: BucketId,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let length = self.bucket_tensors.shards.held(bucket_tensor, bucket).len();
         if length == 0 {
             return Ok(Vec::new());
         }
-        let buffer = self.banks.buffer(bank, bucket).clone();
-        match self.plan.options.moments.of_bank(bank) {
+        let buffer = self.bucket_tensors.buffer(bucket_tensor, bucket).clone();
+        match self.plan.options.moments.of_bucket_tensor(bucket_tensor) {
             MomentFormat::F32 => self.read_range(&buffer, 0, length),
             MomentFormat::Bf16 => {
                 let mut words = vec![0u32; MomentFormat::Bf16.words(length)];
@@ -659,13 +663,13 @@ impl Executor for GpuExecutor {
         }
     }
 
-    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
-        let format = self.plan.options.moments.of_bank(bank);
-        let length = format.words(self.banks.shards.held(bank, bucket).len());
+    fn hash(&mut self, bucket_tensor: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
+        let format = self.plan.options.moments.of_bucket_tensor(bucket_tensor);
+        let length = format.words(self.bucket_tensors.shards.held(bucket_tensor, bucket).len());
         if length == 0 {
             return Ok(hash::fast(&[], 0));
         }
-        let words = self.banks.buffer(bank, bucket).clone();
+        let words = self.bucket_tensors.buffer(bucket_tensor, bucket).clone();
         let parts = self.norm_parts.size() as usize / (2 * DType::F32.bytes());
         let dispatches = self.kernels.hash(&self.gpu, length, parts)?;
         let task = PreparedKernel::new(
@@ -681,22 +685,22 @@ impl Executor for GpuExecutor {
         Ok(hash::join(lanes))
     }
 
-    fn write_bank(
+    fn write_bucket(
         &mut self,
-        bank: BucketTensor,
+        bucket_tensor: BucketTensor,
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
-        let held = self.banks.shards.held(bank, bucket);
-        assert_eq!(held.len(), values.len(), "a bank is written whole");
+        let held = self.bucket_tensors.shards.held(bucket_tensor, bucket);
+        assert_eq!(held.len(), values.len(), "a bucket tensor is written whole");
         if !held.is_empty() {
-            match self.plan.options.moments.of_bank(bank) {
+            match self.plan.options.moments.of_bucket_tensor(bucket_tensor) {
                 MomentFormat::F32 => {
-                    self.write_place(&Place::bank(bank, bucket, held), values)?;
+                    self.write_place(&Region::bucket(bucket_tensor, bucket, held), values)?;
                 }
                 MomentFormat::Bf16 => {
                     let words = bf16_moments::to_nearest(values);
-                    let buffer = self.banks.buffer(bank, bucket).clone();
+                    let buffer = self.bucket_tensors.buffer(bucket_tensor, bucket).clone();
                     self.stream.upload(&buffer, 0, bytemuck::cast_slice(&words))?;
                 }
             }
@@ -707,7 +711,7 @@ impl Executor for GpuExecutor {
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
         // Prepared updates bind the old moments and averages.
         self.updates.clear();
-        self.banks.set_moments(&self.gpu, &self.plan, &moments)?;
+        self.bucket_tensors.set_moments(&self.gpu, &self.plan, &moments)?;
         if moments.owned.is_some() {
             self.stream.readback_queue.make(&self.gpu)?;
         }
@@ -715,10 +719,10 @@ impl Executor for GpuExecutor {
     }
 
     fn owned(&self, bucket: BucketId) -> Range<usize> {
-        self.banks.shards.owned(bucket)
+        self.bucket_tensors.shards.owned(bucket)
     }
 
-    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
+    fn start_readback(&mut self, place: Region) -> Result<(), DeviceError> {
         assert!(place.length() <= self.readback_elements_max(), "{place} is longer than a piece");
         let (source, offset) = self.buffer_of(&place);
         self.stream.start_readback(ReadbackRequest { place, source, offset })
@@ -736,7 +740,7 @@ impl Executor for GpuExecutor {
         self.stream.readback_queue.elements()
     }
 
-    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError> {
+    fn write_place(&mut self, place: &Region, values: &[f32]) -> Result<(), DeviceError> {
         assert_eq!(place.length(), values.len(), "{place} is written whole");
         let (target, offset) = self.buffer_of(place);
         self.stream.preserve_readbacks(&target, offset..offset + size_of_val(values) as u64)?;
@@ -756,7 +760,7 @@ impl Executor for GpuExecutor {
         partial: &mut [f32],
     ) -> Result<(), DeviceError> {
         let range = start..start + partial.len();
-        let (source, bytes) = self.banks.place(BucketTensor::Gradients, bucket, &range);
+        let (source, bytes) = self.bucket_tensors.place(BucketTensor::Gradients, bucket, &range);
         let elements = self.stream.readback_queue.elements();
         let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, elements)?;
         adder.add(&mut self.stream, &mut self.kernels, &source, bytes.start, partial)

@@ -19,7 +19,7 @@ fn plan() -> Plan {
 }
 
 fn bits(device: &mut GpuExecutor) -> Vec<u32> {
-    let values = device.read_bank(BucketTensor::Parameters, BucketId(0)).unwrap();
+    let values = device.read_bucket(BucketTensor::Parameters, BucketId(0)).unwrap();
     values.iter().map(|v| v.to_bits()).collect()
 }
 

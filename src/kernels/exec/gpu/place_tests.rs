@@ -39,7 +39,7 @@ fn values(start: usize) -> Vec<f32> {
 fn begin(device: &mut dyn Executor, tensor: TensorId, micro_batch: usize) {
     for start in (0..ROWS * WIDTH).step_by(64) {
         let range = start..start + 64;
-        device.start_readback(Place::Tensor { tensor, micro_batch, range }).unwrap();
+        device.start_readback(Region::Tensor { tensor, micro_batch, range }).unwrap();
     }
 }
 
@@ -49,7 +49,7 @@ fn take(device: &mut dyn Executor, tensor: TensorId, micro_batch: usize) -> Vec<
     for start in (0..ROWS * WIDTH).step_by(64) {
         let piece = device.next_readback(true).unwrap().unwrap();
         let range = start..start + 64;
-        assert_eq!(piece.place, Place::Tensor { tensor, micro_batch, range });
+        assert_eq!(piece.place, Region::Tensor { tensor, micro_batch, range });
         all.extend_from_slice(piece.values());
     }
     all
@@ -82,20 +82,20 @@ fn tensors_are_read_back_and_written_in_the_copy_of_a_micro_batch() {
     let (tensor, _) = stashed(&plan);
     for mut device in devices(&plan, 64) {
         let device = device.as_mut();
-        let whole = |micro_batch| Place::Tensor { tensor, micro_batch, range: 0..ROWS * WIDTH };
+        let whole = |micro_batch| Region::Tensor { tensor, micro_batch, range: 0..ROWS * WIDTH };
         device.write_place(&whole(0), &values(1)).unwrap();
         device.write_place(&whole(3), &values(1000)).unwrap();
-        let part = Place::Tensor { tensor, micro_batch: 4, range: 100..103 };
+        let part = Region::Tensor { tensor, micro_batch: 4, range: 100..103 };
         device.write_place(&part, &[-1.0, -2.0, -3.0]).unwrap();
         let mut first = values(1);
         first[100..103].copy_from_slice(&[-1.0, -2.0, -3.0]);
         begin(device, tensor, 2);
         // Readbacks of both kinds share one order.
-        let bank = Place::bank(BucketTensor::Parameters, BucketId(1), 5..6);
-        device.start_readback(bank.clone()).unwrap();
+        let bucket_tensor = Region::bucket(BucketTensor::Parameters, BucketId(1), 5..6);
+        device.start_readback(bucket_tensor.clone()).unwrap();
         begin(device, tensor, 1);
         assert!(take(device, tensor, 2) == first, "{}", device.name());
-        assert_eq!(device.next_readback(true).unwrap().unwrap().place, bank);
+        assert_eq!(device.next_readback(true).unwrap().unwrap().place, bucket_tensor);
         assert!(take(device, tensor, 1) == values(1000), "{}", device.name());
         assert!(device.read(tensor, &pass_of(6)).unwrap() == first, "{}", device.name());
     }
@@ -111,7 +111,8 @@ fn a_waiting_readback_keeps_the_values_of_its_start() {
     let plan = with_copies(2);
     let (tensor, node) = stashed(&plan);
     let input = plan.graph.input("target").unwrap();
-    let whole = |tensor, micro_batch| Place::Tensor { tensor, micro_batch, range: 0..ROWS * WIDTH };
+    let whole =
+        |tensor, micro_batch| Region::Tensor { tensor, micro_batch, range: 0..ROWS * WIDTH };
     let ones = vec![1.0; ROWS * WIDTH];
     let changes: [(TensorId, Change); 3] = [
         (tensor, &|device, micro_batch| {
@@ -167,7 +168,7 @@ fn gradients(device: &mut dyn Executor, numbers: [usize; 2], interleaved: bool) 
     for (bucket, layout) in plan.buckets.iter().enumerate() {
         let values: Vec<f32> = (0..layout.length).map(|i| (i as f32 * 0.37).sin()).collect();
         let bucket = BucketId(bucket as u32);
-        device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
+        device.write_bucket(BucketTensor::Parameters, bucket, &values).unwrap();
     }
     device.begin_step().unwrap();
     let load = |device: &mut dyn Executor, which: usize| {
@@ -205,7 +206,7 @@ fn gradients(device: &mut dyn Executor, numbers: [usize; 2], interleaved: bool) 
     }
     let mut bits = Vec::new();
     for bucket in 0..plan.buckets.len() as u32 {
-        let values = device.read_bank(BucketTensor::Gradients, BucketId(bucket)).unwrap();
+        let values = device.read_bucket(BucketTensor::Gradients, BucketId(bucket)).unwrap();
         bits.extend(values.iter().map(|value| value.to_bits()));
     }
     bits
@@ -283,11 +284,13 @@ fn buckets_that_are_not_held_are_empty() {
     let samples = HostTensorView::Int(&[7; ROWS]);
     for mut device in devices(&plan, 64) {
         let device = device.as_mut();
-        for bank in [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(1)] {
-            assert!(device.read_bank(bank, other).unwrap().is_empty());
-            assert_eq!(device.hash(bank, other).unwrap(), hash::fast(&[], 0));
-            device.write_bank(bank, other, &[]).unwrap();
-            assert_eq!(device.read_bank(bank, held).unwrap().len(), WIDTH * WIDTH);
+        for bucket_tensor in
+            [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(1)]
+        {
+            assert!(device.read_bucket(bucket_tensor, other).unwrap().is_empty());
+            assert_eq!(device.hash(bucket_tensor, other).unwrap(), hash::fast(&[], 0));
+            device.write_bucket(bucket_tensor, other, &[]).unwrap();
+            assert_eq!(device.read_bucket(bucket_tensor, held).unwrap().len(), WIDTH * WIDTH);
         }
         assert_eq!((device.owned(other), device.owned(held)), (0..0, 0..WIDTH * WIDTH));
         // Inputs of the other block are ignored.
@@ -297,7 +300,7 @@ fn buckets_that_are_not_held_are_empty() {
             let given = if is_samples { samples } else { HostTensorView::Float(&floats) };
             device.set_input(id, 0, given).unwrap();
         }
-        device.write_bank(BucketTensor::Parameters, held, &[0.5; WIDTH * WIDTH]).unwrap();
+        device.write_bucket(BucketTensor::Parameters, held, &[0.5; WIDTH * WIDTH]).unwrap();
         device.begin_step().unwrap();
         let mine: Vec<_> = plan.segments.iter().filter(|s| s.block == 1).cloned().collect();
         for segment in &mine {
@@ -366,7 +369,7 @@ fn staging_of_a_part_has_room_for_tensors() {
     assert_eq!(staged(&part), 2 * ROWS * WIDTH * DType::F32.bytes());
     for mut device in executors(&part) {
         let (tensor, range) = (part.graph.input("target").unwrap(), 0..ROWS * WIDTH);
-        let place = Place::Tensor { tensor, micro_batch: 0, range };
+        let place = Region::Tensor { tensor, micro_batch: 0, range };
         device.write_place(&place, &values(5)).unwrap();
         device.start_readback(place).unwrap();
         let read = device.next_readback(true).unwrap().unwrap();

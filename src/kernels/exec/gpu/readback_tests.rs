@@ -9,18 +9,18 @@ use super::*;
 /// Writes elements of a bucket from `start` on.
 fn write(
     device: &mut GpuExecutor,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
     bucket: BucketId,
     start: usize,
     values: &[f32],
 ) {
-    let place = Place::bank(bank, bucket, start..start + values.len());
+    let place = Region::bucket(bucket_tensor, bucket, start..start + values.len());
     device.write_place(&place, values).unwrap();
 }
 
 /// Returns the elements of a bucket that a readback covers.
 fn range(readback: &Readback) -> Range<usize> {
-    let Place::Bank { range, .. } = &readback.place else { panic!("{}", readback.place) };
+    let Region::Bucket { range, .. } = &readback.place else { panic!("{}", readback.place) };
     range.clone()
 }
 
@@ -34,7 +34,7 @@ fn begin(device: &mut GpuExecutor, size: usize) -> usize {
     let length = device.plan.buckets[0].length;
     for start in (0..length).step_by(size) {
         let range = start..length.min(start + size);
-        device.start_readback(Place::bank(BucketTensor::Gradients, BucketId(0), range)).unwrap();
+        device.start_readback(Region::bucket(BucketTensor::Gradients, BucketId(0), range)).unwrap();
     }
     length.div_ceil(size)
 }
@@ -150,7 +150,7 @@ fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
         let (first, second) = (BucketId(0), BucketId(1));
         fill(&mut device);
         let before: Vec<f32> = (0..device.plan.buckets[0].length).map(|i| i as f32).collect();
-        device.write_bank(BucketTensor::Gradients, first, &before).unwrap();
+        device.write_bucket(BucketTensor::Gradients, first, &before).unwrap();
         let held = with_full_slots(&mut device);
         let (slots, made) = (held.len(), device.gpu.allocation_count());
         let copied = 500 * slots;
@@ -196,9 +196,9 @@ fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
         };
         update(&mut device, owned.start);
         device.stream.readback_queue = ReadbackQueue::new(256, ReadbackBudget::new(256, &[256]));
-        let begin = |device: &mut GpuExecutor, bank: BucketTensor, all: Range<usize>| {
+        let begin = |device: &mut GpuExecutor, bucket_tensor: BucketTensor, all: Range<usize>| {
             for start in all.step_by(256) {
-                let place = Place::bank(bank, BucketId(0), start..start + 256);
+                let place = Region::bucket(bucket_tensor, BucketId(0), start..start + 256);
                 device.start_readback(place).unwrap();
             }
         };

@@ -13,7 +13,7 @@ use crate::device::{DeviceError, Gpu, Mapping, ReadMethod, mapped_reads};
 use crate::exec::Readback;
 use crate::exec::staging::ReadbackBudget;
 use potluck_core::DType;
-use potluck_graph::Place;
+use potluck_graph::Region;
 
 /// Batching of copies: after all slots were taken, waiting copies are recorded only once this
 /// fraction (one in `BATCH`) of the slots is free.
@@ -23,7 +23,7 @@ const WHAT: &str = "a piece on its way back";
 
 /// Request for a readback.
 pub(crate) struct ReadbackRequest {
-    pub place: Place,
+    pub place: Region,
     /// Source of the copy: a buffer, and a position in bytes.
     pub source: wgpu::Buffer,
     pub offset: u64,

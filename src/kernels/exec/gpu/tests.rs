@@ -66,7 +66,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 pub fn fill(device: &mut GpuExecutor) {
     for bucket in 0..device.plan.buckets.len() as u32 {
         let values = numbers(device.plan.buckets[bucket as usize].length, u64::from(bucket));
-        device.write_bank(BucketTensor::Parameters, BucketId(bucket), &values).unwrap();
+        device.write_bucket(BucketTensor::Parameters, BucketId(bucket), &values).unwrap();
     }
 }
 
@@ -160,7 +160,7 @@ fn a_pass_with_another_loss_scale_has_gradients_with_that_factor() {
             for segment in &plan.segments {
                 device.run(segment.nodes.clone(), &of_training).unwrap();
             }
-            let read = |bucket| device.read_bank(BucketTensor::Gradients, bucket).unwrap();
+            let read = |bucket| device.read_bucket(BucketTensor::Gradients, bucket).unwrap();
             buckets.clone().flat_map(read).collect()
         };
         let plain = gradients(1.0);
@@ -208,18 +208,18 @@ fn transfers_longer_than_the_rings_arrive_whole_and_in_order() {
         (0..length as u32).map(|i| f32::from_bits((i + start) % 0x7F00_0000)).collect()
     };
     for mut device in executors(&plan) {
-        for bank in [BucketTensor::Parameters, BucketTensor::Moment(1)] {
-            let start = if bank == BucketTensor::Parameters { 0 } else { 1 << 20 };
-            device.write_bank(bank, BucketId(0), &values(start)).unwrap();
+        for bucket_tensor in [BucketTensor::Parameters, BucketTensor::Moment(1)] {
+            let start = if bucket_tensor == BucketTensor::Parameters { 0 } else { 1 << 20 };
+            device.write_bucket(bucket_tensor, BucketId(0), &values(start)).unwrap();
         }
         let made = device.gpu.allocation_count();
-        let read = device.read_bank(BucketTensor::Parameters, BucketId(0)).unwrap();
+        let read = device.read_bucket(BucketTensor::Parameters, BucketId(0)).unwrap();
         assert!(read == values(0), "{}: parameters", device.name());
         // Overwritten after it was read, and before it is read again.
-        device.write_bank(BucketTensor::Parameters, BucketId(0), &values(77)).unwrap();
-        let read = device.read_bank(BucketTensor::Moment(1), BucketId(0)).unwrap();
+        device.write_bucket(BucketTensor::Parameters, BucketId(0), &values(77)).unwrap();
+        let read = device.read_bucket(BucketTensor::Moment(1), BucketId(0)).unwrap();
         assert!(read == values(1 << 20), "{}: moments", device.name());
-        let read = device.read_bank(BucketTensor::Parameters, BucketId(0)).unwrap();
+        let read = device.read_bucket(BucketTensor::Parameters, BucketId(0)).unwrap();
         assert!(read == values(77), "{}: parameters again", device.name());
         assert_eq!(
             device.gpu.allocation_count(),
@@ -265,7 +265,7 @@ fn an_evaluation_of_batch_norm_after_a_pass_of_training_takes_the_running_averag
     for mut device in executors(&plan) {
         for bucket in 0..plan.buckets.len() {
             let ones = vec![1.0; plan.buckets[bucket].length];
-            device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &ones).unwrap();
+            device.write_bucket(BucketTensor::Parameters, BucketId(bucket as u32), &ones).unwrap();
         }
         let values = [1.0, 2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0];
         let output = plan.graph.nodes[node].outputs[0];
@@ -284,7 +284,7 @@ fn an_evaluation_of_batch_norm_after_a_pass_of_training_takes_the_running_averag
 #[test]
 fn slow_steps_are_cut_into_more_submissions_with_the_same_bits() {
     let bits = |device: &mut GpuExecutor| {
-        let values = device.read_bank(BucketTensor::Parameters, BucketId(1)).unwrap();
+        let values = device.read_bucket(BucketTensor::Parameters, BucketId(1)).unwrap();
         values.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
     };
     let plan = plan(64);

@@ -175,7 +175,7 @@ fn head_key(key: Key, h: usize) -> Key {
 /// kernel.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = AttentionSizes::of(call);
-    if caps.suits_hardware()
+    if caps.wants_gpu_variants()
         && let Some(matrix) = caps.cooperative
         && let Some(tile) = coop::chosen(call, &sizes, caps)
     {
@@ -257,7 +257,7 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
             variants.push(Variant::new(tile.name, dispatches));
         }
     }
-    if caps.suits_software() || variants.is_empty() {
+    if caps.wants_cpu_driver_variants() || variants.is_empty() {
         variants.insert(0, Variant::new("attention", plain(call)));
     }
     variants

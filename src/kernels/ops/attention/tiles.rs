@@ -54,7 +54,7 @@ impl AttentionTile {
         let queries = self.arrangement("forward", sizes.d).rows();
         let is_filled = self == TILES[0] || 2 * sizes.t >= queries;
         let has_room = self.workgroup_bytes <= caps.workgroup_bytes;
-        caps.suits_hardware() && has_room && is_filled
+        caps.wants_gpu_variants() && has_room && is_filled
     }
 
     /// Returns the arrangement for an entry point and heads of `d` columns. For more than 32

@@ -251,7 +251,7 @@ fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = CachedSizes::of(call);
     let lanes = sizes.lanes();
     match sizes.span(lanes) {
-        Some(span) if caps.suits_hardware() => split(&sizes, lanes, span),
+        Some(span) if caps.wants_gpu_variants() => split(&sizes, lanes, span),
         _ => vec![whole(&sizes, lanes)],
     }
 }
@@ -270,7 +270,7 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     }
     for (lanes, name) in &named {
         if let Some(span) = sizes.span(*lanes)
-            && caps.suits_hardware()
+            && caps.wants_gpu_variants()
         {
             variants.push(Variant::new(format!("{name}_split"), split(&sizes, *lanes, span)));
         }

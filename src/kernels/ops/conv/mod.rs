@@ -104,7 +104,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     if let Some(dispatches) = depthwise::dispatches(call, &geometry) {
         return dispatches;
     }
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         let mut tiles = candidates(&geometry, &matmul::shared::cooperative_tiles(call, caps));
         if tiles.is_empty() {
             tiles = candidates(&geometry, &shared::TILES);
@@ -126,7 +126,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 
 /// Returns the register tiles that are candidates, the fastest first.
 fn register_tiles(geometry: &Geometry, caps: &Caps) -> Vec<RegisterTile> {
-    if !caps.suits_software() {
+    if !caps.wants_cpu_driver_variants() {
         return Vec::new();
     }
     tile::TILES.into_iter().filter(|tile| tile::fits(geometry, *tile)).collect()
@@ -166,7 +166,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
         variants.push(Variant::new(tile.name, tile::dispatches(call, &geometry, tile)));
     }
     let mut tiles = Vec::new();
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         tiles.extend(shared::TILES);
     }
     tiles.extend(matmul::shared::cooperative_tiles(call, caps));

@@ -77,7 +77,8 @@ impl Sizes {
     fn register_tiles(&self, caps: &Caps) -> impl Iterator<Item = RegisterTile> {
         let narrow = self.m.min(self.n) < tile::NARROW_MAX;
         let tiles: &[RegisterTile] = if narrow { &tile::NARROW } else { &TILES };
-        let sums_max = if caps.suits_software() { usize::MAX } else { REGISTER_SUMS_MAX };
+        let sums_max =
+            if caps.wants_cpu_driver_variants() { usize::MAX } else { REGISTER_SUMS_MAX };
         tiles.iter().copied().filter(move |tile| self.fits(*tile) && tile.m * tile.n <= sums_max)
     }
 }
@@ -195,7 +196,7 @@ fn product(
 /// | (512, 512) (512, 512)        | 1.9 / 1.3 | 9.3 / 3.7 | 15.9 / 5.3 | 17.3 / 7.0 | 25.0 / 5.5 |
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = Sizes::of(call);
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         return on_hardware(call, sizes, caps);
     }
     if let Some(split) = SplitK::of_registers(&sizes) {
@@ -252,12 +253,12 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     for tile in sizes.register_tiles(caps) {
         every.push(Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
     }
-    if caps.suits_software()
+    if caps.wants_cpu_driver_variants()
         && let Some(split) = SplitK::of_registers(&sizes)
     {
         every.push(Variant::new(split.name, split.dispatches(call, &sizes)));
     }
-    if caps.suits_hardware() {
+    if caps.wants_gpu_variants() {
         every.extend(in_workgroup_memory(call, &sizes, &shared::TILES));
     }
     every.extend(in_workgroup_memory(call, &sizes, &shared::cooperative_tiles(call, caps)));

@@ -58,7 +58,7 @@ pub fn kernels(sizes: &Sizes, caps: &Caps) -> Vec<VectorKernel> {
         return Vec::new();
     }
     let mut kernels = vec![NARROW];
-    if caps.suits_hardware() && Roles::of(sizes).terms_are_neighbours {
+    if caps.wants_gpu_variants() && Roles::of(sizes).terms_are_neighbours {
         kernels.extend(WIDER);
     }
     kernels

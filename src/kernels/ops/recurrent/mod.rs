@@ -94,7 +94,7 @@ fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [
 
 /// Static choice: on GPUs a row per invocation, so that there are enough invocations.
 fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    let rows = if caps.suits_software() { steps::ROWS[1] } else { steps::ROWS[0] };
+    let rows = if caps.wants_cpu_driver_variants() { steps::ROWS[1] } else { steps::ROWS[0] };
     steps::dispatches(call, RecurrentSizes::of(call), rows, caps)
 }
 

@@ -23,7 +23,7 @@ impl FirstNode {
         let roster = self.new_roster();
         self.send_to_all(|you| ClusterMsg::Roster { you, roster: roster.clone() });
         for joiner in &mut self.joiners {
-            joiner.beats_before_roster = joiner.pulse.received();
+            joiner.beats_before_roster = joiner.heartbeat_timer.received();
         }
         let until = now.saturating_add(PAIRING_TIMEOUT);
         self.phase = FirstPhase::Pairing { missing: roster.pairs().collect(), until };
@@ -83,7 +83,7 @@ impl FirstNode {
         }
         let is_known = self.suspicions.iter().any(|of| of.from == from && of.to == to);
         if !theirs.has_left && !is_known {
-            let received = (own.pulse.received(), theirs.pulse.received());
+            let received = (own.heartbeat_timer.received(), theirs.heartbeat_timer.received());
             self.suspicions.push(Suspicion { from, to, tried, why, received });
         }
         Ok(())
@@ -111,7 +111,7 @@ impl FirstNode {
     /// Returns true if a node has sent enough heartbeats after the first `before` ones to count as
     /// alive.
     fn has_beaten_since(&self, node: NodeRank, before: u64) -> bool {
-        let received = self.joiners[node.index() - 1].pulse.received();
+        let received = self.joiners[node.index() - 1].heartbeat_timer.received();
         received >= before.saturating_add(BEATS_OF_THE_LIVING)
     }
 
@@ -151,7 +151,7 @@ impl FirstNode {
         let mut has_absent = false;
         while let Some(index) = self.joiners.iter().position(|joiner| is_absent(joiner, now)) {
             has_absent = true;
-            let silence = self.joiners[index].pulse.silence(now);
+            let silence = self.joiners[index].heartbeat_timer.silence(now);
             self.dismiss(index, &silent_for(whole_seconds(silence)));
         }
         if has_absent {
@@ -184,6 +184,6 @@ fn roster_node(node: NodeRank, hello: &Hello, addresses: Vec<SocketAddr>) -> Ros
 
 /// Returns true if a node has not been heard enough since the roster, or not recently.
 fn is_absent(joiner: &Joiner, now: Nanos) -> bool {
-    let beats = joiner.pulse.received() - joiner.beats_before_roster;
-    beats < BEATS_OF_THE_LIVING || joiner.pulse.silence(now) >= ABSENT_AFTER
+    let beats = joiner.heartbeat_timer.received() - joiner.beats_before_roster;
+    beats < BEATS_OF_THE_LIVING || joiner.heartbeat_timer.silence(now) >= ABSENT_AFTER
 }

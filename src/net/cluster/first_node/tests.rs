@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::cluster::bounds::{PAIRING_TIMEOUT, REPLY_TIMEOUT};
-use crate::cluster::guests::GUESTS_MAX;
 use crate::cluster::hello::NodeDevice;
+use crate::cluster::pending_connections::PENDING_CONNECTIONS_MAX;
 use crate::cluster::testing::{address, endpoint, hello, presence};
 use potluck_core::Remedy;
 
@@ -282,7 +282,7 @@ fn a_peer_that_says_nothing_or_something_else_is_closed() {
         bench.refusal(2, started),
         "10.0.0.2:40000 begins with a start where a hello is expected"
     );
-    for guest in 0..GUESTS_MAX as u64 + 1 {
+    for guest in 0..PENDING_CONNECTIONS_MAX as u64 + 1 {
         bench.accept(10 + guest).unwrap();
     }
     let why = "64 connections have said nothing yet: try again later".to_owned();

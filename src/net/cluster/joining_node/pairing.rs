@@ -6,10 +6,10 @@ use super::{EarlyPair, FIRST, JoinPhase, JoiningNode};
 use crate::cluster::bounds::{REPLY_TIMEOUT, START_TIMEOUT};
 use crate::cluster::error::ClusterError;
 use crate::cluster::event::Action;
-use crate::cluster::guests::GUESTS_MAX;
 use crate::cluster::ids::{ConnectionId, DialId};
 use crate::cluster::message::ClusterMsg;
 use crate::cluster::pairs::{PairLink, PairState, addresses_to_dial};
+use crate::cluster::pending_connections::PENDING_CONNECTIONS_MAX;
 use crate::cluster::refusal::Refusal;
 use crate::cluster::roster::Roster;
 use crate::cluster::text::{WHY_BYTES_MAX, shown_text};
@@ -113,7 +113,7 @@ impl JoiningNode {
         if found == current && self.roster.is_some() {
             return self.answer_pair(connection, address, message);
         }
-        if self.early.len() >= GUESTS_MAX {
+        if self.early.len() >= PENDING_CONNECTIONS_MAX {
             self.outbox.close(connection, "too many pairs are opened before their roster");
             return Ok(());
         }

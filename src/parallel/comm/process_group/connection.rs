@@ -11,7 +11,7 @@ use super::error::{GroupError, aborted, left_reason};
 use super::limits::CREDITS;
 use super::packet::{CallKind, CollectiveCall, Packet, PacketKind};
 use super::payload::{Payload, Pools};
-use super::registry::{Birth, GroupContext, GroupRegistry, MemberAddress, packets_max};
+use super::registry::{GroupContext, GroupKey, GroupRegistry, MemberAddress, packets_max};
 use super::remote_process::RemoteProcess;
 use crate::collective::{Member, RankGroup};
 use crate::comm::{Mailbox, RecvError, SendError};
@@ -136,7 +136,7 @@ impl PeerChannels {
     /// after the same collective. `None` if this rank is not a member.
     pub(crate) fn subgroup(&self, members: &RankGroup) -> Option<Self> {
         let position = members.position(self.rank())?;
-        let birth: Birth = (self.context.id, self.number, members.rank(Position(0)));
+        let birth: GroupKey = (self.context.id, self.number, members.rank(Position(0)));
         let context = self.registry.join(birth, members);
         Self::new(&self.registry, context, position, self.timeout, self.keep.clone())
     }

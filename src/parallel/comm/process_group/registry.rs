@@ -58,11 +58,11 @@ impl GroupContext {
 
 /// Identity of a group before it has a context, equal on all of its members: the parent group's
 /// id, the number of the parent's collective that creates it, and its first member.
-pub(crate) type Birth = (u64, u64, Rank);
+pub(crate) type GroupKey = (u64, u64, Rank);
 
 /// Returns the number of a group, which every process computes for itself: 64 mixed bits, so that
 /// two groups practically never have the same.
-fn id_of(birth: Birth) -> u64 {
+fn id_of(birth: GroupKey) -> u64 {
     let (parent, number, first) = birth;
     let parent = [parent as u32, (parent >> 32) as u32];
     let number = [number as u32, (number >> 32) as u32];
@@ -75,7 +75,7 @@ fn id_of(birth: Birth) -> u64 {
 struct GroupTable {
     groups: Vec<Weak<GroupContext>>,
     /// Groups that some members have not joined yet, with the number of these members.
-    pending: HashMap<Birth, (Arc<GroupContext>, u32)>,
+    pending: HashMap<GroupKey, (Arc<GroupContext>, u32)>,
     /// Ranks that have failed, with the reason.
     failed: Vec<(Rank, String)>,
     /// Set once all groups are over, with the reason.
@@ -126,7 +126,7 @@ impl GroupRegistry {
     }
 
     /// Returns the context of a new group, created by the first member that joins.
-    pub fn join(&self, birth: Birth, members: &RankGroup) -> Arc<GroupContext> {
+    pub fn join(&self, birth: GroupKey, members: &RankGroup) -> Arc<GroupContext> {
         let mut table = self.table.lock();
         let (context, absent) = match table.pending.remove(&birth) {
             Some(pending) => pending,

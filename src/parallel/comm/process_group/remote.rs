@@ -83,7 +83,7 @@ impl PacketReceiver {
             }
             return Ok(ArrivingPacket {
                 header,
-                place: ValuesPlace::Bytes(vec![0; bytes]),
+                place: ValuesTarget::Bytes(vec![0; bytes]),
                 registry,
             });
         }
@@ -93,7 +93,7 @@ impl PacketReceiver {
             if bytes > CHUNK_BYTES {
                 return wrong("a packet that is longer than any");
             }
-            let place = ValuesPlace::Bytes(vec![0; bytes]);
+            let place = ValuesTarget::Bytes(vec![0; bytes]);
             return Ok(ArrivingPacket { header, place, registry: None });
         };
         let size = context.members.size();
@@ -112,7 +112,11 @@ impl PacketReceiver {
             Some(Payload::Nothing)
         };
         let Some(payload) = payload else { return wrong("a packet of no type") };
-        Ok(ArrivingPacket { header, place: ValuesPlace::Values(payload), registry: Some(registry) })
+        Ok(ArrivingPacket {
+            header,
+            place: ValuesTarget::Values(payload),
+            registry: Some(registry),
+        })
     }
 
     /// Reports to all groups of this process that another process has left in order and sends
@@ -139,12 +143,12 @@ impl PacketReceiver {
 /// Packet whose values arrive.
 pub struct ArrivingPacket {
     header: PacketHeader,
-    place: ValuesPlace,
+    place: ValuesTarget,
     /// `None` if the packet is no longer awaited.
     registry: Option<Arc<GroupRegistry>>,
 }
 
-enum ValuesPlace {
+enum ValuesTarget {
     Values(Payload),
     /// Bytes of a reason, or of values that are not awaited.
     Bytes(Vec<u8>),
@@ -154,8 +158,8 @@ impl ArrivingPacket {
     /// Returns the bytes of the values, which are to be filled.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.place {
-            ValuesPlace::Values(payload) => payload.place_bytes(),
-            ValuesPlace::Bytes(bytes) => bytes,
+            ValuesTarget::Values(payload) => payload.place_bytes(),
+            ValuesTarget::Bytes(bytes) => bytes,
         }
     }
 
@@ -169,8 +173,8 @@ impl ArrivingPacket {
         let Some(registry) = registry else { return Ok(()) };
         let PacketHeader { group, from, to, content } = header;
         let payload = match place {
-            ValuesPlace::Values(payload) => payload,
-            ValuesPlace::Bytes(bytes) => return arrive_abort(&registry, content, bytes),
+            ValuesTarget::Values(payload) => payload,
+            ValuesTarget::Bytes(bytes) => return arrive_abort(&registry, content, bytes),
         };
         if let Some(context) = registry.find(group)
             && let Some(mailbox) = context.mailbox(to)

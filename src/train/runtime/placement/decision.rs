@@ -1,11 +1,11 @@
 //! Decision about the ranks of a run: kept from the resumed run, given by the request, or measured.
 //! Includes all checks that do not need an open device.
 
-use super::admission::micro_batch_sizes;
 use super::arrangement::Arrangement;
 use super::candidates::candidates;
 use super::names::is_named;
 use super::open_one::RequestedDevices;
+use super::open_plan::micro_batch_sizes;
 use super::pipeline::checks::{require_devices, require_micro_batches, require_model};
 use super::pipeline::{MeasuredBlocks, by_measurement};
 use super::requested_pipelines::RequestedPipelines;

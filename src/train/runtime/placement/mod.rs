@@ -1,7 +1,6 @@
 //! Placement of a run: its devices and their shares, measured or kept from a checkpoint. The result
 //! is a `parallel::Placement`.
 
-pub(crate) mod admission;
 pub mod arrangement;
 pub mod assemble;
 pub mod candidates;
@@ -12,6 +11,7 @@ pub mod names;
 mod network_note;
 pub(crate) mod open_measured;
 pub mod open_one;
+pub(crate) mod open_plan;
 mod open_ranks;
 pub mod pipeline;
 pub mod plans;

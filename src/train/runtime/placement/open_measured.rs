@@ -2,12 +2,12 @@
 //! timed, and the batch is divided among them. With `auto`, devices that make a step longer are
 //! excluded; with `auto` and `all`, also devices that fail before the run.
 
-use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
 use super::arrangement::Arrangement;
 use super::candidates::adapters_for;
 use super::laid_out::LaidOut;
 use super::names::{is_auto, is_named};
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
+use super::open_plan::{self, MeasuredCandidate, OpenPlan, admit, reserves_hold};
 use super::reduce_sites::reduce_sites;
 use super::shares::{layout_of, moments};
 use super::start::ReadyRanks;
@@ -200,15 +200,15 @@ fn cost_note(
 fn begin<'a>(
     request: &PlacementRequest,
     candidate: &'a MeasuredCandidate,
-    admission: &Admission,
+    open_plan: &OpenPlan,
 ) -> Result<BegunOpening<'a>, RuntimeError> {
     let rank = RankOpening {
         position: candidate.position,
         selection: &candidate.selection,
         name: &candidate.name,
-        plan: request.plans.of_rows(admission.rows),
+        plan: request.plans.of_rows(open_plan.rows),
         tensor_shares: &[],
-        moments: admission.reserve.clone(),
+        moments: open_plan.reserve.clone(),
     };
     BegunOpening::begin(request, rank, None)
 }
@@ -222,7 +222,7 @@ fn open_reserved<'a>(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReservedDevice, RuntimeError> {
     let mut opening = begun;
-    let mut admissions: Vec<&Admission> = candidate.admissions.iter().collect();
+    let mut admissions: Vec<&OpenPlan> = candidate.admissions.iter().collect();
     loop {
         let now = admissions.remove(0);
         let error = match open_initialized(request, opening?, now.memory.device, report) {
@@ -261,7 +261,7 @@ fn open_initialized(
 
 /// Returns true if a device may open with `next` after the error of `now`: with less memory, or
 /// with fewer rows if a tensor was too large.
-fn is_smaller(next: &Admission, now: &Admission, error: &RuntimeError) -> bool {
+fn is_smaller(next: &OpenPlan, now: &OpenPlan, error: &RuntimeError) -> bool {
     let is_memory = matches!(error, RuntimeError::NoRoom { .. });
     let is_smaller =
         if is_memory { next.memory.device < now.memory.device } else { next.rows < now.rows };
@@ -292,7 +292,7 @@ fn split(
         let index = (0..opened.len()).find(|index| !hold(&[*index])).unwrap_or(0);
         let ReservedDevice { device, selection, .. } = &opened[index];
         let name = device.driver.name();
-        let error = admission::too_little_for_one(request, selection, name, device.rows);
+        let error = open_plan::too_little_for_one(request, selection, name, device.rows);
         return Err(Failure { index, error });
     };
     let layout = layout_of(request.parallel, &request.plans.of_rows(1), found.members.len());

@@ -54,7 +54,7 @@ pub fn start(
     };
     let options = WorkerGroupOptions {
         reduce_site: reduce_sites,
-        is_chained: false,
+        all_reduces: false,
         labels: TraceLabels::of(&whole.graph, &arrangement.pipelines, &edges),
         edges: edges.clone(),
         trace: trace.clone(),

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::admission::{admit, reserves_hold};
 use super::assemble::assemble;
 use super::decision::decide;
 use super::names::display_names;
 use super::open_measured::open_measured;
 use super::open_one::RequestedDevices;
+use super::open_plan::{admit, reserves_hold};
 use super::open_ranks::open_decided;
 use super::plans::Plans;
 use super::repeat::repeated_by;

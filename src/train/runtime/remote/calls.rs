@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, HostTensor, TensorId, raw};
-use potluck_graph::{Place, Update, UpdateRange};
+use potluck_graph::{Region, Update, UpdateRange};
 use potluck_kernels::exec::{BlockTiming, BucketTensor, LossSums, Moments, PassContext, StepSums};
 
 /// Expands the macro `$make` with the list of all calls. A call is
@@ -38,20 +38,20 @@ macro_rules! device_calls {
                 calls read_parts(tensor: TensorId, &parts: [Range<usize>], &pass: PassContext)
                 -> #[serde(with = "raw")] Vec<f32>;
             ReadBank "read values":
-                calls read_bank(bank: BucketTensor, bucket: BucketId)
+                calls read_bucket(bucket_tensor: BucketTensor, bucket: BucketId)
                 -> #[serde(with = "raw")] Vec<f32>;
-            Hash "hash values": calls hash(bank: BucketTensor, bucket: BucketId) -> u64;
+            Hash "hash values": calls hash(bucket_tensor: BucketTensor, bucket: BucketId) -> u64;
             WriteBank "write values":
-                by_hand write_bank(
-                    bank: BucketTensor,
+                by_hand write_bucket(
+                    bucket_tensor: BucketTensor,
                     bucket: BucketId,
                     #[serde(with = "raw")] &values: [f32]
                 ) -> ();
             SetMoments "set the moments": by_hand set_moments(moments: Moments) -> ();
             ReadPlace "read values":
-                by_hand read_place(place: Place) -> #[serde(with = "raw")] Vec<f32>;
+                by_hand read_place(place: Region) -> #[serde(with = "raw")] Vec<f32>;
             WritePlace "write values":
-                calls write_place(&place: Place, #[serde(with = "raw")] &values: [f32]) -> ();
+                calls write_place(&place: Region, #[serde(with = "raw")] &values: [f32]) -> ();
             PrepareAdd "add values": calls prepare_add(&lengths: [usize]) -> ();
             Add "add values":
                 by_hand sum(

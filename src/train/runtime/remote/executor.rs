@@ -8,7 +8,7 @@ use super::calls::{CallReply, DeviceCall, device_calls};
 use super::first::RemoteSlot;
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, HostTensor, HostTensorView, TensorId};
-use potluck_graph::{MomentFormat, Place, Plan, Update, UpdateRange};
+use potluck_graph::{MomentFormat, Plan, Region, Update, UpdateRange};
 use potluck_kernels::device::{DeviceError, Heartbeat};
 use potluck_kernels::exec::{
     BlockTiming, BucketTensor, Executor, KernelProfile, LossSums, Moments, PassContext,
@@ -18,8 +18,8 @@ use potluck_kernels::exec::{
 /// Maximum number of calls without a reply, which bounds the queue of the node.
 const UNANSWERED_MAX: usize = 64;
 
-/// Maximum number of values of a bank in one message: 512 KiB, with three copies in transit to each
-/// node.
+/// Maximum number of values of a bucket tensor in one message: 512 KiB, with three copies in
+/// transit to each node.
 const PIECE_ELEMENTS: usize = 1 << 17;
 
 /// Device of another node.
@@ -31,7 +31,7 @@ pub(crate) struct RemoteExecutor {
     heartbeat: Heartbeat,
     readback_elements_max: usize,
     /// Started readbacks.
-    reads: VecDeque<Place>,
+    reads: VecDeque<Region>,
     unanswered: usize,
 }
 
@@ -151,24 +151,24 @@ impl Executor for RemoteExecutor {
     }
 
     /// Writes in pieces, so that messages are no copy of a whole bucket.
-    fn write_bank(
+    fn write_bucket(
         &mut self,
-        bank: BucketTensor,
+        bucket_tensor: BucketTensor,
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
-        if self.plan.options.moments.of_bank(bank) == MomentFormat::Bf16 {
+        if self.plan.options.moments.of_bucket_tensor(bucket_tensor) == MomentFormat::Bf16 {
             let values = values.to_vec();
-            return match self.call(DeviceCall::WriteBank { bank, bucket, values })? {
+            return match self.call(DeviceCall::WriteBank { bucket_tensor, bucket, values })? {
                 CallReply::WriteBank(()) => Ok(()),
                 other => Err(self.unexpected(&other)),
             };
         }
-        let mut start = self.shards.held(bank, bucket).start;
+        let mut start = self.shards.held(bucket_tensor, bucket).start;
         for piece in values.chunks(PIECE_ELEMENTS) {
             let range = start..start + piece.len();
             start = range.end;
-            self.write_place(&Place::bank(bank, bucket, range), piece)?;
+            self.write_place(&Region::bucket(bucket_tensor, bucket, range), piece)?;
         }
         Ok(())
     }
@@ -187,7 +187,7 @@ impl Executor for RemoteExecutor {
 
     /// Stores only the place: the values are read by `next_readback`. Callers do not change them in
     /// between.
-    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
+    fn start_readback(&mut self, place: Region) -> Result<(), DeviceError> {
         self.reads.push_back(place);
         Ok(())
     }

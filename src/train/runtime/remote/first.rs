@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use super::LINK_MEASUREMENT;
 use super::calls::{CallReply, DeviceCall};
-use super::waiting::{NoAnswer, NodeWatch, wait_for};
+use super::waiting::{NodeLiveness, RpcError, wait_for};
 use super::wire::{
-    Assembly, OfferedHere, Offering, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
-    ToFirst, ToNode,
+    NodeDevices, OpenFailure, OpenOrder, Opened, RankGroupSpec, RemoteDeviceSpec, SlotActivity,
+    StepOrder, ToFirst, ToNode,
 };
 use crate::runtime::RuntimeError;
 use crate::runtime::addresses::ArrivingFrames;
 use crate::runtime::messages::CoordinatorMsg;
-use crate::runtime::remote_seat::RemoteSeat;
+use crate::runtime::remote_endpoint::RemoteEndpoint;
 use crate::runtime::step::StepInput;
 use potluck_core::format::seconds;
 use potluck_core::metrics::Trace;
 use potluck_core::{Lock, Rank, Round};
 use potluck_kernels::autotune::TuneProgress;
-use potluck_kernels::device::{DeviceError, Heartbeat, OfferedDevice};
+use potluck_kernels::device::{DeviceError, Heartbeat, RemoteDeviceInfo};
 use potluck_net::cluster::{DEVICE_BYTES_MAX, WHY_BYTES_MAX, shown_text};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::comm::{Carrier, Closed, Mailbox, nanos};
@@ -50,7 +50,7 @@ pub struct RemoteNode {
     next_call: AtomicU64,
     /// True if the node reads the inputs of its ranks from its own copy of the data.
     has_data: AtomicBool,
-    watch: NodeWatch,
+    watch: NodeLiveness,
     /// Number of messages that show progress of the node.
     progress: AtomicU64,
     state: Lock<NodeState>,
@@ -69,11 +69,11 @@ struct NodeState {
     flushing: Option<mpsc::Sender<()>>,
     trace: Option<Trace>,
     slots: HashMap<u32, Arc<SlotState>>,
-    group: Option<GroupSeats>,
+    group: Option<NodeRanks>,
 }
 
 /// Ranks of the node in the current group, and the mailbox of its coordinator.
-struct GroupSeats {
+struct NodeRanks {
     generation: u64,
     ranks: BTreeMap<Rank, VoteState>,
     coordinator: Mailbox<CoordinatorMsg>,
@@ -99,7 +99,7 @@ pub struct Asked<T> {
 }
 
 /// Answer of a node to the description of the run: its offer, or the reason that it has none.
-pub type BeginAnswer = Result<Offering, String>;
+pub type BeginAnswer = Result<NodeDevices, String>;
 
 /// Ordered opening of another node's device. Dropped before the answer, it closes the device.
 pub struct OrderedOpening {
@@ -172,7 +172,7 @@ impl RemoteNode {
         host: &str,
         connection: Arc<dyn NodeConnection>,
         frames: FrameReceiver,
-        watch: NodeWatch,
+        watch: NodeLiveness,
     ) -> Self {
         Self {
             number,
@@ -262,8 +262,8 @@ impl RemoteNode {
         });
         match waited {
             Ok(answer) => return Ok(answer),
-            Err(NoAnswer::Gone) => {}
-            Err(NoAnswer::Silent) => {
+            Err(RpcError::Gone) => {}
+            Err(RpcError::Silent) => {
                 let seconds = seconds(nanos(self.watch.answer_timeout));
                 self.give_up(&format!(
                     "it is connected, but it has neither answered {asked} nor shown any progress \
@@ -297,8 +297,11 @@ impl RemoteNode {
     ///
     /// # Errors
     /// Returns `RuntimeError` if the node cannot take part or is lost.
-    pub fn offered(&self, asked: &Asked<BeginAnswer>) -> Result<Vec<OfferedDevice>, RuntimeError> {
-        let Offering { devices: offered, has_data } = self.answered(asked)?.map_err(|why| {
+    pub fn offered(
+        &self,
+        asked: &Asked<BeginAnswer>,
+    ) -> Result<Vec<RemoteDeviceInfo>, RuntimeError> {
+        let NodeDevices { devices: offered, has_data } = self.answered(asked)?.map_err(|why| {
             RuntimeError::InvalidRequest(format!(
                 "node {} ({}) cannot take part: {why}",
                 self.number, self.host
@@ -307,8 +310,8 @@ impl RemoteNode {
         self.has_data.store(has_data, Ordering::Relaxed);
         let mut devices = Vec::with_capacity(offered.len());
         for (index, device) in offered.into_iter().enumerate() {
-            let OfferedHere { name, identity, is_cpu, binding_bytes } = device;
-            devices.push(OfferedDevice {
+            let RemoteDeviceSpec { name, identity, is_cpu, binding_bytes } = device;
+            devices.push(RemoteDeviceInfo {
                 node: self.number,
                 index: index as u32,
                 name: format!("{} {}", self.host, shown_text(&name, DEVICE_BYTES_MAX)),
@@ -357,19 +360,19 @@ impl RemoteNode {
     /// Returns `RuntimeError` if the node is lost.
     pub fn order_assembly(
         &self,
-        assembly: Assembly,
+        assembly: RankGroupSpec,
         coordinator: Mailbox<CoordinatorMsg>,
     ) -> Result<Asked<Result<(), String>>, RuntimeError> {
         let generation = assembly.generation;
         let mut ranks = BTreeMap::new();
-        for (rank, _) in &assembly.seats {
+        for (rank, _) in &assembly.endpoints {
             ranks.insert(*rank, VoteState::default());
         }
         let order = ToNode::Assemble(Box::new(assembly));
         let what = "the order to seat its ranks";
         let asked = self.ask("its devices", what, &order, |state, sender| {
             state.assembling = Some(sender);
-            state.group = Some(GroupSeats { generation, ranks, coordinator });
+            state.group = Some(NodeRanks { generation, ranks, coordinator });
         });
         Ok(asked?)
     }
@@ -555,7 +558,7 @@ impl RemoteNode {
         state.flushing = None;
         let group = state.group.take();
         drop(state);
-        let Some(GroupSeats { ranks, coordinator, .. }) = group else { return };
+        let Some(NodeRanks { ranks, coordinator, .. }) = group else { return };
         for rank in ranks.into_keys() {
             let lost = Err(self.lost_error(&format!("{rank}"), why));
             let _ = coordinator.send(CoordinatorMsg::Finished(rank, lost));
@@ -694,7 +697,7 @@ impl RemoteSlot {
 }
 
 /// Rank on another node.
-pub(crate) struct SeatOnNode {
+pub(crate) struct NodeEndpoint {
     pub slot: RemoteSlot,
     pub rank: Rank,
     pub device: String,
@@ -703,7 +706,7 @@ pub(crate) struct SeatOnNode {
     pub sent: Lock<Option<Arc<Program>>>,
 }
 
-impl RemoteSeat for SeatOnNode {
+impl RemoteEndpoint for NodeEndpoint {
     fn submit(&self, input: &StepInput) -> Result<(), DeviceError> {
         let mut sent = self.sent.lock();
         let program = match &*sent {

@@ -3,9 +3,9 @@
 //! step is an order to the node, whose ranks exchange values directly with those of all nodes.
 
 pub mod calls;
-mod duties;
 pub(crate) mod executor;
 pub mod first;
+mod in_flight;
 pub mod node;
 pub(crate) mod own_inputs;
 mod perform;
@@ -26,19 +26,19 @@ use super::device_thread::DeviceThread;
 use super::group_layout::GroupLayout;
 use super::messages::CoordinatorMsg;
 use super::open::{OpenDevice, tuning_of};
-use super::remote_seat::RemoteSeat;
+use super::remote_endpoint::RemoteEndpoint;
 use executor::RemoteExecutor;
-use first::{OrderedOpening, RemoteNode, SeatOnNode};
+use first::{NodeEndpoint, OrderedOpening, RemoteNode};
 use perform::plan_hash;
 use potluck_core::Rank;
 use potluck_graph::Plan;
 use potluck_kernels::autotune::{TuneOptions, TuneProgress};
-use potluck_kernels::device::{OfferedDevice, Selection};
+use potluck_kernels::device::{RemoteDeviceInfo, Selection};
 use potluck_kernels::exec::Moments;
 use potluck_parallel::comm::Mailbox;
 use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::{PlacedCluster, PlacedNode, RankPlacement};
-use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
+use wire::{OpenOrder, Opened, PlanRecipe, RankGroupSpec};
 
 /// Rounds of one group of ranks: many more than in a run.
 const ROUNDS_OF_GROUP: u64 = 1 << 32;
@@ -60,7 +60,7 @@ pub(crate) const LINK_MEASUREMENT: Duration = Duration::from_millis(300);
 pub struct RemoteNodes {
     pub nodes: Vec<Arc<RemoteNode>>,
     /// Offered devices, in the order of nodes.
-    pub devices: Vec<OfferedDevice>,
+    pub devices: Vec<RemoteDeviceInfo>,
     /// Name of the run, and the hosts of all nodes, the first one first.
     pub run: String,
     pub hosts: Vec<String>,
@@ -161,7 +161,7 @@ impl RemoteNodes {
     /// Returns `RuntimeError` if its node is lost.
     pub fn open(
         &self,
-        device: &OfferedDevice,
+        device: &RemoteDeviceInfo,
         plan: Plan,
         moments: Moments,
         opening: RemoteOpening,
@@ -194,7 +194,7 @@ pub fn assemble(
     layout: &GroupLayout,
     addresses: &RankAddresses,
     coordinator: &Mailbox<CoordinatorMsg>,
-) -> Result<Vec<Option<Arc<dyn RemoteSeat>>>, RuntimeError> {
+) -> Result<Vec<Option<Arc<dyn RemoteEndpoint>>>, RuntimeError> {
     let mut nodes: Vec<u32> = Vec::with_capacity(drivers.len());
     for driver in drivers {
         nodes.push(driver.remote().map_or(FIRST_NODE, |slot| slot.node.number));
@@ -225,15 +225,15 @@ pub fn assemble(
             }
             trace_epoch = Some(epoch);
         }
-        let assembly = Assembly {
+        let assembly = RankGroupSpec {
             layout: layout.shards.as_ref().clone(),
             groups: layout.groups.clone(),
             edges: layout.options.edges.clone(),
             reduce_site: layout.options.reduce_site.clone(),
-            is_chained: layout.options.is_chained,
+            all_reduces: layout.options.all_reduces,
             generation: layout.generation,
             nodes: nodes.clone(),
-            seats: own,
+            endpoints: own,
             trace_epoch,
             labels: layout.options.labels.clone(),
         };
@@ -242,13 +242,13 @@ pub fn assemble(
     for (node, answer) in answers {
         node.assembled(&answer)?;
     }
-    let mut seats: Vec<Option<Arc<dyn RemoteSeat>>> = Vec::with_capacity(drivers.len());
+    let mut endpoints: Vec<Option<Arc<dyn RemoteEndpoint>>> = Vec::with_capacity(drivers.len());
     for (rank, driver) in drivers.iter().enumerate() {
         let Some(slot) = driver.remote() else {
-            seats.push(None);
+            endpoints.push(None);
             continue;
         };
-        seats.push(Some(Arc::new(SeatOnNode {
+        endpoints.push(Some(Arc::new(NodeEndpoint {
             slot: slot.clone(),
             rank: Rank(rank as u32),
             device: driver.name().to_string(),
@@ -256,5 +256,5 @@ pub fn assemble(
             sent: Default::default(),
         })));
     }
-    Ok(seats)
+    Ok(endpoints)
 }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use super::LINK_MEASUREMENT;
 use super::calls::{CallReply, DeviceCall};
-use super::duties::{Duties, Duty};
+use super::in_flight::{InFlightRequests, RequestGuard};
 use super::own_inputs::{InputSource, OwnInputs};
 use super::perform::{perform_call, plan_hash as hash_of};
 use super::wire::{
-    Assembly, OfferedHere, Offering, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
-    ToFirst, ToNode,
+    NodeDevices, OpenFailure, OpenOrder, Opened, RankGroupSpec, RemoteDeviceSpec, SlotActivity,
+    StepOrder, ToFirst, ToNode,
 };
 use crate::runtime::addresses::{ArrivingFrames, RankAddress, RankAddresses};
 use crate::runtime::device_thread::DeviceThread;
@@ -24,7 +24,7 @@ use crate::runtime::placement::candidates::identity;
 use crate::runtime::placement::device_limits::binding_bytes;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::step::{Inputs, StepInput};
-use crate::runtime::workers::seat::LocalSeat;
+use crate::runtime::workers::endpoint::LocalEndpoint;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::Faults;
 use potluck_core::format::no_thread;
@@ -106,7 +106,7 @@ pub struct NodeServer<'h> {
     slots: BTreeMap<u32, OpenSlot>,
     /// Reported slots, with their ranks.
     watched: Watched,
-    duties: Arc<Duties>,
+    in_flight: Arc<InFlightRequests>,
     group: Option<Group>,
     /// Origin of the node's time.
     started: Instant,
@@ -126,25 +126,25 @@ struct OpenSlot {
 /// Ranks of this node in a group.
 struct Group {
     coordinator: Mailbox<CoordinatorMsg>,
-    seats: BTreeMap<Rank, SeatHere>,
+    endpoints: BTreeMap<Rank, HostedRank>,
 }
 
-struct SeatHere {
+struct HostedRank {
     slot: u32,
-    seat: Arc<LocalSeat>,
+    endpoint: Arc<LocalEndpoint>,
     driver: Arc<DeviceThread>,
     inputs: Arc<[TensorId]>,
     program: Option<Arc<Program>>,
 }
 
 /// Devices by slot, with the seats of ranks.
-type Watched = Arc<Lock<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalSeat>>)>>>;
+type Watched = Arc<Lock<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalEndpoint>>)>>>;
 
 impl NodeOffer {
-    fn devices(&self) -> Vec<OfferedHere> {
+    fn devices(&self) -> Vec<RemoteDeviceSpec> {
         let mut devices = Vec::with_capacity(self.selections.len());
         for (selection, name) in self.selections.iter().zip(display_names(&self.selections)) {
-            devices.push(OfferedHere {
+            devices.push(RemoteDeviceSpec {
                 name,
                 identity: identity(selection),
                 is_cpu: matches!(selection, Selection::Cpu { .. }),
@@ -174,7 +174,7 @@ impl<'h> NodeServer<'h> {
             frames,
             slots: BTreeMap::new(),
             watched: Watched::default(),
-            duties: Duties::new(),
+            in_flight: InFlightRequests::new(),
             group: None,
             started: Instant::now(),
             trace: None,
@@ -189,18 +189,18 @@ impl<'h> NodeServer<'h> {
         let stop = Mailbox::<()>::new(1);
         let first = self.first.clone();
         let watched = self.watched.clone();
-        let duties = self.duties.clone();
+        let in_flight = self.in_flight.clone();
         let stopped = stop.clone();
         let watching = thread::Builder::new()
             .name("signs of life".into())
-            .spawn(move || report_activity(&*first, &watched, &duties, &stopped))
+            .spawn(move || report_activity(&*first, &watched, &in_flight, &stopped))
             .map_err(no_thread)?;
         let ended = loop {
             match inbox.recv(None) {
                 Ok(NodeInput::Ended(why)) => break Ok(NodeEnd::Lost(why)),
                 Ok(NodeInput::Message(message)) => {
-                    let duty = self.duties.begin(self.stuck_after());
-                    match self.receive(&message, &duty) {
+                    let request_guard = self.in_flight.begin(self.stuck_after());
+                    match self.receive(&message, &request_guard) {
                         Ok(None) => {}
                         Ok(Some(why)) => break Ok(NodeEnd::Over(why)),
                         Err(why) => break Err(why),
@@ -229,7 +229,11 @@ impl<'h> NodeServer<'h> {
     }
 
     /// Processes a message; returns the reason if the run is over.
-    fn receive(&mut self, message: &[u8], duty: &Duty) -> Result<Option<Vec<u8>>, String> {
+    fn receive(
+        &mut self,
+        message: &[u8],
+        request_guard: &RequestGuard,
+    ) -> Result<Option<Vec<u8>>, String> {
         match decode(message).map_err(|why| format!("bytes that are no message: {why}"))? {
             ToNode::Begin(run) => {
                 let offering = self.begin(&run);
@@ -238,7 +242,7 @@ impl<'h> NodeServer<'h> {
             ToNode::Show(news) => self.host.show(&news),
             ToNode::End(why) => return Ok(Some(why)),
             ToNode::Open { slot, order } => {
-                let opened = self.open(slot, order, duty).map_err(OpenFailure::from);
+                let opened = self.open(slot, order, request_guard).map_err(OpenFailure::from);
                 self.reply(&ToFirst::Opened { slot, opened });
             }
             ToNode::Close { slot } => self.close(slot),
@@ -268,11 +272,11 @@ impl<'h> NodeServer<'h> {
             }
             ToNode::Step { rank, order } => self.step(rank, order)?,
             ToNode::Decided { rank, round, verdict } => {
-                self.seat(rank)?.seat.decide(round, &verdict);
+                self.endpoint(rank)?.endpoint.decide(round, &verdict);
             }
             ToNode::Abort { rank, why } => {
-                if let Ok(found) = self.seat(rank) {
-                    found.seat.close(&why);
+                if let Ok(found) = self.endpoint(rank) {
+                    found.endpoint.close(&why);
                 }
             }
         }
@@ -284,14 +288,14 @@ impl<'h> NodeServer<'h> {
         send(&*self.first, message);
     }
 
-    fn seat(&mut self, rank: Rank) -> Result<&mut SeatHere, String> {
+    fn endpoint(&mut self, rank: Rank) -> Result<&mut HostedRank, String> {
         let group = self.group.as_mut().ok_or("there is no group of ranks")?;
-        group.seats.get_mut(&rank).ok_or(format!("{rank} is not on node {}", self.number))
+        group.endpoints.get_mut(&rank).ok_or(format!("{rank} is not on node {}", self.number))
     }
 
-    fn begin(&mut self, run: &[u8]) -> Result<Offering, String> {
+    fn begin(&mut self, run: &[u8]) -> Result<NodeDevices, String> {
         let offer = self.host.begin(run)?;
-        self.duties.set_node_timeout(offer.node_timeout);
+        self.in_flight.set_node_timeout(offer.node_timeout);
         self.own_inputs = match &offer.data {
             Some(data) => {
                 let started = OwnInputs::start(data.clone());
@@ -300,13 +304,18 @@ impl<'h> NodeServer<'h> {
             None => None,
         };
         let has_data = self.own_inputs.is_some();
-        Ok(Offering { devices: self.offer.insert(offer).devices(), has_data })
+        Ok(NodeDevices { devices: self.offer.insert(offer).devices(), has_data })
     }
 
     // ---- Devices ----
 
-    fn open(&mut self, slot: u32, order: OpenOrder, duty: &Duty) -> Result<Opened, RuntimeError> {
-        let (one, inputs) = self.open_device(slot, order, duty)?;
+    fn open(
+        &mut self,
+        slot: u32,
+        order: OpenOrder,
+        request_guard: &RequestGuard,
+    ) -> Result<Opened, RuntimeError> {
+        let (one, inputs) = self.open_device(slot, order, request_guard)?;
         let OpenDevice { driver, notes, identity, is_cpu, choices, untimed, .. } = one;
         let readback_elements_max =
             driver.run("its limits", |device| Ok(device.readback_elements_max()))?;
@@ -315,11 +324,11 @@ impl<'h> NodeServer<'h> {
         let (closing, closed) = mpsc::sync_channel(1);
         let first = self.first.clone();
         let device = Arc::clone(&driver);
-        let duties = self.duties.clone();
+        let in_flight = self.in_flight.clone();
         thread::Builder::new()
             .name(format!("calls of device {slot}"))
             .spawn(move || {
-                perform_all(&device, &queue, &duties, &*first);
+                perform_all(&device, &queue, &in_flight, &*first);
                 drop(device);
                 drop(closing);
             })
@@ -334,9 +343,9 @@ impl<'h> NodeServer<'h> {
     fn close(&mut self, slot: u32) {
         self.watched.lock().remove(&slot);
         if let Some(group) = &mut self.group {
-            group.seats.retain(|_, here| {
+            group.endpoints.retain(|_, here| {
                 if here.slot == slot {
-                    here.seat.close("its device is closed");
+                    here.endpoint.close("its device is closed");
                 }
                 here.slot != slot
             });
@@ -353,7 +362,7 @@ impl<'h> NodeServer<'h> {
         &self,
         slot: u32,
         order: OpenOrder,
-        duty: &Duty,
+        request_guard: &RequestGuard,
     ) -> Result<(OpenDevice, Arc<[TensorId]>), RuntimeError> {
         let OpenOrder { device, name, recipe, plan_hash, moments, tuning, kept_identity } = order;
         let Some(offer) = &self.offer else {
@@ -382,7 +391,7 @@ impl<'h> NodeServer<'h> {
                 TuneOptions { saved: Default::default(), ..tuning }
             },
             &mut |_, progress| {
-                duty.progress();
+                request_guard.progress();
                 let tuning = ToFirst::Tuning {
                     slot,
                     done: progress.done,
@@ -398,7 +407,7 @@ impl<'h> NodeServer<'h> {
 
     // ---- Ranks ----
 
-    fn assemble(&mut self, assembly: Assembly) -> Result<(), RuntimeError> {
+    fn assemble(&mut self, assembly: RankGroupSpec) -> Result<(), RuntimeError> {
         self.disband("another group begins");
         if !assembly.edges.is_sound(assembly.nodes.len()) {
             let why = "the edges of the group are not those of its ranks";
@@ -412,7 +421,7 @@ impl<'h> NodeServer<'h> {
         }
         let mut own = Vec::new();
         let mut pools: usize = 0;
-        for (rank, _) in &assembly.seats {
+        for (rank, _) in &assembly.endpoints {
             let positions = assembly.groups.positions(*rank);
             let pool = ring_pool_bytes_max(&assembly.layout, positions.clone(), true);
             pools = pools.saturating_add(pool);
@@ -422,7 +431,7 @@ impl<'h> NodeServer<'h> {
         self.trace = assembly.trace_epoch.and_then(|epoch| self.trace_from(epoch));
         let options = WorkerGroupOptions {
             reduce_site: assembly.reduce_site,
-            is_chained: assembly.is_chained,
+            all_reduces: assembly.all_reduces,
             edges: assembly.edges,
             trace: self.trace.clone(),
             labels: assembly.labels,
@@ -446,20 +455,22 @@ impl<'h> NodeServer<'h> {
             addresses.push(RankAddress::Remote(connection.carrier()));
         }
         let addresses = RankAddresses::from(addresses);
-        let seats = assembly.seats;
+        let endpoints = assembly.endpoints;
         let arriving = ArrivingFrames::new(&layout, addresses.clone());
-        let coordinator = Mailbox::new(2 * seats.len() + 2);
-        let mut group = Group { coordinator: coordinator.clone(), seats: BTreeMap::new() };
-        for (rank, slot) in seats {
+        let coordinator = Mailbox::new(2 * endpoints.len() + 2);
+        let mut group = Group { coordinator: coordinator.clone(), endpoints: BTreeMap::new() };
+        for (rank, slot) in endpoints {
             let Some(OpenSlot { driver, inputs, .. }) = self.slots.get(&slot) else {
                 return Err(RuntimeError::InvalidRequest(format!("there is no device {slot}")));
             };
             let driver = Arc::clone(driver);
             let inputs = Arc::clone(inputs);
             let name = driver.name().to_string();
-            let seat = LocalSeat::start(rank, &name, &layout, &addresses, &coordinator)?;
-            let seat = Arc::new(seat);
-            group.seats.insert(rank, SeatHere { slot, seat, driver, inputs, program: None });
+            let endpoint = LocalEndpoint::start(rank, &name, &layout, &addresses, &coordinator)?;
+            let endpoint = Arc::new(endpoint);
+            group
+                .endpoints
+                .insert(rank, HostedRank { slot, endpoint, driver, inputs, program: None });
         }
         let first = self.first.clone();
         thread::Builder::new()
@@ -467,8 +478,8 @@ impl<'h> NodeServer<'h> {
             .spawn(move || forward_reports(&coordinator, generation, &*first))
             .map_err(RuntimeError::no_thread)?;
         // Only after all errors, so that the seats of a failed group have no other owner and end.
-        for SeatHere { slot, seat, driver, .. } in group.seats.values() {
-            let watched = (Arc::clone(driver), Some(Arc::clone(seat)));
+        for HostedRank { slot, endpoint, driver, .. } in group.endpoints.values() {
+            let watched = (Arc::clone(driver), Some(Arc::clone(endpoint)));
             self.watched.lock().insert(*slot, watched);
         }
         *self.frames.lock() = Some(Arc::new(arriving));
@@ -492,7 +503,7 @@ impl<'h> NodeServer<'h> {
     fn step(&mut self, rank: Rank, order: StepOrder) -> Result<(), String> {
         let faults = self.offer.as_ref().map(|offer| offer.faults.clone()).unwrap_or_default();
         let group = self.group.as_mut().ok_or("there is no group of ranks")?;
-        let here = group.seats.get_mut(&rank).ok_or(format!("{rank} is on another node"))?;
+        let here = group.endpoints.get_mut(&rank).ok_or(format!("{rank} is on another node"))?;
         if let Some(program) = order.program {
             here.program = Some(Arc::new(program));
         }
@@ -530,8 +541,8 @@ impl<'h> NodeServer<'h> {
                     faults,
                     ..StepInput::new(round, rank, program, micro_batches)
                 });
-                here.seat.restart(round);
-                here.seat.submit(&here.driver, &input, &group.coordinator)
+                here.endpoint.restart(round);
+                here.endpoint.submit(&here.driver, &input, &group.coordinator)
             }
             Err(why) => {
                 let adapter = here.driver.name().into();
@@ -548,12 +559,12 @@ impl<'h> NodeServer<'h> {
     /// Ends the ranks of this node; their devices remain open.
     fn disband(&mut self, why: &str) {
         *self.frames.lock() = None;
-        for (_, seat) in self.watched.lock().values_mut() {
-            *seat = None;
+        for (_, endpoint) in self.watched.lock().values_mut() {
+            *endpoint = None;
         }
-        let Some(Group { coordinator, seats }) = self.group.take() else { return };
-        for SeatHere { seat, .. } in seats.values() {
-            seat.close(why);
+        let Some(Group { coordinator, endpoints }) = self.group.take() else { return };
+        for HostedRank { endpoint, .. } in endpoints.values() {
+            endpoint.close(why);
         }
         coordinator.close(why);
     }
@@ -572,13 +583,13 @@ fn send(first: &dyn NodeConnection, message: &ToFirst) {
 fn perform_all(
     driver: &DeviceThread,
     calls: &mpsc::Receiver<(Option<u64>, DeviceCall)>,
-    duties: &Arc<Duties>,
+    in_flight: &Arc<InFlightRequests>,
     first: &dyn NodeConnection,
 ) {
     let mut failed: Option<DeviceError> = None;
     for (id, call) in calls {
         // The device's watchdog ends a stuck call.
-        let _duty = duties.begin(Duration::MAX);
+        let _duty = in_flight.begin(Duration::MAX);
         let performed: Result<CallReply, DeviceError> = match failed.take() {
             Some(error) => Err(error),
             None => driver.run("a call", move |device| perform_call(device, call)),
@@ -606,15 +617,15 @@ fn forward_reports(coordinator: &Mailbox<CoordinatorMsg>, group: u64, first: &dy
 fn report_activity(
     first: &dyn NodeConnection,
     watched: &Watched,
-    duties: &Duties,
+    in_flight: &InFlightRequests,
     stop: &Mailbox<()>,
 ) {
     let mut reported = Vec::new();
     while let Err(RecvError::TimedOut) = stop.recv(Some(Instant::now() + ACTIVITY_INTERVAL)) {
         let mut slots = Vec::new();
-        for (slot, (driver, seat)) in watched.lock().iter() {
-            let of_rank = match seat {
-                Some(seat) => seat.activity(driver.heartbeats()),
+        for (slot, (driver, endpoint)) in watched.lock().iter() {
+            let of_rank = match endpoint {
+                Some(endpoint) => endpoint.activity(driver.heartbeats()),
                 None => RankActivity::default(),
             };
             slots.push(SlotActivity {
@@ -629,7 +640,7 @@ fn report_activity(
             send(first, &ToFirst::Activity(slots.clone()));
             reported = slots;
         }
-        if duties.is_to_be_told(first.arrived()) {
+        if in_flight.is_to_be_told(first.arrived()) {
             send(first, &ToFirst::Working);
         }
     }

@@ -3,7 +3,7 @@
 use super::calls::{CallReply, DeviceCall, device_calls};
 use super::wire::PlanRecipe;
 use potluck_core::{BucketId, HostTensor, TensorId};
-use potluck_graph::{ModelGraph, Place, Plan, PlanPart, PlannedPart};
+use potluck_graph::{ModelGraph, Plan, PlanPart, PlannedPart, Region};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
 use potluck_parallel::TENSOR_SHARE_MAX;
@@ -21,7 +21,7 @@ pub(super) trait OnNode: Executor {
     }
 
     /// Reads a place, and waits for the values.
-    fn read_place(&mut self, place: Place) -> Result<Vec<f32>, DeviceError> {
+    fn read_place(&mut self, place: Region) -> Result<Vec<f32>, DeviceError> {
         self.start_readback(place)?;
         let read = self.next_readback(true)?;
         Ok(read.map(|read| read.values().to_vec()).unwrap_or_default())

@@ -12,7 +12,7 @@ use super::calls::DeviceCall;
 use super::first::RemoteNode;
 use super::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use super::own_inputs::InputSource;
-use super::waiting::NodeWatch;
+use super::waiting::NodeLiveness;
 use super::wire::ToNode;
 use super::{NO_NODES, RemoteNodes};
 use crate::runtime::RuntimeError;
@@ -204,7 +204,7 @@ impl Nodes {
             let to = wire(0, number);
             let frames = ends[0].frames.clone();
             let end = ends[number].clone();
-            let watch = NodeWatch {
+            let watch = NodeLiveness {
                 answer_timeout: ANSWER_TIMEOUT,
                 on_signal: Box::new(|_| {}),
                 give_up: Box::new(move |why| end.given_up.lock().unwrap().push(why.into())),
@@ -369,7 +369,7 @@ fn train_by(
     let read = |bucket: BucketId| {
         let rank = placed.group.groups().of(bucket).iter().last().unwrap().1;
         let read =
-            move |device: &mut dyn Executor| device.read_bank(BucketTensor::Parameters, bucket);
+            move |device: &mut dyn Executor| device.read_bucket(BucketTensor::Parameters, bucket);
         let values = placed.group.run_on(rank, "reading", read).unwrap();
         values.into_iter().map(f32::to_bits).collect()
     };
@@ -378,7 +378,7 @@ fn train_by(
         let mut values = Vec::new();
         for bucket in (0..device.plan().buckets.len() as u32).map(BucketId) {
             if !device.owned(bucket).is_empty() {
-                values.extend(device.read_bank(BucketTensor::Average, bucket)?);
+                values.extend(device.read_bucket(BucketTensor::Average, bucket)?);
             }
         }
         Ok(values)
@@ -433,7 +433,7 @@ fn spread_step(placed: &mut PlacedWorkers, number: u64) -> Vec<StepReport> {
     let reports = run_round(placed, round, &programs).unwrap();
     let read = |placed: &PlacedWorkers| {
         placed.group.run_on_all("reading", |_, device| {
-            device.read_bank(BucketTensor::Parameters, BucketId(0))
+            device.read_bucket(BucketTensor::Parameters, BucketId(0))
         })
     };
     let refused = read(placed).unwrap_err().to_string();

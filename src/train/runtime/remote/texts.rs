@@ -1,7 +1,7 @@
 //! Texts in messages of other nodes, which may be printed: they are sanitized when a message is
 //! decoded.
 
-use super::wire::{OfferedHere, OpenFailure, Opened, ToFirst};
+use super::wire::{OpenFailure, Opened, RemoteDeviceSpec, ToFirst};
 use potluck_core::decode;
 use potluck_net::cluster::{SENTENCE_BYTES_MAX, shown_text};
 use potluck_parallel::Outcome;
@@ -40,7 +40,7 @@ impl ToFirst {
         match self {
             Self::Offer(Ok(offered)) => {
                 let mut texts = Vec::new();
-                for OfferedHere { name, identity, .. } in &mut offered.devices {
+                for RemoteDeviceSpec { name, identity, .. } in &mut offered.devices {
                     texts.extend([name, identity]);
                 }
                 texts
@@ -79,7 +79,7 @@ impl ToFirst {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::remote::wire::Offering;
+    use crate::runtime::remote::wire::NodeDevices;
     use potluck_core::Rank;
     use potluck_kernels::device::DeviceError;
 
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn no_text_of_a_message_steers_a_terminal_or_fills_it() {
-        let device = OfferedHere {
+        let device = RemoteDeviceSpec {
             name: BAD.into(),
             identity: BAD.into(),
             is_cpu: true,
@@ -109,7 +109,7 @@ mod tests {
         let (adapter, what, needed) = (BAD.into(), BAD.into(), BAD.into());
         let no_room = OpenFailure::NoRoom { adapter, what, needed };
         let messages = [
-            (2, ToFirst::Offer(Ok(Offering { devices: vec![device], has_data: false }))),
+            (2, ToFirst::Offer(Ok(NodeDevices { devices: vec![device], has_data: false }))),
             (1, ToFirst::Offer(Err(BAD.repeat(10_000)))),
             (65, ToFirst::Opened { slot: 0, opened: Ok(opened) }),
             (3, ToFirst::Opened { slot: 0, opened: Err(no_room) }),

@@ -9,12 +9,12 @@ const POLLS_PER_TIMEOUT: u32 = 8;
 const POLL_MIN: Duration = Duration::from_millis(10);
 const POLL_MAX: Duration = Duration::from_millis(500);
 
-/// Shortest [`NodeWatch::answer_timeout`] of a run: nodes report progress only a few times per
+/// Shortest [`NodeLiveness::answer_timeout`] of a run: nodes report progress only a few times per
 /// second.
 pub(crate) const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// Callbacks of the layer above for another node, and the timeout of its answers.
-pub struct NodeWatch {
+pub struct NodeLiveness {
     /// Longest time without an answer and without progress.
     pub(crate) answer_timeout: Duration,
     /// Called with a signal that the node received.
@@ -25,7 +25,7 @@ pub struct NodeWatch {
 
 /// Reason for a missing answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoAnswer {
+pub enum RpcError {
     /// The sender of the answer was dropped.
     Gone,
     /// There was no progress during the timeout.
@@ -35,19 +35,19 @@ pub enum NoAnswer {
 /// Waits for an answer while `progress` changes within `answer_timeout`.
 ///
 /// # Errors
-/// Returns [`NoAnswer`] without an answer.
+/// Returns [`RpcError`] without an answer.
 pub fn wait_for<T>(
     answer: &Receiver<T>,
     answer_timeout: Duration,
     progress: impl Fn() -> u64,
-) -> Result<T, NoAnswer> {
+) -> Result<T, RpcError> {
     let look = (answer_timeout / POLLS_PER_TIMEOUT).clamp(POLL_MIN, POLL_MAX);
     let mut seen = progress();
     let mut since = Instant::now();
     loop {
         match answer.recv_timeout(look) {
             Ok(answer) => return Ok(answer),
-            Err(RecvTimeoutError::Disconnected) => return Err(NoAnswer::Gone),
+            Err(RecvTimeoutError::Disconnected) => return Err(RpcError::Gone),
             Err(RecvTimeoutError::Timeout) => {}
         }
         let now = progress();
@@ -55,7 +55,7 @@ pub fn wait_for<T>(
             seen = now;
             since = Instant::now();
         } else if since.elapsed() >= answer_timeout {
-            return Err(NoAnswer::Silent);
+            return Err(RpcError::Silent);
         }
     }
 }
@@ -78,12 +78,12 @@ mod tests {
             looks.get().min(20)
         };
         let started = Instant::now();
-        assert_eq!(wait_for(&answer, answer_timeout, progress), Err(NoAnswer::Silent));
+        assert_eq!(wait_for(&answer, answer_timeout, progress), Err(RpcError::Silent));
         assert!(started.elapsed() >= 2 * answer_timeout, "{:?}", started.elapsed());
         assert!(looks.get() > 20);
         sender.send(3).unwrap();
         assert_eq!(wait_for(&answer, answer_timeout, || 0), Ok(3));
         drop(sender);
-        assert_eq!(wait_for(&answer, answer_timeout, || 0), Err(NoAnswer::Gone));
+        assert_eq!(wait_for(&answer, answer_timeout, || 0), Err(RpcError::Gone));
     }
 }

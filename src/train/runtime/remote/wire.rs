@@ -31,7 +31,7 @@ pub enum ToNode {
     /// Performs a call on a device; [`ToFirst::Reply`] answers if it has an id.
     Call { slot: u32, id: Option<u64>, call: DeviceCall },
     /// Seats devices as ranks of a group; [`ToFirst::Assembled`] answers.
-    Assemble(Box<Assembly>),
+    Assemble(Box<RankGroupSpec>),
     /// Begins the step of a rank; its vote and its end are sent back.
     Step { rank: Rank, order: StepOrder },
     /// The verdict on a round.
@@ -49,7 +49,7 @@ pub enum ToNode {
 /// Message to the first node from another one.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToFirst {
-    Offer(Result<Offering, String>),
+    Offer(Result<NodeDevices, String>),
     /// The node received a signal, with this number in the list of the layer above.
     Signal(u8),
     Opened {
@@ -91,15 +91,15 @@ pub enum ToFirst {
 
 /// Devices that a node offers to a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Offering {
-    pub devices: Vec<OfferedHere>,
+pub struct NodeDevices {
+    pub devices: Vec<RemoteDeviceSpec>,
     /// True if the node has the data: it reads the inputs of its ranks.
     pub(crate) has_data: bool,
 }
 
 /// Device that a node offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OfferedHere {
+pub struct RemoteDeviceSpec {
     pub name: String,
     /// Identity that decides the bits of its results.
     pub identity: String,
@@ -162,19 +162,19 @@ pub enum OpenFailure {
 
 /// Order to seat devices of a node as ranks of a group.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Assembly {
+pub struct RankGroupSpec {
     pub layout: ShardLayout,
     pub groups: BucketGroups,
     pub edges: EdgeLayout,
     /// By rank.
     pub reduce_site: Vec<ReduceSite>,
-    pub is_chained: bool,
+    pub all_reduces: bool,
     /// Generation of the group's first round.
     pub generation: u64,
     /// By rank: its node.
     pub nodes: Vec<u32>,
     /// Ranks of this node, with the numbers of their devices.
-    pub(crate) seats: Vec<(Rank, u32)>,
+    pub(crate) endpoints: Vec<(Rank, u32)>,
     /// Time of the node at which the trace begins, in nanoseconds since its server was created;
     /// may be negative. `None` without a trace.
     pub(crate) trace_epoch: Option<i64>,

@@ -96,7 +96,7 @@ impl<'t> StepRound<'t> {
 
     /// Begins the step of a rank.
     pub fn submit(&mut self, worker: &Worker, input: &Arc<StepInput>) {
-        if let Err(error) = worker.seat.submit(&worker.driver, input, &self.group.inbox) {
+        if let Err(error) = worker.endpoint.submit(&worker.driver, input, &self.group.inbox) {
             self.end(input.rank, Err(error));
         }
     }
@@ -126,7 +126,7 @@ impl<'t> StepRound<'t> {
     fn observe(&mut self) {
         let now = self.now();
         for (rank, worker) in self.group.workers.iter().enumerate() {
-            let activity = worker.seat.activity(worker.driver.heartbeats());
+            let activity = worker.endpoint.activity(worker.driver.heartbeats());
             if let Err(error) = self.coordinator.observe(now, Rank(rank as u32), activity) {
                 return self.end_all(&defect(&error));
             }
@@ -250,9 +250,9 @@ impl<'t> StepRound<'t> {
             match &decision {
                 Decision::Verdict(verdict) => {
                     self.is_committed = self.updates && matches!(verdict, Verdict::Commit(_));
-                    worker.seat.decide(round, verdict);
+                    worker.endpoint.decide(round, verdict);
                 }
-                Decision::Abort { why, .. } => worker.seat.close(why),
+                Decision::Abort { why, .. } => worker.endpoint.close(why),
             }
         }
     }

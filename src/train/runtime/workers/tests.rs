@@ -135,8 +135,8 @@ fn no_thread_is_left_behind_by_a_group_that_fails_on_its_way() {
     let nowhere = RankAddress::Remote(Arc::new(Nowhere));
     let addresses: RankAddresses = [layout.mailboxes(Rank(0)), nowhere].into();
     let inbox = Mailbox::new(6);
-    let start = |rank| LocalSeat::start(Rank(rank), "a device", &layout, &addresses, &inbox);
-    let started: Result<Vec<LocalSeat>, RuntimeError> = (0..2).map(start).collect();
+    let start = |rank| LocalEndpoint::start(Rank(rank), "a device", &layout, &addresses, &inbox);
+    let started: Result<Vec<LocalEndpoint>, RuntimeError> = (0..2).map(start).collect();
     let Err(error) = started else { panic!("a rank of nowhere") };
     assert!(error.to_string().contains("rank 1 is on another node"), "{error}");
     await_no_thread("half of a group");
@@ -144,7 +144,8 @@ fn no_thread_is_left_behind_by_a_group_that_fails_on_its_way() {
 
 /// Reads the parameters of a rank.
 fn held(group: &WorkerGroup, rank: Rank) -> Result<Vec<f32>, RuntimeError> {
-    let read = |device: &mut dyn Executor| device.read_bank(BucketTensor::Parameters, BucketId(0));
+    let read =
+        |device: &mut dyn Executor| device.read_bucket(BucketTensor::Parameters, BucketId(0));
     group.read_on(rank, "reading", read)
 }
 
@@ -217,9 +218,9 @@ fn all_ranks_hold_the_same_and_a_difference_is_found_and_repaired() {
     assert_eq!(compare(false), []);
     for rank in 0..WORLD {
         let flip = move |device: &mut dyn Executor| {
-            let mut values = device.read_bank(BucketTensor::Parameters, BucketId(0))?;
+            let mut values = device.read_bucket(BucketTensor::Parameters, BucketId(0))?;
             values[777] = f32::from_bits(values[777].to_bits() ^ 1);
-            device.write_bank(BucketTensor::Parameters, BucketId(0), &values)
+            device.write_bucket(BucketTensor::Parameters, BucketId(0), &values)
         };
         group.driver(Rank(rank)).unwrap().run("a flip", flip).unwrap();
         let found = compare(true);

@@ -11,7 +11,7 @@ use crate::task::FinalMeasure;
 use potluck_core::Site;
 use potluck_core::metrics::{MeasureRecord, MeasuredValue};
 use potluck_core::rng::Key;
-use potluck_data::{Tokenizer, world};
+use potluck_data::{Tokenizer, builtin};
 use potluck_graph::model::LanguageModel;
 
 /// Name of the measure.
@@ -128,7 +128,7 @@ pub(crate) fn measure_sentences(
     stop: impl FnMut() -> bool,
 ) -> Result<Option<SampledSentences>, TrainError> {
     let mut prompts = vec![String::new(); SAMPLES];
-    prompts.extend(world::held_out_sums());
+    prompts.extend(builtin::held_out_sums());
     let Some(mut lines) = request.sample(&prompts, stop)? else { return Ok(None) };
     let held_out_sums = lines.split_off(SAMPLES);
     let record = count(request.step, &lines, &held_out_sums);
@@ -137,7 +137,7 @@ pub(crate) fn measure_sentences(
 
 /// Counts sampled lines; equal lines count once.
 fn count(step: u64, lines: &[String], held_out_sums: &[String]) -> SentenceRecord {
-    let corpus = world::corpus();
+    let corpus = builtin::corpus();
     let known: HashSet<&str> = corpus.lines().collect();
     let distinct: HashSet<&str> = lines.iter().map(String::as_str).collect();
     let mut record = SentenceRecord {
@@ -153,18 +153,18 @@ fn count(step: u64, lines: &[String], held_out_sums: &[String]) -> SentenceRecor
         right_held_out_sums: 0,
     };
     for line in distinct {
-        let is_right = world::check(line).is_ok();
+        let is_right = builtin::check(line).is_ok();
         if is_right {
             record.right += 1;
             record.new += u64::from(!known.contains(line));
         }
-        if world::is_sum(line) {
+        if builtin::is_sum(line) {
             record.sums += 1;
             record.right_sums += u64::from(is_right);
         }
     }
     for line in held_out_sums {
-        record.right_held_out_sums += u64::from(world::check(line).is_ok());
+        record.right_held_out_sums += u64::from(builtin::check(line).is_ok());
     }
     record
 }
@@ -229,7 +229,7 @@ impl SentenceRequest<'_> {
         let next = next_tokens_of_all(self.units, &self.model, &parts, &sampling, what)?;
         for (line, token) in open.iter_mut().zip(next.into_iter().flatten()) {
             line.tokens.push(token);
-            line.is_open = token != end && line.tokens.len() <= world::LONGEST_SENTENCE + 1;
+            line.is_open = token != end && line.tokens.len() <= builtin::LONGEST_SENTENCE + 1;
         }
         Ok(())
     }
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn equal_sentences_count_once_and_only_right_ones_count() {
-        let known = world::corpus().lines().next().unwrap().to_string();
+        let known = builtin::corpus().lines().next().unwrap().to_string();
         let new = "Yesterday these hungry children followed this big bird behind the school.";
         let lines = [
             known.as_str(),
@@ -261,9 +261,9 @@ mod tests {
             "",
         ];
         let held_out: Vec<String> =
-            ["ten.", "eleven."].map(|sum| format!("{} {sum}", world::held_out_sums()[2])).into();
+            ["ten.", "eleven."].map(|sum| format!("{} {sum}", builtin::held_out_sums()[2])).into();
         let record = count(7, &lines.map(String::from), &held_out);
-        let is_sum = u64::from(world::is_sum(&known));
+        let is_sum = u64::from(builtin::is_sum(&known));
         let expected = SentenceRecord {
             step: 7,
             temperature: 0.7,
@@ -313,7 +313,7 @@ mod tests {
 
     /// Returns the CPU device with an untrained model, of up to `rows` rows.
     fn untrained(rows: usize) -> Untrained {
-        let tokenizer = Tokenizer::derive(TokenizerKind::Char, world::corpus()).unwrap();
+        let tokenizer = Tokenizer::derive(TokenizerKind::Char, builtin::corpus()).unwrap();
         let config = GptConfig {
             vocabulary: tokenizer.vocabulary(),
             context: 8,
@@ -346,7 +346,7 @@ mod tests {
         assert_eq!((few.lines.len(), few.held_out_sums.len()), (200, 10));
         assert_eq!((few.record.step, few.record.sampled, few.record.right), (5, 200, 0));
         assert!(few.record.distinct > 190);
-        for (line, prompt) in few.held_out_sums.iter().zip(world::held_out_sums()) {
+        for (line, prompt) in few.held_out_sums.iter().zip(builtin::held_out_sums()) {
             assert!(line.starts_with(&prompt), "{line}");
         }
         assert_eq!(measure(64, 1).lines, few.lines);

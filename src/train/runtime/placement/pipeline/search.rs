@@ -18,7 +18,7 @@ use potluck_kernels::autotune;
 use potluck_parallel::pipeline::micro_batch_counts;
 use potluck_parallel::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
 use potluck_parallel::planner::division::{
-    DivisionRequest, PipelineDivision, SampleCounts, divide, stage_seconds,
+    PartitionRequest, PipelinePartition, SampleCounts, divide, stage_seconds,
 };
 use potluck_parallel::{Mesh, PipelineSchedule, contiguous_shares};
 
@@ -65,11 +65,11 @@ fn searched(
     requested: &RequestedPipelines,
     measured: &MeasuredBlocks,
     counts: &[u32],
-) -> Result<PipelineDivision, CutError> {
+) -> Result<PipelinePartition, CutError> {
     let memory = stage_memory(request, devices, measured, counts);
     let found = |is_exact: bool| {
         let fits = |stage: CutStage<'_>| memory.fits(stage, is_exact);
-        divide(&DivisionRequest {
+        divide(&PartitionRequest {
             times: &measured.times,
             cut_s: &measured.cut_s,
             kinds: &measured.kinds,
@@ -113,7 +113,7 @@ fn stage_memory<'a>(
 fn holds(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    division: &PipelineDivision,
+    division: &PipelinePartition,
     memory: &StageMemory,
 ) -> bool {
     let mut needed = Vec::new();
@@ -135,7 +135,7 @@ fn with_given_cut(
     request: &PlacementRequest,
     requested: &RequestedPipelines,
     measured: &MeasuredBlocks,
-) -> PipelineDivision {
+) -> PipelinePartition {
     let chunks = chunks_of_counts(requested.blocks);
     let mut pipelines = Vec::new();
     for stages in requested.mesh(measured.times.len()).pipelines() {
@@ -145,7 +145,7 @@ fn with_given_cut(
         let slowest_s = seconds.into_iter().fold(0.0, f64::max);
         pipelines.push(Cut { devices, blocks, slowest_s });
     }
-    PipelineDivision::of(pipelines, &samples(request, requested))
+    PipelinePartition::of(pipelines, &samples(request, requested))
 }
 
 /// Returns the blocks of each model chunk of a cut, in the order of the model.
@@ -163,7 +163,7 @@ fn chunks_of(cut: &Cut) -> Vec<Range<u32>> {
 fn planned(
     request: &PlacementRequest,
     requested: &RequestedPipelines,
-    division: &PipelineDivision,
+    division: &PipelinePartition,
 ) -> Arrangement {
     let mut chunks = Vec::new();
     let mut positions = Vec::new();
@@ -180,7 +180,7 @@ fn planned(
 
 /// Returns a note on the slowest stage of all.
 fn prediction(
-    division: &PipelineDivision,
+    division: &PipelinePartition,
     measured: &MeasuredBlocks,
     devices: RequestedDevices,
 ) -> Option<String> {

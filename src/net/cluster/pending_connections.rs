@@ -11,13 +11,13 @@ use potluck_core::Nanos;
 use potluck_core::format::seconds;
 
 /// Maximum number of connections without a first message.
-pub(crate) const GUESTS_MAX: usize = 64;
+pub(crate) const PENDING_CONNECTIONS_MAX: usize = 64;
 
 /// Peers that have connected and sent no message yet.
 #[derive(Debug, Default)]
-pub(crate) struct Guests(BTreeMap<ConnectionId, (SocketAddr, Nanos)>);
+pub(crate) struct PendingConnections(BTreeMap<ConnectionId, (SocketAddr, Nanos)>);
 
-impl Guests {
+impl PendingConnections {
     /// Takes a connection in until its first message, or closes it if there are too many.
     pub fn enter(
         &mut self,
@@ -26,8 +26,10 @@ impl Guests {
         address: SocketAddr,
         outbox: &mut Outbox,
     ) {
-        if self.0.len() >= GUESTS_MAX {
-            let why = format!("{GUESTS_MAX} connections have said nothing yet: try again later");
+        if self.0.len() >= PENDING_CONNECTIONS_MAX {
+            let why = format!(
+                "{PENDING_CONNECTIONS_MAX} connections have said nothing yet: try again later"
+            );
             return outbox.close(connection, &why);
         }
         self.0.insert(connection, (address, now.saturating_add(REPLY_TIMEOUT)));

@@ -11,7 +11,7 @@ use potluck_graph::{MomentFormat, Plan};
 
 /// Buffers of the parameters and gradients of every bucket, and of the moments and averages of the
 /// owned shards. Buckets that the plan does not hold have none, frozen ones only parameters.
-pub(crate) struct Banks {
+pub(crate) struct BucketTensors {
     parameters: Vec<Option<wgpu::Buffer>>,
     /// Empty unless the plan is trained.
     pub gradients: Vec<Option<wgpu::Buffer>>,
@@ -23,7 +23,7 @@ pub(crate) struct Banks {
     pub shards: Shards,
 }
 
-impl Banks {
+impl BucketTensors {
     /// Allocates the buffers.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl Banks {
         if plan.graph.is_trained() {
             gradients = make(gpu, plan, &shards, "gradients", BucketTensor::Gradients)?;
         }
-        let mut banks = Self {
+        let mut bucket_tensors = Self {
             parameters,
             gradients,
             moments: Vec::new(),
@@ -43,8 +43,8 @@ impl Banks {
             averages: Vec::new(),
             shards,
         };
-        banks.set_moments(gpu, plan, moments)?;
-        Ok(banks)
+        bucket_tensors.set_moments(gpu, plan, moments)?;
+        Ok(bucket_tensors)
     }
 
     /// Replaces the moments and averages by new ones, which are zero.
@@ -61,8 +61,8 @@ impl Banks {
         self.averages.clear();
         self.shards = Shards::new(plan, moments);
         for moment in 0..moments.count {
-            let bank = BucketTensor::Moment(moment);
-            self.moments.push(make(gpu, plan, &self.shards, "moments", bank)?);
+            let bucket_tensor = BucketTensor::Moment(moment);
+            self.moments.push(make(gpu, plan, &self.shards, "moments", bucket_tensor)?);
         }
         if plan.options.averages {
             self.averages = make(gpu, plan, &self.shards, "averages", BucketTensor::Average)?;
@@ -74,8 +74,8 @@ impl Banks {
     ///
     /// # Panics
     /// If the plan does not hold the bucket.
-    pub fn buffer(&self, bank: BucketTensor, bucket: BucketId) -> &wgpu::Buffer {
-        let buffers = match bank {
+    pub fn buffer(&self, bucket_tensor: BucketTensor, bucket: BucketId) -> &wgpu::Buffer {
+        let buffers = match bucket_tensor {
             BucketTensor::Parameters => &self.parameters,
             BucketTensor::Gradients => &self.gradients,
             BucketTensor::Moment(moment) => &self.moments[moment],
@@ -91,19 +91,19 @@ impl Banks {
     /// bf16, all words that hold one of them.
     ///
     /// # Panics
-    /// If the bank does not hold all of them.
+    /// If the bucket tensor does not hold all of them.
     pub fn place(
         &self,
-        bank: BucketTensor,
+        bucket_tensor: BucketTensor,
         bucket: BucketId,
         elements: &Range<usize>,
     ) -> (wgpu::Buffer, Range<u64>) {
-        let Range { start, end } = self.shards.place(bank, bucket, elements);
-        let bytes = match self.moment_format.of_bank(bank) {
+        let Range { start, end } = self.shards.place(bucket_tensor, bucket, elements);
+        let bytes = match self.moment_format.of_bucket_tensor(bucket_tensor) {
             MomentFormat::F32 => start * 4..end * 4,
             MomentFormat::Bf16 => start / 2 * 4..end.div_ceil(2) * 4,
         };
-        (self.buffer(bank, bucket).clone(), bytes.start as u64..bytes.end as u64)
+        (self.buffer(bucket_tensor, bucket).clone(), bytes.start as u64..bytes.end as u64)
     }
 
     /// Returns the binding of an operand of an update of `target`, which is the parameters or their
@@ -114,42 +114,43 @@ impl Banks {
         target: BucketTensor,
         bucket: BucketId,
     ) -> Binding {
-        let bank = match operand {
+        let bucket_tensor = match operand {
             Operand::Input(_) if target == BucketTensor::Average => BucketTensor::Parameters,
             Operand::Input(_) => BucketTensor::Gradients,
             Operand::Output(0) => target,
             Operand::Output(moment) => BucketTensor::Moment(moment - 1),
             other => unreachable!("only ops have {other:?}"),
         };
-        self.owned(bank, bucket)
+        self.owned(bucket_tensor, bucket)
     }
 
-    /// Returns the binding of a bank for an update of a bucket: the owned elements, at least one.
-    fn owned(&self, bank: BucketTensor, bucket: BucketId) -> Binding {
+    /// Returns the binding of a bucket tensor for an update of a bucket: the owned elements, at
+    /// least one.
+    fn owned(&self, bucket_tensor: BucketTensor, bucket: BucketId) -> Binding {
         let owned = self.shards.owned(bucket);
-        let (buffer, bytes) = self.place(bank, bucket, &owned);
+        let (buffer, bytes) = self.place(bucket_tensor, bucket, &owned);
         Binding { buffer, offset: bytes.start, bytes: bytes.end - bytes.start }
     }
 }
 
-/// Allocates the buffers of a bank, one per bucket that the plan holds; a bucket that is not
-/// updated has only parameters.
+/// Allocates the buffers of a bucket tensor, one per bucket that the plan holds; a bucket that is
+/// not updated has only parameters.
 fn make(
     gpu: &Gpu,
     plan: &Plan,
     shards: &Shards,
     label: &str,
-    bank: BucketTensor,
+    bucket_tensor: BucketTensor,
 ) -> Result<Vec<Option<wgpu::Buffer>>, DeviceError> {
     let mut buffers = Vec::with_capacity(plan.buckets.len());
     for (bucket, planned) in (0..).map(BucketId).zip(&plan.buckets) {
-        let is_in_bank = bank == BucketTensor::Parameters || planned.is_updated();
-        if !plan.holds(bucket) || !is_in_bank {
+        let is_held = bucket_tensor == BucketTensor::Parameters || planned.is_updated();
+        if !plan.holds(bucket) || !is_held {
             buffers.push(None);
             continue;
         }
-        let format = plan.options.moments.of_bank(bank);
-        let bytes = format.bytes(shards.held(bank, bucket).len());
+        let format = plan.options.moments.of_bucket_tensor(bucket_tensor);
+        let bytes = format.bytes(shards.held(bucket_tensor, bucket).len());
         buffers.push(Some(gpu.storage(label, bytes as u64)?));
     }
     Ok(buffers)

@@ -12,7 +12,7 @@ use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::group_layout::GroupLayout;
 use crate::runtime::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use crate::runtime::peers::{RingPeers, WaitStatus};
-use crate::runtime::remote_seat::RemoteSeat;
+use crate::runtime::remote_endpoint::RemoteEndpoint;
 use crate::runtime::ring::RingChannels;
 use crate::runtime::step::{NoPeers, Peers, StepInput, run_step};
 use crate::runtime::trace_tracks::TraceTracks;
@@ -36,13 +36,13 @@ impl GroupLayout {
 }
 
 /// Seat of one rank.
-pub(crate) enum Seat {
-    Local(LocalSeat),
-    Remote(Arc<dyn RemoteSeat>),
+pub(crate) enum RankEndpoint {
+    Local(LocalEndpoint),
+    Remote(Arc<dyn RemoteEndpoint>),
 }
 
 /// Rank of this process: the state of its device thread in a step, and its ring thread.
-pub(crate) struct LocalSeat {
+pub(crate) struct LocalEndpoint {
     /// Locked only by the job of a step.
     peers: Arc<Lock<Box<dyn Peers + Send>>>,
     /// Mailbox of the device thread, closed at the end of a failed step and of the run.
@@ -56,7 +56,7 @@ pub(crate) struct LocalSeat {
     pool: Option<BufferPool<f32>>,
 }
 
-impl LocalSeat {
+impl LocalEndpoint {
     /// Starts the ring thread of a rank, whose votes are sent to `coordinator`. A single rank
     /// needs none.
     ///
@@ -91,7 +91,7 @@ impl LocalSeat {
             edges: options.edges.clone(),
             track: tracks.ring.clone(),
             adding_since: None,
-            is_chained: options.is_chained,
+            all_reduces: options.all_reduces,
         };
         let (thread, pool) =
             crate::runtime::ring::start(channels).map_err(RuntimeError::no_thread)?;
@@ -99,7 +99,7 @@ impl LocalSeat {
             options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
         let waiting: Arc<WaitStatus> = Arc::default();
         let gathers =
-            if options.is_chained { BucketTensor::Gradients } else { BucketTensor::Parameters };
+            if options.all_reduces { BucketTensor::Gradients } else { BucketTensor::Parameters };
         let transfers =
             PeerTransfers::new(shards.clone(), groups.positions(rank), reduce_site, gathers)
                 .with_edges(rank, options.edges.clone());
@@ -183,19 +183,19 @@ impl LocalSeat {
     }
 }
 
-impl Drop for LocalSeat {
+impl Drop for LocalEndpoint {
     /// Ends the ring thread without waiting for it: it may be sending to another node.
     fn drop(&mut self) {
         self.close("its seat is gone");
     }
 }
 
-impl Seat {
+impl RankEndpoint {
     /// Returns the seat if it is in this process.
     #[cfg(test)]
-    pub(crate) fn local(&self) -> Option<&LocalSeat> {
+    pub(crate) fn local(&self) -> Option<&LocalEndpoint> {
         match self {
-            Self::Local(seat) => Some(seat),
+            Self::Local(endpoint) => Some(endpoint),
             Self::Remote(_) => None,
         }
     }
@@ -211,32 +211,32 @@ impl Seat {
         coordinator: &Mailbox<CoordinatorMsg>,
     ) -> Result<(), DeviceError> {
         match self {
-            Self::Local(seat) => seat.submit(driver, input, coordinator),
-            Self::Remote(seat) => seat.submit(input),
+            Self::Local(endpoint) => endpoint.submit(driver, input, coordinator),
+            Self::Remote(endpoint) => endpoint.submit(input),
         }
     }
 
     /// Announces the verdict on a round.
     pub fn decide(&self, round: Round, verdict: &Verdict) {
         match self {
-            Self::Local(seat) => seat.decide(round, verdict),
-            Self::Remote(seat) => seat.decide(round, verdict),
+            Self::Local(endpoint) => endpoint.decide(round, verdict),
+            Self::Remote(endpoint) => endpoint.decide(round, verdict),
         }
     }
 
     /// Ends the step of the rank, and with it the group.
     pub fn close(&self, why: &str) {
         match self {
-            Self::Local(seat) => seat.close(why),
-            Self::Remote(seat) => seat.abort(why),
+            Self::Local(endpoint) => endpoint.close(why),
+            Self::Remote(endpoint) => endpoint.abort(why),
         }
     }
 
     /// Returns the activity of the rank, whose device has shown this many heartbeats.
     pub fn activity(&self, heartbeats: u64) -> RankActivity {
         match self {
-            Self::Local(seat) => seat.activity(heartbeats),
-            Self::Remote(seat) => seat.activity(heartbeats),
+            Self::Local(endpoint) => endpoint.activity(heartbeats),
+            Self::Remote(endpoint) => endpoint.activity(heartbeats),
         }
     }
 }

@@ -16,11 +16,11 @@ const TOLD_AT_FIRST: Duration = Duration::from_millis(250);
 
 /// Current work of a node.
 #[derive(Debug)]
-pub(crate) struct Duties(Lock<DutyState>);
+pub(crate) struct InFlightRequests(Lock<RequestState>);
 
 #[derive(Debug)]
-struct DutyState {
-    works: HashMap<u64, DutyProgress>,
+struct RequestState {
+    works: HashMap<u64, RequestProgress>,
     next: u64,
     interval: Duration,
     told_at: Instant,
@@ -29,7 +29,7 @@ struct DutyState {
 }
 
 #[derive(Debug)]
-struct DutyProgress {
+struct RequestProgress {
     /// Longest time without progress, after which notifications end.
     limit: Duration,
     progress_at: Instant,
@@ -37,15 +37,15 @@ struct DutyProgress {
 
 /// Work in progress, which ends when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Duty {
-    duties: Arc<Duties>,
+pub(crate) struct RequestGuard {
+    in_flight: Arc<InFlightRequests>,
     number: u64,
 }
 
-impl Duties {
+impl InFlightRequests {
     /// Creates the duties of a node that has none yet.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self(Lock::new(DutyState {
+        Arc::new(Self(Lock::new(RequestState {
             works: HashMap::new(),
             next: 0,
             interval: TOLD_AT_FIRST,
@@ -60,13 +60,13 @@ impl Duties {
     }
 
     /// Begins work that counts as stuck after this time without progress.
-    pub fn begin(self: &Arc<Self>, limit: Duration) -> Duty {
+    pub fn begin(self: &Arc<Self>, limit: Duration) -> RequestGuard {
         let mut state = self.0.lock();
         let number = state.next;
         state.next += 1;
-        state.works.insert(number, DutyProgress { limit, progress_at: Instant::now() });
+        state.works.insert(number, RequestProgress { limit, progress_at: Instant::now() });
         drop(state);
-        Duty { duties: Arc::clone(self), number }
+        RequestGuard { in_flight: Arc::clone(self), number }
     }
 
     /// Returns true if a notification of the first node is due: that this one works, or that more
@@ -86,18 +86,18 @@ impl Duties {
     }
 }
 
-impl Duty {
+impl RequestGuard {
     /// Records progress of the work.
     pub fn progress(&self) {
-        if let Some(work) = self.duties.0.lock().works.get_mut(&self.number) {
+        if let Some(work) = self.in_flight.0.lock().works.get_mut(&self.number) {
             work.progress_at = Instant::now();
         }
     }
 }
 
-impl Drop for Duty {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.duties.0.lock().works.remove(&self.number);
+        self.in_flight.0.lock().works.remove(&self.number);
     }
 }
 
@@ -109,32 +109,32 @@ mod tests {
 
     #[test]
     fn work_is_told_until_it_is_done_or_stuck() {
-        let duties = Duties::new();
-        duties.0.lock().interval = Duration::ZERO;
-        assert!(!duties.is_to_be_told(0));
+        let in_flight = InFlightRequests::new();
+        in_flight.0.lock().interval = Duration::ZERO;
+        assert!(!in_flight.is_to_be_told(0));
         let limit = Duration::from_millis(100);
-        let (stuck, done) = (duties.begin(limit), duties.begin(Duration::MAX));
-        assert!(duties.is_to_be_told(0));
+        let (stuck, done) = (in_flight.begin(limit), in_flight.begin(Duration::MAX));
+        assert!(in_flight.is_to_be_told(0));
         sleep(limit);
-        assert!(duties.is_to_be_told(0));
+        assert!(in_flight.is_to_be_told(0));
         drop(done);
-        assert!(!duties.is_to_be_told(0));
+        assert!(!in_flight.is_to_be_told(0));
         stuck.progress();
-        assert!(duties.is_to_be_told(0));
+        assert!(in_flight.is_to_be_told(0));
         drop(stuck);
-        assert!(!duties.is_to_be_told(0));
-        assert!(duties.is_to_be_told(1) && !duties.is_to_be_told(1), "bytes arrive");
+        assert!(!in_flight.is_to_be_told(0));
+        assert!(in_flight.is_to_be_told(1) && !in_flight.is_to_be_told(1), "bytes arrive");
     }
 
     #[test]
     fn the_first_node_is_told_some_times_per_silence() {
-        let duties = Duties::new();
-        let _work = duties.begin(Duration::MAX);
+        let in_flight = InFlightRequests::new();
+        let _work = in_flight.begin(Duration::MAX);
         for (seconds, interval) in [(0.1, 0.1), (2.0, 0.25), (30.0, 1.0), (3600.0, 1.0)] {
-            duties.set_node_timeout(Duration::from_secs_f64(seconds));
-            assert_eq!(duties.0.lock().interval, Duration::from_secs_f64(interval));
+            in_flight.set_node_timeout(Duration::from_secs_f64(seconds));
+            assert_eq!(in_flight.0.lock().interval, Duration::from_secs_f64(interval));
         }
-        duties.0.lock().told_at = Instant::now();
-        assert!(!duties.is_to_be_told(0));
+        in_flight.0.lock().told_at = Instant::now();
+        assert!(!in_flight.is_to_be_told(0));
     }
 }

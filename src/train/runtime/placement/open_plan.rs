@@ -16,7 +16,7 @@ use potluck_kernels::exec::Moments;
 
 /// Rows and moments for the opening of a device.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Admission {
+pub(crate) struct OpenPlan {
     pub rows: u32,
     /// Reserved moments: the largest possible shard of the device.
     pub reserve: Moments,
@@ -33,7 +33,7 @@ pub(crate) struct MeasuredCandidate {
     /// Display name.
     pub name: String,
     /// Admissions that fit its memory, the preferred one first; at least one.
-    pub(crate) admissions: VecDeque<Admission>,
+    pub(crate) admissions: VecDeque<OpenPlan>,
 }
 
 impl MeasuredCandidate {
@@ -142,7 +142,7 @@ fn admissions(
     name: &str,
     position: usize,
     world: usize,
-) -> Result<VecDeque<Admission>, RuntimeError> {
+) -> Result<VecDeque<OpenPlan>, RuntimeError> {
     let mut fitting = VecDeque::new();
     let mut failed = None;
     let most = request.micro_batch.min(request.batch).max(1);
@@ -156,7 +156,7 @@ fn admissions(
                     let memory = RankMemory::of(selection, &plan, &reserve, world);
                     let is_least = sizes.last() == Some(&rows);
                     if is_least || memory::fits_amply(selection, setting, &plan, memory.device) {
-                        fitting.push_back(Admission { rows, memory, reserve: reserve.clone() });
+                        fitting.push_back(OpenPlan { rows, memory, reserve: reserve.clone() });
                     }
                 }
                 Err(error) => failed = Some(error),

@@ -14,7 +14,7 @@ pub fn heartbeat_interval(node_timeout: Nanos) -> Nanos {
 
 /// Heartbeats to and from one peer.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct HeartbeatTimer {
     timeout: Nanos,
     heard_at: Nanos,
     send_at: Nanos,
@@ -22,7 +22,7 @@ pub(crate) struct Pulse {
     received: u64,
 }
 
-impl Pulse {
+impl HeartbeatTimer {
     /// Creates the pulse of a peer that was heard at the time `now`.
     pub fn new(timeout: Nanos, now: Nanos) -> Self {
         let timeout = timeout.min(NODE_TIMEOUT_MAX);
@@ -96,23 +96,26 @@ mod tests {
     fn six_heartbeats_fit_a_timeout_and_one_is_sent_every_second_at_least() {
         assert_eq!(heartbeat_interval(600), 100);
         assert_eq!(heartbeat_interval(60 * SECOND), SECOND);
-        let mut pulse = Pulse::new(600, 1000);
-        assert_eq!((pulse.beat(1099), pulse.deadline()), (None, 1100));
-        assert_eq!(pulse.beat(1100), Some(1));
-        assert_eq!((pulse.beat(1150), pulse.beat(1390), pulse.beat(1400)), (None, Some(2), None));
-        assert_eq!(pulse.deadline(), 1490);
+        let mut heartbeat_timer = HeartbeatTimer::new(600, 1000);
+        assert_eq!((heartbeat_timer.beat(1099), heartbeat_timer.deadline()), (None, 1100));
+        assert_eq!(heartbeat_timer.beat(1100), Some(1));
+        assert_eq!(
+            (heartbeat_timer.beat(1150), heartbeat_timer.beat(1390), heartbeat_timer.beat(1400)),
+            (None, Some(2), None)
+        );
+        assert_eq!(heartbeat_timer.deadline(), 1490);
     }
 
     #[test]
     fn a_peer_is_silent_at_the_timeout_after_it_was_last_heard() {
-        let mut pulse = Pulse::new(600, 1000);
-        assert!(!pulse.is_silent(1599) && pulse.is_silent(1600));
-        pulse.heard(1500);
-        assert!(!pulse.is_silent(2099) && pulse.is_silent(2100));
-        pulse.beat(2050);
-        assert_eq!(pulse.deadline(), 2100);
+        let mut heartbeat_timer = HeartbeatTimer::new(600, 1000);
+        assert!(!heartbeat_timer.is_silent(1599) && heartbeat_timer.is_silent(1600));
+        heartbeat_timer.heard(1500);
+        assert!(!heartbeat_timer.is_silent(2099) && heartbeat_timer.is_silent(2100));
+        heartbeat_timer.beat(2050);
+        assert_eq!(heartbeat_timer.deadline(), 2100);
         assert_eq!(
-            (pulse.receive(1), pulse.receive(3), pulse.receive(1)),
+            (heartbeat_timer.receive(1), heartbeat_timer.receive(3), heartbeat_timer.receive(1)),
             (Ok(()), Err(2), Err(2))
         );
     }

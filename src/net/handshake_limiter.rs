@@ -23,14 +23,14 @@ const UNPROVEN_MAX: usize = 16;
 #[derive(Debug)]
 pub(crate) enum Entrance {
     /// May continue until the ticket is dropped, or its place is given to a later client.
-    Admit(Ticket),
+    Admit(HandshakePermit),
     /// Must prove its address first.
     Prove,
 }
 
 /// Place of one handshake.
 #[derive(Debug)]
-struct GatePlace {
+struct HandshakeSlot {
     number: u64,
     network: IpAddr,
     is_proven: bool,
@@ -39,27 +39,27 @@ struct GatePlace {
 }
 
 #[derive(Debug, Default)]
-struct Crowd {
+struct HandshakeSlots {
     next: u64,
     /// The oldest one first.
-    places: VecDeque<GatePlace>,
+    places: VecDeque<HandshakeSlot>,
 }
 
 /// Bound on handshakes in progress. A client beyond it takes the place of the oldest one. So an
 /// attacker with an overheard knock that begins many handshakes and ends none keeps no client out:
 /// an honest handshake ends within some round trips.
 #[derive(Debug, Default)]
-pub(crate) struct Gate(Lock<Crowd>);
+pub(crate) struct HandshakeLimiter(Lock<HandshakeSlots>);
 
 /// Place of one handshake in progress; dropping it frees the place.
 #[derive(Debug)]
-pub(crate) struct Ticket {
-    gate: Arc<Gate>,
+pub(crate) struct HandshakePermit {
+    handshake_limiter: Arc<HandshakeLimiter>,
     number: u64,
     evicted: oneshot::Receiver<()>,
 }
 
-impl Gate {
+impl HandshakeLimiter {
     /// Decides about a client; `is_proven` if its address is validated.
     pub fn enter(self: &Arc<Self>, address: IpAddr, is_proven: bool) -> Entrance {
         let mut crowd = self.0.lock();
@@ -77,8 +77,8 @@ impl Gate {
         let number = crowd.next;
         crowd.next += 1;
         let (_ends, evicted) = oneshot::channel();
-        crowd.places.push_back(GatePlace { number, network, is_proven, _ends });
-        Entrance::Admit(Ticket { gate: self.clone(), number, evicted })
+        crowd.places.push_back(HandshakeSlot { number, network, is_proven, _ends });
+        Entrance::Admit(HandshakePermit { handshake_limiter: self.clone(), number, evicted })
     }
 
     /// Returns the number of handshakes in progress.
@@ -88,7 +88,7 @@ impl Gate {
     }
 }
 
-impl Crowd {
+impl HandshakeSlots {
     fn count(&self, network: IpAddr) -> usize {
         self.places.iter().filter(|place| place.network == network).count()
     }
@@ -114,7 +114,7 @@ impl Crowd {
     }
 }
 
-impl Ticket {
+impl HandshakePermit {
     /// Awaits some work; returns `None` if the place is given to another client before it is done.
     pub async fn hold<F: Future>(&mut self, work: F) -> Option<F::Output> {
         let mut work = pin!(work);
@@ -129,9 +129,9 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for HandshakePermit {
     fn drop(&mut self) {
-        self.gate.0.lock().places.retain(|place| place.number != self.number);
+        self.handshake_limiter.0.lock().places.retain(|place| place.number != self.number);
     }
 }
 
@@ -224,79 +224,84 @@ mod tests {
         [10, 0, i / 16, i % 16].into()
     }
 
-    fn admitted(gate: &Arc<Gate>, address: IpAddr, is_proven: bool) -> Ticket {
-        match gate.enter(address, is_proven) {
+    fn admitted(
+        handshake_limiter: &Arc<HandshakeLimiter>,
+        address: IpAddr,
+        is_proven: bool,
+    ) -> HandshakePermit {
+        match handshake_limiter.enter(address, is_proven) {
             Entrance::Admit(ticket) => ticket,
             Entrance::Prove => panic!("{address} must prove its address"),
         }
     }
 
     /// Returns true once the place of a ticket is another one's.
-    fn is_evicted(ticket: &mut Ticket) -> bool {
+    fn is_evicted(ticket: &mut HandshakePermit) -> bool {
         matches!(ticket.evicted.try_recv(), Err(oneshot::error::TryRecvError::Closed))
     }
 
     #[test]
     fn crowds_are_bounded_and_places_become_free() {
-        let gate = Arc::new(Gate::default());
+        let handshake_limiter = Arc::new(HandshakeLimiter::default());
         let mut tickets = Vec::new();
         for i in 0..UNPROVEN_MAX as u8 {
-            tickets.push(admitted(&gate, ip(i), false));
+            tickets.push(admitted(&handshake_limiter, ip(i), false));
         }
-        assert!(matches!(gate.enter(ip(99), false), Entrance::Prove));
+        assert!(matches!(handshake_limiter.enter(ip(99), false), Entrance::Prove));
         for i in 100..148 {
-            tickets.push(admitted(&gate, ip(i), true));
+            tickets.push(admitted(&handshake_limiter, ip(i), true));
         }
         assert!(!tickets.iter_mut().any(is_evicted));
         for i in 148..212 {
-            tickets.push(admitted(&gate, ip(i), true));
-            assert_eq!(gate.crowd(), HANDSHAKES_MAX);
+            tickets.push(admitted(&handshake_limiter, ip(i), true));
+            assert_eq!(handshake_limiter.crowd(), HANDSHAKES_MAX);
         }
         let evicted: Vec<bool> = tickets.iter_mut().map(is_evicted).collect();
         let oldest: Vec<bool> = (0..128).map(|number| number < 64).collect();
         assert_eq!(evicted, oldest);
         tickets.clear();
-        assert_eq!(gate.crowd(), 0);
-        admitted(&gate, ip(0), false);
+        assert_eq!(handshake_limiter.crowd(), 0);
+        admitted(&handshake_limiter, ip(0), false);
     }
 
     #[test]
     fn a_network_beyond_its_places_loses_its_own_oldest_one() {
-        let gate = Arc::new(Gate::default());
-        let mut honest = admitted(&gate, ip(99), true);
+        let handshake_limiter = Arc::new(HandshakeLimiter::default());
+        let mut honest = admitted(&handshake_limiter, ip(99), true);
         let mut tickets: Vec<_> =
-            (0..=PER_NETWORK_MAX).map(|_| admitted(&gate, ip(1), true)).collect();
+            (0..=PER_NETWORK_MAX).map(|_| admitted(&handshake_limiter, ip(1), true)).collect();
         assert!(is_evicted(&mut tickets[0]) && !tickets[1..].iter_mut().any(is_evicted));
-        assert_eq!(gate.crowd(), PER_NETWORK_MAX + 1);
+        assert_eq!(handshake_limiter.crowd(), PER_NETWORK_MAX + 1);
         assert!(!is_evicted(&mut honest));
     }
 
     /// Four networks that fill all places lose theirs to each other, and nobody else does.
     #[test]
     fn the_fullest_network_gives_way_to_others() {
-        let gate = Arc::new(Gate::default());
-        let mut honest = admitted(&gate, ip(99), true);
+        let handshake_limiter = Arc::new(HandshakeLimiter::default());
+        let mut honest = admitted(&handshake_limiter, ip(99), true);
         let mut tickets = Vec::new();
         for i in 0..1000 {
-            tickets.push(admitted(&gate, ip(i as u8 % 4), true));
+            tickets.push(admitted(&handshake_limiter, ip(i as u8 % 4), true));
         }
-        let mut second = admitted(&gate, ip(98), true);
+        let mut second = admitted(&handshake_limiter, ip(98), true);
         for i in 0..1000 {
-            tickets.push(admitted(&gate, ip(i as u8 % 4), true));
+            tickets.push(admitted(&handshake_limiter, ip(i as u8 % 4), true));
         }
-        assert_eq!(gate.crowd(), HANDSHAKES_MAX);
+        assert_eq!(handshake_limiter.crowd(), HANDSHAKES_MAX);
         assert!(!is_evicted(&mut honest) && !is_evicted(&mut second));
     }
 
     #[test]
     fn addresses_of_one_network_of_ipv6_are_counted_together() {
-        let gate = Arc::new(Gate::default());
+        let handshake_limiter = Arc::new(HandshakeLimiter::default());
         let address = |net: u16, host: u16| Ipv6Addr::new(0x2001, 0xdb8, 0, net, 0, 0, 0, host);
-        let mut tickets: Vec<_> =
-            (0..40).map(|host| admitted(&gate, address(1, host).into(), true)).collect();
-        assert_eq!(gate.crowd(), PER_NETWORK_MAX);
-        tickets.push(admitted(&gate, address(2, 0).into(), true));
-        assert_eq!(gate.crowd(), PER_NETWORK_MAX + 1);
+        let mut tickets: Vec<_> = (0..40)
+            .map(|host| admitted(&handshake_limiter, address(1, host).into(), true))
+            .collect();
+        assert_eq!(handshake_limiter.crowd(), PER_NETWORK_MAX);
+        tickets.push(admitted(&handshake_limiter, address(2, 0).into(), true));
+        assert_eq!(handshake_limiter.crowd(), PER_NETWORK_MAX + 1);
     }
 
     #[test]

@@ -18,8 +18,8 @@ use potluck_net::cluster::{
     ClusterEnd, FirstNodeOptions, FormerNode, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, Presence,
 };
 use potluck_net::nodes::{
-    self, ClusterNews, FrameReceiver, Meeting, MeetingOptions, StartedCluster, advertised,
-    any_port_towards,
+    self, ClusterEvent, ClusterHandle, ClusterHandleOptions, FrameReceiver, StartedCluster,
+    advertised, any_port_towards,
 };
 use potluck_parallel::comm::{RecvError, nanos};
 use potluck_train::error::TrainError;
@@ -39,8 +39,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Node that has met the others.
-pub struct MetNode {
-    pub meeting: Meeting,
+pub struct JoinedCluster {
+    pub cluster: ClusterHandle,
     pub frames: FrameReceiver,
     pub started: StartedCluster,
 }
@@ -48,13 +48,13 @@ pub struct MetNode {
 /// Error of nodes that have not met.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-pub struct NotMetError {
+pub struct RendezvousError {
     why: String,
     /// Remedy: a restart, or a person.
     pub remedy: Remedy,
 }
 
-impl NotMetError {
+impl RendezvousError {
     fn of(end: &ClusterEnd) -> Self {
         let why = match end {
             ClusterEnd::Left { why } => {
@@ -69,7 +69,7 @@ impl NotMetError {
 // ---- The first node ----
 
 /// Gathering of nodes, for its first one.
-pub struct Gathering<'a> {
+pub struct Rendezvous<'a> {
     /// Subject of the prompt: `a run`.
     pub what: &'static str,
     /// Command of the others.
@@ -92,17 +92,17 @@ pub struct Gathering<'a> {
     pub signals: SignalFlags,
 }
 
-impl Gathering<'_> {
+impl Rendezvous<'_> {
     /// Prints the command for the other machines and waits until all nodes are present. `hello`
     /// gets the port of this node.
     ///
     /// # Errors
     /// Returns an error for a secret that cannot be read, an address in use, and if the nodes
     /// cannot connect.
-    pub fn host(&self, hello: impl FnOnce(u16) -> Hello) -> anyhow::Result<MetNode> {
+    pub fn host(&self, hello: impl FnOnce(u16) -> Hello) -> anyhow::Result<JoinedCluster> {
         let (secret, code) = self.secret.to_host()?;
         let frames = FrameReceiver::default();
-        let options = MeetingOptions {
+        let options = ClusterHandleOptions {
             listen: self.listen.unwrap_or_else(|| all_addresses(PORT)),
             advertise: self.advertise.clone(),
             secret,
@@ -110,7 +110,7 @@ impl Gathering<'_> {
             frames: frames.clone(),
             faults: Faults::none(),
         };
-        let mut meeting = Meeting::host(options, |port| FirstNodeOptions {
+        let mut cluster = ClusterHandle::host(options, |port| FirstNodeOptions {
             run: self.run.clone(),
             nodes: self.nodes,
             hello: hello(port),
@@ -118,13 +118,13 @@ impl Gathering<'_> {
             generation: Generation(0),
             before: self.before.clone(),
         })?;
-        print_line(&self.invitation(meeting.address, code.is_some()));
+        print_line(&self.invitation(cluster.address, code.is_some()));
         if let Some(code) = code {
             // The log file must not contain secrets.
             log::write_to_stderr(Level::Info, None, &format!("and there the code  {code}"));
         }
-        let started = wait_for_all(&mut meeting, &self.signals, self.limit(), &mut print_line)?;
-        Ok(MetNode { meeting, frames, started })
+        let started = wait_for_all(&mut cluster, &self.signals, self.limit(), &mut print_line)?;
+        Ok(JoinedCluster { cluster, frames, started })
     }
 
     /// Returns the longest wait: unlimited on a terminal, where the user sees the missing nodes.
@@ -168,9 +168,9 @@ impl Gathering<'_> {
 /// others are notified at once, and the caller cleans up.
 ///
 /// # Errors
-/// Returns [`InterruptedError`], [`NotMetError`], and a defect.
+/// Returns [`InterruptedError`], [`RendezvousError`], and a defect.
 pub fn wait_for_all(
-    meeting: &mut Meeting,
+    cluster: &mut ClusterHandle,
     signals: &SignalFlags,
     limit: Option<Duration>,
     show: &mut dyn FnMut(&str),
@@ -179,35 +179,35 @@ pub fn wait_for_all(
     let mut here = None;
     loop {
         if let Some(signal) = signals.pending() {
-            meeting.leave(&format!("it was {signal}"));
+            cluster.leave(&format!("it was {signal}"));
             return Err(InterruptedError(signal).into());
         }
         if until.is_some_and(|until| Instant::now() >= until) {
             let why = too_few(here.as_ref(), limit.unwrap_or_default());
-            meeting.leave(&why);
-            return Err(NotMetError { why, remedy: Remedy::Time }.into());
+            cluster.leave(&why);
+            return Err(RendezvousError { why, remedy: Remedy::Time }.into());
         }
-        match meeting.news.recv(Some(Instant::now() + SIGNAL_INTERVAL)) {
-            Ok(ClusterNews::Present(presence)) => {
+        match cluster.news.recv(Some(Instant::now() + SIGNAL_INTERVAL)) {
+            Ok(ClusterEvent::Present(presence)) => {
                 show(&present(&presence));
                 here = Some(presence);
             }
-            Ok(ClusterNews::TurnedAway { address, why }) => {
+            Ok(ClusterEvent::TurnedAway { address, why }) => {
                 show(&format!("{address} was turned away: {why}"));
             }
-            Ok(ClusterNews::Moved(moved)) => show(&moved.to_string()),
-            Ok(ClusterNews::Paused(pause)) => show(&pause.to_string()),
-            Ok(ClusterNews::Departed { host, why }) => {
+            Ok(ClusterEvent::Moved(moved)) => show(&moved.to_string()),
+            Ok(ClusterEvent::Paused(pause)) => show(&pause.to_string()),
+            Ok(ClusterEvent::Departed { host, why }) => {
                 show(&format!("{host} left: {why}; its place is free again"));
             }
-            Ok(ClusterNews::Started { roster, you, links }) => {
-                if let Some(note) = &meeting.buffers_note {
+            Ok(ClusterEvent::Started { roster, you, links }) => {
+                if let Some(note) = &cluster.buffers_note {
                     show(note);
                 }
                 return Ok(StartedCluster { roster, you, links });
             }
-            Ok(ClusterNews::Left { .. }) | Err(RecvError::TimedOut) => {}
-            Ok(ClusterNews::Ended(end)) => return Err(NotMetError::of(&end).into()),
+            Ok(ClusterEvent::Left { .. }) | Err(RecvError::TimedOut) => {}
+            Ok(ClusterEvent::Ended(end)) => return Err(RendezvousError::of(&end).into()),
             Err(RecvError::Closed(_)) => {
                 return Err(TrainError::Defect("the cluster ended without a reason".into()).into());
             }
@@ -272,13 +272,13 @@ impl Joining {
     /// is full or about to end, a first node that leaves before the start.
     ///
     /// # Errors
-    /// Returns [`UsageError`] for an invalid address, [`NotMetError`], [`InterruptedError`], and an
-    /// error if the own address is in use.
+    /// Returns [`UsageError`] for an invalid address, [`RendezvousError`], [`InterruptedError`],
+    /// and an error if the own address is in use.
     pub fn join(
         &self,
         show: &mut dyn FnMut(&str),
         hello: impl Fn(u16) -> Hello,
-    ) -> anyhow::Result<MetNode> {
+    ) -> anyhow::Result<JoinedCluster> {
         let until = Instant::now().checked_add(self.wait);
         let mut pause = PAUSE_MIN;
         let mut shown = String::new();
@@ -291,7 +291,7 @@ impl Joining {
                 Err(error) => error,
             };
             let is_healed =
-                error.downcast_ref::<NotMetError>().is_some_and(|of| of.remedy == Remedy::Time);
+                error.downcast_ref::<RendezvousError>().is_some_and(|of| of.remedy == Remedy::Time);
             let now = Instant::now();
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(now));
             if !is_healed || left.is_zero() {
@@ -311,10 +311,10 @@ impl Joining {
         &self,
         show: &mut dyn FnMut(&str),
         hello: impl FnOnce(u16) -> Hello,
-    ) -> anyhow::Result<MetNode> {
+    ) -> anyhow::Result<JoinedCluster> {
         let first = resolve(&self.address)?;
         let frames = FrameReceiver::default();
-        let options = MeetingOptions {
+        let options = ClusterHandleOptions {
             listen: self.listen.unwrap_or_else(|| any_port_towards(&first)),
             advertise: self.advertise.clone(),
             secret: self.secret.clone(),
@@ -322,10 +322,10 @@ impl Joining {
             frames: frames.clone(),
             faults: self.faults.clone(),
         };
-        let mut meeting =
-            Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port), first })?;
-        let started = wait_for_all(&mut meeting, &self.signals, None, show)?;
-        Ok(MetNode { meeting, frames, started })
+        let mut cluster =
+            ClusterHandle::join(options, |port| JoiningNodeOptions { hello: hello(port), first })?;
+        let started = wait_for_all(&mut cluster, &self.signals, None, show)?;
+        Ok(JoinedCluster { cluster, frames, started })
     }
 }
 
@@ -382,7 +382,7 @@ fn resolve(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
     };
     // The name of a service or machine may not exist until it runs.
     let why = format!("the first node is not found at {text}: {why}");
-    Err(NotMetError { why, remedy: Remedy::Time }.into())
+    Err(RendezvousError { why, remedy: Remedy::Time }.into())
 }
 
 /// Checks that a text can be the address of a first node.
@@ -409,7 +409,7 @@ mod tests {
         }
         assert!(resolve("fe80::1%no-such").unwrap_err().is::<UsageError>());
         let error = resolve("no-such-host.invalid").unwrap_err();
-        let not_met: &NotMetError = error.downcast_ref().unwrap();
+        let not_met: &RendezvousError = error.downcast_ref().unwrap();
         assert_eq!(not_met.remedy, Remedy::Time);
         assert!(error.to_string().contains("not found at no-such-host.invalid: "), "{error}");
         for text in ["host:port", "host:99999", "host:"] {

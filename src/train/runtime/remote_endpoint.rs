@@ -7,7 +7,7 @@ use potluck_parallel::Verdict;
 use potluck_parallel::coordinator::RankActivity;
 
 /// Rank of another node.
-pub trait RemoteSeat: Send + Sync {
+pub trait RemoteEndpoint: Send + Sync {
     /// Begins a step of the rank, whose vote and end are sent to the coordinator's mailbox.
     ///
     /// # Errors
