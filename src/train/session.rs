@@ -1,6 +1,5 @@
-//! Session: opened devices with the state of a model on them, and the steps that they have taken.
-//! What a run or a [`Trainer`](super::Trainer) trains with; where samples come from, and what is
-//! kept on disk, is theirs.
+//! Session: opened devices with the state of a model, and the number of their steps. A run or a
+//! [`Trainer`](super::Trainer) trains with it, and adds the source of samples and the saves.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ use potluck_parallel::{Coordinates, Placement, Program, SpreadPrograms, Verdict}
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     pub optimizer: Optimizer,
-    /// Decay of the exponential average of the parameters; 0: none is kept.
+    /// Decay of the exponential average of the parameters; 0: none.
     pub ema: f64,
     /// Gradient norm above which gradients are scaled down to it; 0: off.
     pub clip: f64,
@@ -43,7 +42,7 @@ pub struct SessionOptions {
     pub faults: Faults,
 }
 
-/// Steps that were taken.
+/// Completed steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepsTaken {
     pub steps: u64,
@@ -52,18 +51,18 @@ pub struct StepsTaken {
 }
 
 impl StepsTaken {
-    /// Returns the steps behind a checkpoint.
+    /// Returns the steps of a checkpoint.
     pub fn of(meta: &Meta) -> Self {
         Self { steps: meta.step, updates: meta.optimizer_step }
     }
 }
 
-/// Values of the record of a step from outside of the session.
+/// Values for the record of a step that the session does not have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepTiming {
     /// Learning rate of the step.
     pub lr: f64,
-    /// Unit that steps count.
+    /// Unit of the counts of steps.
     pub unit: Unit,
     /// Samples of the step.
     pub batch: u64,
@@ -71,35 +70,35 @@ pub(crate) struct StepTiming {
     pub started: Instant,
 }
 
-/// Devices with a model that is trained on them.
+/// Devices with a model in training.
 pub struct Session {
     pub group: WorkerGroup,
     /// Plan of the whole model; buckets are the same on all ranks.
     pub plan: Arc<Plan>,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
-    /// By rank: programs of steps whose all-gathers travel in the next one, if there are any.
+    /// By rank: programs of steps whose all-gathers run in the next one, if there are any.
     spread: Option<Vec<SpreadPrograms>>,
     /// True while steps leave their all-gathers, if they can.
     pub(crate) leaves_gathers: bool,
-    /// By rank: the plan of what its device holds.
+    /// By rank: the plan of its device's part of the model.
     pub(crate) rank_plans: Vec<Arc<Plan>>,
-    /// Pipelines of the devices, of one stage each if every rank holds the whole model.
+    /// Pipelines of the devices, of one stage each if every rank has the whole model.
     pub pipelines: Arc<ModelPipelines>,
     pub placement: Placement,
     pub taken: StepsTaken,
     pub(crate) loss_scale: DynamicLossScale,
     options: SessionOptions,
-    /// States that the next step begins with.
+    /// Initial states of the next step.
     states: CarriedStates,
-    /// Parameters in whose place the devices hold averages, since an evaluation.
+    /// Parameters replaced by averages on the devices for an evaluation.
     displaced: Option<Displaced>,
 }
 
 /// Parameters that are not on the devices.
 struct Displaced {
     parameters: Vec<NamedTensor>,
-    /// True if all devices hold averages in their place, and false if only some may.
+    /// True if all devices have the averages, and false if only some may have them.
     is_whole: bool,
 }
 
@@ -108,13 +107,13 @@ struct Displaced {
 pub(crate) struct SessionState {
     pub parameters: Vec<NamedTensor>,
     pub moments: Vec<NamedTensor>,
-    /// Averages of the parameters; empty if none are kept, and before the first update.
+    /// Averages of the parameters; empty without averages, and before the first update.
     pub averages: Vec<NamedTensor>,
 }
 
 impl Session {
-    /// Creates the session of placed devices, which hold no values yet: [`Session::initialize`] or
-    /// [`Session::restore`] comes first.
+    /// Creates the session of placed devices, which have no values yet: call
+    /// [`Session::initialize`] or [`Session::restore`] first.
     pub fn new(placed: PlacedWorkers, options: SessionOptions) -> Self {
         let (graph, batch) = (&placed.plan.graph, batch_of(&placed.programs));
         let states = CarriedStates::zeros(graph, batch);
@@ -136,19 +135,19 @@ impl Session {
         }
     }
 
-    /// Sets what is carried from step to step to zeros, where sequences begin.
+    /// Sets carried states to zeros, at the start of sequences.
     pub fn reset_states(&mut self) {
         self.states.reset();
     }
 
-    /// Sets what is carried to zeros if the streams of a sampler begin in the next step.
+    /// Sets carried states to zeros if the streams of a sampler begin in the next step.
     pub(crate) fn reset_states_at_beginnings(&mut self, sampler: &Sampler) {
         if sampler.begins_streams(self.taken.steps + 1) {
             self.states.reset();
         }
     }
 
-    /// Gives the parameters their initial values, which depend on the seed alone.
+    /// Initializes the parameters, by the seed only.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -159,9 +158,9 @@ impl Session {
         Ok(())
     }
 
-    /// Brings the tensors of a checkpoint onto the devices, zeros if there are no moments, and
-    /// takes over what was carried into the next step. Returns false if that is of another batch
-    /// size or another kind, and begins with zeros.
+    /// Writes the tensors of a checkpoint to the devices, with zeros for missing moments, and
+    /// restores carried states. Returns false if these are of another batch size or kind, and sets
+    /// them to zeros.
     ///
     /// # Errors
     /// Returns `TrainError` if they are not those of the model, or if a device fails.
@@ -203,12 +202,12 @@ impl Session {
         }
     }
 
-    /// Returns true if averages of the parameters are kept, and have begun.
+    /// Returns true if the session has averages of the parameters, after the first update.
     pub(crate) fn has_averages(&self) -> bool {
         self.options.ema > 0.0 && self.taken.updates > 0
     }
 
-    /// Reads the averages of the parameters by name; none if none are kept, and before the first
+    /// Reads the averages of the parameters by name; empty without averages, and before the first
     /// update.
     fn averages(&self) -> Result<Vec<NamedTensor>, TrainError> {
         if !self.has_averages() {
@@ -217,7 +216,7 @@ impl Session {
         state::averages(&self.group, &self.plan)
     }
 
-    /// Reads what is evaluated: the averages in the place of the parameters that have one.
+    /// Reads the parameters for evaluations: averages instead of parameters that have one.
     ///
     /// # Errors
     /// Returns the errors of [`Session::state`].
@@ -227,13 +226,14 @@ impl Session {
         Ok(parameters)
     }
 
-    /// Returns true if all devices hold averages in the place of the parameters.
+    /// Returns true if all devices have averages instead of the parameters.
     pub(crate) fn holds_averages(&self) -> bool {
         self.displaced.as_ref().is_some_and(|displaced| displaced.is_whole)
     }
 
-    /// Puts the averages in the place of the parameters on all devices, if the session keeps them,
-    /// until [`Session::put_parameters_back`]. Ranks are compared before: this makes them equal.
+    /// Replaces the parameters by their averages on all devices, if the session has them, until
+    /// [`Session::put_parameters_back`]. Callers compare the ranks before, because this makes them
+    /// equal.
     ///
     /// # Errors
     /// Returns the errors of [`Session::state`].
@@ -254,7 +254,7 @@ impl Session {
         Ok(())
     }
 
-    /// Brings the parameters back onto all devices, if they hold averages in their place.
+    /// Restores the parameters on all devices, if they have averages instead.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails; then the parameters are kept here.
@@ -269,7 +269,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns what is carried into the next step, by name.
+    /// Returns the states carried into the next step, by name.
     pub fn carried(&self) -> Vec<NamedTensor> {
         self.states.named()
     }
@@ -314,8 +314,8 @@ impl Session {
         }
     }
 
-    /// Performs the all-gathers that the last step has left, if it has: parameters are the same on
-    /// all ranks then.
+    /// Performs the all-gathers that the last step has left, if any, after which parameters are the
+    /// same on all ranks.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -334,8 +334,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a step; returns the reports of all ranks. The loss scale of the next one follows from
-    /// its verdict.
+    /// Takes a step, and adjusts the loss scale by its verdict; returns the reports of all ranks.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -349,7 +348,7 @@ impl Session {
         }
         let is_updated = matches!(verdict, Some(Verdict::Commit(_)));
         self.taken.updates += u64::from(is_updated);
-        // A step that is skipped changes nothing: what it computed may not be finite.
+        // A skipped step has no effect: its states may not be finite.
         if is_updated {
             self.carry(&reports)?;
         }
@@ -357,9 +356,9 @@ impl Session {
     }
 
     /// Computes the gradients of the mean loss on the inputs of each rank's micro-batches, by
-    /// parameter, before clipping, with the random numbers of the next step. Nothing changes by it:
-    /// no parameter, no moment, no running average and no state that is carried. In mixed precision
-    /// an overflow halves the loss scale, for these gradients alone.
+    /// parameter, before clipping, with the random numbers of the next step. Parameters, moments,
+    /// running averages and carried states are unchanged. In mixed precision an overflow halves the
+    /// loss scale only for these gradients.
     ///
     /// # Errors
     /// Returns `TrainError` if no target counts, or if a device fails.
@@ -401,7 +400,7 @@ impl Session {
         }
     }
 
-    /// Takes over the states behind a step.
+    /// Stores the states after a step.
     fn carry(&mut self, reports: &[StepReport]) -> Result<(), TrainError> {
         let mut parts = Vec::new();
         for (program, report) in self.programs.iter().zip(reports) {
@@ -410,8 +409,8 @@ impl Session {
         self.states.take(parts.into_iter()).map_err(TrainError::Defect)
     }
 
-    /// Compares the parameters of all ranks that hold the same; returns what differs. With
-    /// `repair`, it is overwritten by what most ranks hold.
+    /// Compares the parameters of ranks with the same buckets; returns the differences. With
+    /// `repair`, overwrites them by the values of most ranks.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -419,8 +418,8 @@ impl Session {
         Ok(compare(&self.group, &self.plan, repair)?)
     }
 
-    /// Compares like [`Session::compare`], and requires that nothing differs; with `repair`, after
-    /// the repair of what did, each of which `tell` gets a sentence about.
+    /// Compares like [`Session::compare`], and requires equal parameters. With `repair`, repairs
+    /// differences first, and calls `tell` with a sentence on each.
     ///
     /// # Errors
     /// Returns `TrainError::ReplicaMismatch` for the first rank that differs, the errors of
@@ -448,7 +447,7 @@ impl Session {
         Err(TrainError::ReplicaMismatch { rank, device, step, what })
     }
 
-    /// Returns the bytes that the session takes on the device of each rank.
+    /// Returns the bytes of the session on the device of each rank.
     pub fn device_bytes(&self) -> Vec<u64> {
         let mut bytes = Vec::with_capacity(self.rank_plans.len());
         for (rank, plan) in self.rank_plans.iter().enumerate() {
@@ -459,8 +458,8 @@ impl Session {
         bytes
     }
 
-    /// Returns the record of the step that was just taken, which began at `timing.started`, with
-    /// the wait for its samples.
+    /// Returns the record of the last step, which began at `timing.started`, including the wait for
+    /// its samples.
     pub(crate) fn step_record(&self, reports: &[StepReport], timing: &StepTiming) -> StepRecord {
         let StepTiming { lr, unit, batch, loss_scale, started } = *timing;
         let report = &reports[Rank(0).index()];
@@ -524,7 +523,7 @@ impl Session {
         records
     }
 
-    /// Returns the inputs of steps that are loaded here; nodes may read those of their own ranks.
+    /// Returns the ranks whose inputs are loaded here; nodes may read those of their own ranks.
     pub(crate) fn loaded_ranks(&self) -> LoadedRanks {
         LoadedRanks::of(&self.programs, &self.rank_plans)
             .without(|rank| self.group.reads_inputs(rank))

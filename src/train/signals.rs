@@ -1,10 +1,10 @@
-//! Signal handling: a signal that asks the run to end, or to be saved, sets a flag, which is
-//! checked between steps and between the jobs of an evaluation, so that the run is saved before it
-//! ends.
+//! Signal handling: a signal that requests the end of the run or a save sets a flag, which is
+//! checked between steps and between the jobs of an evaluation, so that the run is saved before its
+//! end.
 
 #[cfg(feature = "signals")]
 mod handlers;
-/// Stand-in without the feature `signals`: signals are up to the program that uses the library.
+/// Without the feature `signals`, the program that uses the library handles signals.
 #[cfg(not(feature = "signals"))]
 mod handlers {
     pub(crate) type Handlers = ();
@@ -25,17 +25,17 @@ use std::{fmt, mem};
 use super::error::TrainError;
 use crate::runtime::error::EXIT_RESTART;
 
-/// Exit code after Ctrl-C, as shells report it.
+/// Exit code after Ctrl-C, as in shells.
 pub(crate) const EXIT_INTERRUPTED: i32 = 130;
 
-/// Time between two looks for a signal.
+/// Time between two checks for a signal.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Ends the process without running the exit handlers of GPU drivers: those of a hung device wait
-/// for it, and some fail while a thread still runs. No cleanup of potluck is skipped: files are
-/// synced when they are written.
+/// Ends the process without the exit handlers of GPU drivers: those of a hung device wait for it,
+/// and some fail while a thread still runs. No cleanup of potluck is needed: files are synced when
+/// they are written.
 pub fn leave(code: i32) -> ! {
-    // Fails if the reader of the pipe is gone; there is no other place to report to.
+    // Fails if the pipe is closed, and then the failure cannot be reported.
     let _ = io::stdout().flush();
     #[cfg(all(unix, feature = "signals"))]
     signal_hook::low_level::exit(code);
@@ -43,22 +43,22 @@ pub fn leave(code: i32) -> ! {
     std::process::exit(code)
 }
 
-/// Signal that asked the run to end. On Windows, events of the console stand for signals.
+/// Signal that requests the end of the run. On Windows, an event of the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Interruption {
     /// SIGINT, from Ctrl-C; on Windows also Ctrl-Break.
     Interrupt,
-    /// SIGTERM: the machine is needed for something else; the run may be restarted elsewhere.
-    /// On Windows, the user logs off or the system shuts down.
+    /// SIGTERM, for example from a job manager, which may restart the run on another machine. On
+    /// Windows, the user logs off or the system shuts down.
     Terminate,
-    /// SIGHUP: the terminal or the connection is gone; on Windows, the console was closed.
+    /// SIGHUP: the terminal or the connection was closed; on Windows, the console.
     Hangup,
-    /// SIGUSR1: a job manager's warning that the time of the job is nearly up.
+    /// SIGUSR1: a job manager's warning before the time limit of the job.
     TimeLimit,
 }
 
 impl Interruption {
-    /// All signals that are caught.
+    /// All caught signals.
     pub const ALL: [Self; 4] = [Self::Interrupt, Self::Terminate, Self::Hangup, Self::TimeLimit];
 
     /// Returns the number of the signal among [`Interruption::ALL`].
@@ -89,11 +89,11 @@ impl fmt::Display for Interruption {
     }
 }
 
-/// Flags of caught signals, for other threads to look at; the default has none and is never set.
+/// Flags of caught signals, for other threads; the default has none and is never set.
 #[derive(Clone, Debug, Default)]
 pub struct SignalFlags {
     raised: Vec<(Interruption, Arc<AtomicBool>)>,
-    /// True if SIGUSR1 asks for a checkpoint, and not for the end.
+    /// True if SIGUSR1 requests a checkpoint instead of the end.
     usr1_saves: bool,
 }
 
@@ -114,23 +114,23 @@ impl SignalFlags {
         (flags, raise)
     }
 
-    /// Adds flags that are set elsewhere, such as on other nodes.
+    /// Adds other flags, such as those of other nodes.
     pub fn with(mut self, flags: Self) -> Self {
         self.raised.extend(flags.raised);
         self
     }
 
-    /// Takes SIGUSR1 for the wish for a checkpoint, behind which the run goes on.
+    /// Returns flags for which SIGUSR1 requests a checkpoint, after which the run continues.
     pub fn saving_on_usr1(self) -> Self {
         Self { usr1_saves: true, ..self }
     }
 
-    /// Takes SIGUSR1 for the wish for the end, like all others.
+    /// Returns flags for which SIGUSR1 requests the end, like all other signals.
     pub(crate) fn stopping_on_usr1(self) -> Self {
         Self { usr1_saves: false, ..self }
     }
 
-    /// Returns the signal to end that arrived, if any; of several, Ctrl-C first.
+    /// Returns a signal that requested the end, if there is one; Ctrl-C if there are several.
     pub fn pending(&self) -> Option<Interruption> {
         for (signal, flag) in &self.raised {
             let ends = *signal != Interruption::TimeLimit || !self.usr1_saves;
@@ -141,7 +141,7 @@ impl SignalFlags {
         None
     }
 
-    /// Returns true if SIGUSR1 asked for a checkpoint since the last call.
+    /// Returns true if SIGUSR1 has requested a checkpoint since the last call.
     pub fn take_save_request(&self) -> bool {
         let mut is_asked = false;
         for (signal, flag) in &self.raised {
@@ -174,7 +174,7 @@ impl SignalFlags {
     }
 }
 
-/// Time that is left to a process after SIGTERM: who sent it ends the process by force soon.
+/// Deadline of a process after SIGTERM, before the sender kills it.
 #[derive(Debug)]
 pub struct TermDeadline {
     timeout: Duration,
@@ -186,7 +186,7 @@ impl TermDeadline {
         Self { timeout, began: None }
     }
 
-    /// Returns true once SIGTERM was seen for so long. To be called again and again.
+    /// Returns true if the deadline has passed. Must be called periodically, to observe SIGTERM.
     pub fn is_over(&mut self, flags: &SignalFlags) -> bool {
         if !flags.has(Interruption::Terminate) {
             return false;
@@ -209,18 +209,17 @@ impl TermDeadline {
 #[derive(Debug)]
 pub struct Signals {
     flags: SignalFlags,
-    /// Removed when they are dropped.
+    /// Handlers, removed when they are dropped.
     _handlers: handlers::Handlers,
 }
 
 impl Signals {
-    /// Catches the signals of [`Interruption`] from now on, except for those that were ignored when
-    /// the process started: `nohup` ignores SIGHUP so that the run outlives its terminal. That is
-    /// known on Linux only; elsewhere all are caught. A second Ctrl-C ends the process at once.
-    /// Windows itself ends it some seconds after the console was closed, saved or not.
+    /// Catches the signals of [`Interruption`] from now on, except for those ignored at the start
+    /// of the process: `nohup` ignores SIGHUP so that the run continues without its terminal. That
+    /// is known only on Linux; other systems catch all of them. A second Ctrl-C ends the process
+    /// immediately. Windows ends it some seconds after the console was closed, even before a save.
     ///
-    /// Without the feature `cli` it catches none: signals are then up to the program that uses the
-    /// library.
+    /// Without the feature `cli` it catches none: the program that uses the library handles them.
     ///
     /// # Errors
     /// Returns an error if the system refuses a handler.
@@ -242,13 +241,13 @@ impl Signals {
         self.flags.pending()
     }
 
-    /// Returns the flags, which stay valid (and unset) after `self` is dropped.
+    /// Returns the flags, which remain valid (and unset) after `self` is dropped.
     pub fn flags(&self) -> SignalFlags {
         self.flags.clone()
     }
 
-    /// Catches signals until the process ends, so that none that comes twice ends it in the middle
-    /// of its last lines. Returns the flags.
+    /// Catches signals until the end of the process, so that a second one does not interrupt its
+    /// last lines. Returns the flags.
     pub fn until_exit(self) -> SignalFlags {
         let flags = self.flags();
         mem::forget(self);

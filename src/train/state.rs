@@ -1,5 +1,5 @@
-//! Checkpoint state: reads parameters, moments and averages by name from devices, and writes them
-//! back.
+//! State of checkpoints: reads parameters, moments and averages by name from devices, and writes
+//! them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +13,10 @@ use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor, bucket_words};
 use potluck_kernels::ops::hash;
 
-/// Reads a whole bucket back and verifies it against the hash that the device computes in its own
-/// memory.
+/// Reads a whole bucket, and verifies it by the hash that the device computes in its own memory.
 ///
 /// # Errors
-/// Returns `DeviceError` if the device fails, or if the values read back are not those that it
-/// holds.
+/// Returns `DeviceError` if the device fails, or if the values do not match the hash.
 fn read_bucket(
     device: &mut dyn Executor,
     bucket_tensor: BucketTensor,
@@ -38,14 +36,14 @@ fn read_bucket(
     Err(DeviceError::ReadBack { adapter: device.name().to_string(), what })
 }
 
-/// Reads the parameters of a worker group, in the model's order: each bucket from the first rank
-/// that holds it, since all that do hold the same. `plan` is that of any rank. After the failure of
-/// a step these are the parameters before it, from the devices that are left.
+/// Reads the parameters of a worker group, in the model's order: each bucket from its first rank,
+/// since all have the same values. `plan` is that of any rank. After the failure of a step these
+/// are the parameters before it, from the remaining devices.
 ///
 /// # Errors
-/// Returns `TrainError` if a device fails, if the values read back are not those that it holds, if
-/// no device that is left holds the parameters of the step before the one that failed, or if the
-/// slices of a tensor are not all of it.
+/// Returns `TrainError` if a device fails, if values do not match the hash of their device, if no
+/// remaining device has the parameters before the failed step, or if slices of a tensor are
+/// missing.
 pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
     let readable = group.readable()?;
     let mut slices = Vec::new();
@@ -53,7 +51,7 @@ pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, 
         let holders = group.groups().of(bucket);
         let rank = match holders.iter().find(|(_, rank)| readable.contains(rank)) {
             Some((_, rank)) => rank,
-            // Reading from the first tells why none is left.
+            // The error of the first rank has the reason that none remains.
             None => holders.rank(Position(0)),
         };
         let values = group.read_on(rank, "reading the parameters", move |device| {
@@ -64,7 +62,7 @@ pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, 
     Ok(joined(slices)?)
 }
 
-/// Returns true if the optimizer updates a bucket, and keeps moments of it.
+/// Returns true if the optimizer updates a bucket, and has moments for it.
 fn is_trained(plan: &Plan, bucket: BucketId) -> bool {
     plan.buckets[bucket.index()].kind == ParameterKind::Trained
 }
@@ -75,7 +73,7 @@ struct CopiedSlice<'a> {
     values: Vec<f32>,
 }
 
-/// Copies the parameters of a whole bucket out of its values.
+/// Copies the parameters of a whole bucket.
 fn copied<'a>(plan: &'a Plan, bucket: BucketId, values: &[f32]) -> Vec<CopiedSlice<'a>> {
     let mut slices = Vec::new();
     for &(id, start) in &plan.buckets[bucket.index()].parameters {
@@ -86,12 +84,12 @@ fn copied<'a>(plan: &'a Plan, bucket: BucketId, values: &[f32]) -> Vec<CopiedSli
     slices
 }
 
-/// Returns the tensors that slices are of, in the model's order.
+/// Joins slices into tensors, in the model's order.
 ///
 /// # Errors
-/// Returns `CheckpointError` if the slices of a tensor are not all of it.
+/// Returns `CheckpointError` if slices of a tensor are missing.
 fn joined(slices: Vec<CopiedSlice<'_>>) -> Result<Vec<NamedTensor>, CheckpointError> {
-    // By number: the tensor, and how many of its elements there are so far.
+    // By number: the tensor, and the number of its elements so far.
     let mut tensors: BTreeMap<u32, (NamedTensor, usize)> = BTreeMap::new();
     for CopiedSlice { parameter: Parameter { whole, slice, .. }, values } in slices {
         let shape = slice.whole_dims().to_vec();
@@ -118,13 +116,13 @@ fn joined(slices: Vec<CopiedSlice<'_>>) -> Result<Vec<NamedTensor>, CheckpointEr
     tensors.into_values().map(complete).collect()
 }
 
-/// Tensors by name that a worker group holds between two steps.
+/// Tensors of a worker group by name, between two steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StateTensors<'a> {
     pub parameters: &'a [NamedTensor],
     /// Moments of parameter `NAME`, as `NAME.0`, `NAME.1`; empty: zeros.
     pub moments: &'a [NamedTensor],
-    /// Averages of parameters, where they are not the parameters themselves.
+    /// Averages of parameters, except for those equal to the parameters.
     pub averages: &'a [NamedTensor],
     /// False before the first update, which begins the averages.
     pub is_updated: bool,
@@ -138,19 +136,19 @@ impl<'a> StateTensors<'a> {
     }
 }
 
-/// Reads the averages of the parameters of a worker group whose devices keep them, by name, from
-/// the ranks that own their parts. `plan` is that of any rank.
+/// Reads the averages of the parameters of a worker group with averages, by name, from the ranks
+/// that own their parts. `plan` is that of any rank.
 ///
 /// # Errors
-/// Returns `TrainError` if a device fails, if the values read back are not those that it holds, or
-/// if the slices of a tensor are not all of it.
+/// Returns `TrainError` if a device fails, if values do not match the hash of their device, or if
+/// slices of a tensor are missing.
 pub fn averages(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
     owned_tensors(group, plan, BucketTensor::Average)
 }
 
-/// Reads the moments of a worker group, by name, from the ranks that own them.
-/// All are read bucket by bucket, so that the host holds little more than what is returned. `plan`
-/// is that of any rank.
+/// Reads the moments of a worker group, by name, from the ranks that own them, in sequence by
+/// bucket, so that the host needs little more memory than for the result. `plan` is that of any
+/// rank.
 ///
 /// # Errors
 /// Returns the errors of [`averages`].
@@ -170,7 +168,7 @@ pub fn moments(
 /// model's order: of the parameters that the optimizer updates. `plan` is that of any rank.
 ///
 /// # Errors
-/// Returns `TrainError` if a device fails, or if the values read back are not those that it holds.
+/// Returns `TrainError` if a device fails, or if values do not match the hash of their device.
 pub fn gradient_sums(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
     owned_tensors(group, plan, BucketTensor::Gradients)
 }
@@ -206,7 +204,7 @@ fn owned_parts(
         }
         let mut values = read_bucket(device, bucket_tensor, bucket)?;
         if bucket_tensor == BucketTensor::Gradients {
-            // A device holds those of a whole bucket.
+            // The device has those of the whole bucket.
             values = values[owned.clone()].to_vec();
         }
         Ok((owned, values))
@@ -224,11 +222,11 @@ fn has_bucket(plan: &Plan, bucket_tensor: BucketTensor, bucket: BucketId) -> boo
     plan.holds(bucket) && (!is_owned || is_trained(plan, bucket))
 }
 
-/// What is written to a bucket tensor of the devices, of the tensors of a state.
+/// Tensors of a state to write to a bucket tensor of the devices.
 #[derive(Clone, Copy, PartialEq)]
 enum Written {
     Parameters,
-    /// The parameters that are trained, or the averages that the state has of them.
+    /// Averages of the trained parameters, or the parameters if there is none.
     Evaluated,
     Moment(usize),
     Averages,
@@ -243,7 +241,7 @@ impl Written {
         }
     }
 
-    /// Returns true if it is written to a bucket.
+    /// Returns true if a bucket has such tensors.
     fn is_for(self, plan: &Plan, bucket: BucketId) -> bool {
         let is_of_all = self != Self::Evaluated;
         has_bucket(plan, self.bucket_tensor(), bucket) && (is_of_all || is_trained(plan, bucket))
@@ -266,8 +264,8 @@ impl StateTensors<'_> {
         NamedTensor::find(self.averages, name, shape).map(Some)
     }
 
-    /// Returns the values of a bucket: zeros for moments of which nothing is saved and for averages
-    /// before the first update, and later the parameters for averages that are not saved.
+    /// Returns the values of a bucket: zeros for missing moments and for averages before the first
+    /// update, and then the parameters for missing averages.
     ///
     /// # Errors
     /// Returns `CheckpointError` if a tensor is missing or has another shape.
@@ -313,7 +311,7 @@ impl StateTensors<'_> {
     }
 }
 
-/// Returns the name under which a moment of a parameter is saved.
+/// Returns the name of a saved moment of a parameter.
 fn name_of_moment(parameter: &str, index: usize) -> String {
     format!("{parameter}.{index}")
 }
@@ -330,13 +328,13 @@ fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
     joined
 }
 
-/// Returns the number of moments to restore from a checkpoint: 0 if it holds none, because its
-/// optimizer kept none; those of the run's optimizer then start as zeros, as in a new run.
+/// Returns the number of moments to restore from a checkpoint: 0 if it has none, because of its
+/// optimizer; those of the run's optimizer are then zeros, as in a new run.
 fn restored(moments: &[NamedTensor], kept: usize) -> usize {
     if moments.is_empty() { 0 } else { kept }
 }
 
-/// Checks that a checkpoint's tensors fit a plan whose optimizer keeps `kept` moments.
+/// Checks that a checkpoint's tensors fit a plan whose optimizer has `kept` moments.
 ///
 /// # Errors
 /// Returns `CheckpointError` if a tensor is missing or has another shape, and
@@ -361,11 +359,10 @@ pub fn check(plan: &Plan, state: StateTensors<'_>, kept: usize) -> Result<(), Ch
     Ok(())
 }
 
-/// Writes a checkpoint's tensors to the devices of all ranks, of which `plans` has the plans:
-/// bucket by bucket, each to all devices at the same time, so that the host never holds more than
-/// one of them twice, however many devices there are. Moments are zeros if none are saved.
-/// Averages, if the devices keep them and they are not saved, begin as the parameters, or with the
-/// first update if there was none.
+/// Writes a checkpoint's tensors to the devices of all ranks, with the plans `plans`: in sequence
+/// by bucket, each to all devices at the same time, so that the host copies only one bucket at a
+/// time for any number of devices. Missing moments are zeros. Missing averages begin as the
+/// parameters, or with the first update if there was none.
 ///
 /// # Errors
 /// Returns `TrainError` if a tensor is missing or has another shape, before anything is written, or
@@ -402,8 +399,8 @@ pub fn write_parameters(
     write(group, plans, state, Written::Parameters)
 }
 
-/// Writes the parameters of a state that are trained to the devices of all ranks, or the averages
-/// that it has of them.
+/// Writes the averages of a state's trained parameters, or the parameters if there are none, to the
+/// devices of all ranks.
 ///
 /// # Errors
 /// Returns the errors of [`write_parameters`].
@@ -423,7 +420,8 @@ fn write(
 ) -> Result<(), TrainError> {
     let bucket_tensor = written.bucket_tensor();
     for bucket in (0..plans[0].buckets.len() as u32).map(BucketId) {
-        // The ranks of a tensor group hold different slices, those of one place the same.
+        // The ranks of a tensor group have different slices; ranks in the same place have equal
+        // ones.
         let mut places: BTreeMap<Option<u32>, Vec<Rank>> = BTreeMap::new();
         for (rank, plan) in plans.iter().enumerate() {
             if written.is_for(plan, bucket) {

@@ -129,8 +129,12 @@ fn fit_devices(
 /// Returns the possible sizes of a device's micro-batches up to `most`, the largest first: powers
 /// of two, and divisors of `most`, for which all micro-batches are equal.
 pub(crate) fn micro_batch_sizes(most: u32) -> Vec<u32> {
-    let mut sizes: Vec<u32> = (1..=most).rev().collect();
-    sizes.retain(|rows| rows.is_power_of_two() || most.is_multiple_of(*rows));
+    let mut sizes = Vec::new();
+    for rows in (1..=most).rev() {
+        if rows.is_power_of_two() || most.is_multiple_of(rows) {
+            sizes.push(rows);
+        }
+    }
     sizes
 }
 
