@@ -20,7 +20,7 @@ use super::dataset::{Dataset, DatasetInput, NamedInputs};
 use super::prepare::is_begun;
 use super::tokenizer::TOKENIZER;
 use super::{DataDescription, DataError, DataFile, Split, TokenizerFile};
-use potluck_core::format::counted_large;
+use potluck_core::format::counted;
 use potluck_core::{DType, HostTensor};
 
 /// Bytes of a chunk that is hashed and checked, a multiple of every token's size.
@@ -443,7 +443,7 @@ fn check(name: &str, bytes: &[u8], info: &TokenFileInfo) -> Result<(), DataError
     let count = info.count;
     let length = bytes.len();
     if count.checked_mul(size as u64) != Some(length as u64) {
-        let tokens = counted_large(count, "token", "tokens");
+        let tokens = counted(count as usize, "token", "tokens");
         let why = format!("is {length} bytes long; {tokens} of {size} bytes were expected");
         return refuse(String::new(), why);
     }

@@ -93,7 +93,7 @@ fn train_output_goes_to_its_streams() {
     assert_eq!(ran.out.chars().count(), 20 + 1, "{:?}", ran.out);
     assert!(!ran.err.contains('\x1b') && !ran.err.contains('\r'), "{:?}", ran.err);
     let lines: Vec<&str> = ran.err.lines().collect();
-    assert!(lines[0].starts_with("1 layers, 2 heads, width 16, context 8; 3,"), "{}", ran.err);
+    assert!(lines[0].starts_with("1 layer, 2 heads, width 16, context 8; 3,"), "{}", ran.err);
     assert!(lines[0].contains(" parameters; vocabulary "), "{}", ran.err);
     assert!(lines[1].starts_with("an epoch is 1,"), "{}", ran.err);
     assert!(lines[1].contains(" steps of 32; device memory "), "{}", ran.err);
@@ -122,8 +122,8 @@ fn resume_done_run_or_schedule_is_told() {
     let refused = fewer.line("error:");
     assert!(refused.contains("train.steps = 4 is below the 6 steps of "), "{refused}");
     let done = desk.resume("run", "").ok();
-    let note = done.line("warning: step 6 of 6 is done already");
-    assert!(note.ends_with("give --steps, or --epochs, a larger number"), "{note}");
+    let note = done.line("warning: step 6 of 6 is already done");
+    assert!(note.ends_with("raise --steps or --epochs"), "{note}");
 
     let longer = desk.resume("run", "--steps 9").ok();
     let note = longer.line("the learning rate stays");

@@ -92,7 +92,7 @@ fn launch_wrong_places_are_refused() {
     for (line, why) in [
         (&*format!("{line} --rank 0"), "does not tell the number of processes: give it by --world"),
         ("launch tiny.toml --devices cpu", "launch needs --out DIR or --name NAME"),
-        (&format!("{line} --resume run"), "goes on from the newest checkpoint in --out"),
+        (&format!("{line} --resume run"), "resumes from the newest checkpoint in --out"),
         (
             "launch tiny.toml --out run --secret-file code --rank 0 --world 64 --local-world 64",
             "are not enough for 64 processes on this host",

@@ -134,7 +134,7 @@ fn run_finished_is_not_measured_again() {
     let again = desk.resume("run", "--quiet").ok();
     assert_eq!(fs::read_to_string(desk.path("run/metrics.jsonl")).unwrap(), record);
     // Also a script that is quiet learns that nothing was trained.
-    again.line("warning: step 3 of 3 is done already");
+    again.line("warning: step 3 of 3 is already done");
 }
 
 /// Runs the program on a disk of so many KiB.

@@ -320,7 +320,8 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
     let desk = Desk::certified();
     let on_loss = "--set faults.on_loss=continue --set tensorboard=true --trace trace.json";
     let ran = train(&desk, &format!("{first},{second}"), on_loss).ok();
-    let going_on: Vec<&str> = ran.err.lines().filter(|line| line.contains("goes on")).collect();
+    let going_on: Vec<&str> =
+        ran.err.lines().filter(|line| line.contains("continuing from")).collect();
     let [to_two, to_one] = going_on[..] else { panic!("{}", ran.err) };
     assert!(to_two.contains("from step 4 on ") && to_two.contains("rank 1: "), "{to_two}");
     assert!(to_one.contains("from step 8 on ") && to_one.contains("rank 1: "), "{to_one}");

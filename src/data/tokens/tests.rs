@@ -117,7 +117,7 @@ fn descriptions_that_do_not_fit_are_refused() {
             "t.json: vocabulary: is 0; expected the number of different tokens",
         ),
         ("vocabulary", 265.into(), "t.bin: token 9: is 265, not below the vocabulary of 265"),
-        ("count", 21.into(), "t.bin: is 40 bytes long; 21 token of 2 bytes were expected"),
+        ("count", 21.into(), "t.bin: is 40 bytes long; 21 tokens of 2 bytes were expected"),
         (
             "count",
             u64::MAX.into(),

@@ -2,6 +2,7 @@
 
 use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn, language};
 use crate::keys::{ConfigEnum, Constraint, ConstraintError, FRACTION, Value, refused, section};
+use potluck_core::format::counted;
 use potluck_graph::model::gpt::{cached_gpt, next_token_gpt};
 use potluck_graph::model::names::FileName;
 use potluck_graph::model::{GPT_NAMES, GptConfig, gpt};
@@ -94,7 +95,9 @@ impl ModelFamily for GptFamily {
     fn summary(&self) -> String {
         let Self { layers, heads, width, context, .. } = self;
         let context = language::context_text(*context, self.table_rows());
-        format!("{layers} layers, {heads} heads, width {width}, {context}")
+        let layers = counted(*layers, "layer", "layers");
+        let heads = counted(*heads, "head", "heads");
+        format!("{layers}, {heads}, width {width}, {context}")
     }
 
     /// The tables, and of each layer queries, keys, values and projection, and two matrices of 4

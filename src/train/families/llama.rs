@@ -6,6 +6,7 @@ use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn, lang
 use crate::keys::{
     ConfigEnum, Constraint, ConstraintError, Section, Value, config_enum, refused, section,
 };
+use potluck_core::format::counted;
 use potluck_graph::model::llama::{cached_llama, next_token_llama};
 use potluck_graph::model::names::FileName;
 use potluck_graph::model::{AttentionBias, LLAMA_NAMES, LlamaConfig, llama};
@@ -351,7 +352,9 @@ impl ModelFamily for LlamaFamily {
             String::new()
         };
         let context = language::context_text(self.context, self.positions());
-        format!("{layers} layers, {heads} heads{shared}, width {width}, {context}")
+        let layers = counted(*layers, "layer", "layers");
+        let heads = counted(*heads, "head", "heads");
+        format!("{layers}, {heads}{shared}, width {width}, {context}")
     }
 
     /// The tables, and of each layer queries, keys, values and projection, and the three matrices

@@ -2,6 +2,7 @@
 
 use super::{DataShape, Family, FamilyError, ModelFamily, TrainedOn};
 use crate::keys::{ConfigEnum, Constraint, FRACTION, Value, config_enum, section};
+use potluck_core::format::counted;
 use potluck_graph::model::rnn::next_token_rnn;
 use potluck_graph::model::{RnnConfig, rnn};
 use potluck_graph::{Cell, Graph};
@@ -62,8 +63,8 @@ impl ModelFamily for RnnFamily {
 
     fn summary(&self) -> String {
         format!(
-            "{} layers of {}, width {}, context {}{}",
-            self.layers,
+            "{} of {}, width {}, context {}{}",
+            counted(self.layers, "layer", "layers"),
             if self.cell == Cell::Lstm { "LSTM" } else { "GRU" },
             self.width,
             self.context,

@@ -129,8 +129,8 @@ impl Run {
             && let Some(lr) = schedule.last_lr()
         {
             self.note(format!(
-                "the learning rate schedule ends at step {decay_steps}, and the rate stays at {lr} \
-                 from there; to stretch it, add --set schedule.decay_steps={steps}"
+                "the learning rate stays at {lr:.2e} from step {decay_steps} on, the end of its \
+                 schedule; to stretch it, add --set schedule.decay_steps={steps}"
             ))?;
         }
         Ok(())
@@ -146,7 +146,7 @@ fn few_samples(training: u64, held_out: Option<u64>, batch: u64) -> Vec<String> 
     let mut warnings = Vec::new();
     if let Some(held_out @ 1..HELD_OUT_MIN) = held_out {
         warnings.push(format!(
-            "val_loss is measured on {}: hold out more (data.held_out)",
+            "val_loss is measured on {}, which says little: hold out more",
             counted_large(held_out, "sample", "samples")
         ));
     }
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(
             few_samples(9, Some(1), 128),
             [
-                "val_loss is measured on 1 sample: hold out more (data.held_out)",
+                "val_loss is measured on 1 sample, which says little: hold out more",
                 "a batch of 128 takes each of the 9 training samples 14 times"
             ]
         );
