@@ -854,10 +854,10 @@ mod tests {
              [metrics]",
         );
         refused(
-            "[data]\nholdout = 1",
+            "[data]\nseparator = 1",
             &[],
-            "run.toml:2: there is no key data.holdout; the nearest are data.held_out, data.path, \
-             data.task; `potluck train --explain keys` lists all",
+            "run.toml:2: there is no key data.separator; the nearest are data.target, data.path, \
+             data.val_path; `potluck train --explain keys` lists all",
         );
         refused(
             "",

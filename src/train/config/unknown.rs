@@ -140,7 +140,7 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     (&["output_dir", "out_dir", "save_dir", "default_root_dir"], "use --out DIR"),
     (
         &["wandb", "report_to", "logger", "tensorboard_dir"],
-        "set metrics.tensorboard for event files; each run has a metrics.jsonl besides",
+        "set metrics.tensorboard for event files; each run has a record in JSON lines besides",
     ),
     (&["lora", "peft", "qlora"], "adapters are not trained; optim.groups freezes parameters"),
     (&["class_weight", "loss_weights"], "set train.class_weights"),
