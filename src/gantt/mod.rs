@@ -1,9 +1,6 @@
 //! Gantt charts of a step: a row per stage and a span per pass over a micro-batch, drawn as text
 //! for a terminal and as SVG.
 
-#[cfg(test)]
-#[path = "../../tests/common/golden.rs"]
-mod golden;
 mod runs;
 mod svg;
 mod text;
@@ -202,6 +199,10 @@ fn shortened(text: &str, most: usize) -> String {
     short += &".."[..most.min(2)];
     short
 }
+
+#[cfg(test)]
+#[path = "../../tests/common/golden.rs"]
+mod golden;
 
 #[cfg(test)]
 pub mod tests {
