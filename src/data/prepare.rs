@@ -106,7 +106,7 @@ pub struct Prepared {
     pub tokens: u64,
     pub documents: u64,
     pub vocabulary: usize,
-    /// Tokens of an earlier, interrupted preparation.
+    /// Tokens of an earlier preparation, complete or interrupted.
     pub before: u64,
     /// Number of files in the directories that were left out because of their format.
     pub left_out: usize,

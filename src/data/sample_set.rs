@@ -303,8 +303,8 @@ fn target_names(samples: &Samples) -> Result<TargetNames, DataError> {
     })
 }
 
-/// Hashes samples: their shape, targets and names, and their features unless those are in files
-/// that are hashed separately (`has_files`). A sample that cannot be read is hashed by its error,
+/// Hashes samples: their shape, targets and names, and their features, but for lazy ones whose
+/// files are hashed separately (`has_files`). A sample that cannot be read is hashed by its error,
 /// which a run reports.
 fn hash_samples(samples: &Samples, has_files: bool, hasher: &mut blake3::Hasher) {
     let count = samples.len() as u64;

@@ -13,7 +13,7 @@ use potluck_core::{SegmentId, SlotId, TensorId};
 ///
 /// # Errors
 /// Returns a sentence that names node, tensor and micro-batch if a node, another rank or the
-/// caller would read memory that another tensor has overwritten, if a node would write into the
+/// caller would read memory without the tensor of that micro-batch, if a node would write into the
 /// memory of one of its own inputs, or if a tensor has no memory.
 pub fn replay(plan: &Plan, runs: &[(SegmentId, usize)]) -> Result<(), String> {
     let mut memory = Replay::new(plan, runs);

@@ -49,7 +49,7 @@ pub struct PartPlan {
     pub perform: fn(&Workshop) -> Result<Findings, Halt>,
 }
 
-/// Sum of the minutes of all parts.
+/// Minutes of the whole report, an upper bound of the sum over its parts.
 pub const MINUTES: f64 = 60.0;
 
 /// All parts in their order: those on which the others depend come first.

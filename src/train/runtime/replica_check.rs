@@ -120,7 +120,7 @@ fn most_common<V: Copy + Eq + std::hash::Hash + Ord>(
     for value in values {
         *votes.entry(value).or_default() += 1;
     }
-    // The smallest value of several, independent of the order of the hash map.
+    // Of equally common values the smallest, so that the order of the hash map has no effect.
     votes.into_iter().max_by_key(|(value, count)| (*count, std::cmp::Reverse(*value)))
 }
 

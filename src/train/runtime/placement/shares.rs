@@ -58,7 +58,8 @@ pub fn owned(
     owned
 }
 
-/// Returns a rank's shard of each bucket, for ranks that all have all buckets.
+/// Returns a rank's shard of each bucket, if all ranks hold all buckets, in the
+/// order of ranks.
 pub fn shards(layout: &ShardLayout, rank: usize) -> Vec<Range<usize>> {
     let position = Position(rank as u32);
     (0..layout.buckets()).map(|bucket| layout.shard(BucketId(bucket as u32), position)).collect()
