@@ -229,7 +229,7 @@ mod tests {
         let mut means = RunningMeans::default();
         means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 3]);
         let long = "llvmpipe: 4 samples (55/s, waits 3 %)";
-        assert_eq!(means.block(), format!("  {long},\n  {long},\n  {long}"));
+        assert_eq!(means.block(), format!("  {long},\n  {long}, {long}"));
         let one = "llvmpipe: 4 (55/s, waits 3 %)";
         means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 64]);
         let block = means.block();
