@@ -23,13 +23,11 @@ pub fn bytes(graph: &Graph, batch: usize) -> usize {
     COPIES.saturating_mul(per_slot).saturating_mul(batch).saturating_mul(DType::F32.bytes())
 }
 
-/// States of all slots of the batch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CarriedStates {
     states: Vec<SlotStates>,
 }
 
-/// Values of one carried input.
 #[derive(Clone, Debug)]
 struct SlotStates {
     name: String,

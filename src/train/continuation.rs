@@ -93,7 +93,6 @@ pub(crate) fn pipelines_on(devices: usize, run: &PipelineOptions) -> Option<(usi
     Some((devices / chosen * chosen, chosen))
 }
 
-/// Division of a model over devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartsOn {
     /// Number of devices used.

@@ -188,7 +188,7 @@ impl fmt::Debug for LibraryError {
 }
 
 impl TrainError {
-    /// Returns the error as an error of the library.
+    /// This error as an error of the library.
     pub(super) fn of_library(self) -> Self {
         match self {
             Self::Library(_) => self,

@@ -105,7 +105,6 @@ struct EvalJob {
     scoring: Option<Scoring>,
 }
 
-/// Scoring of outputs by a task.
 #[derive(Clone)]
 struct Scoring {
     task: Arc<dyn Task>,
@@ -235,7 +234,6 @@ fn run_jobs(
     Ok(ended.into_iter().collect::<Result<_, DataError>>()?)
 }
 
-/// Failure of a device, or of reading a sample.
 #[derive(Debug, thiserror::Error)]
 enum EvalError {
     #[error(transparent)]
@@ -381,7 +379,6 @@ impl EvalJob {
         Ok(inputs)
     }
 
-    /// Number of samples that all ranks have evaluated.
     fn samples_done(&self, sums: &[RankSums]) -> u64 {
         let mut samples = 0;
         for (part, sums) in self.parts.iter().zip(sums) {
@@ -403,7 +400,6 @@ struct Pace {
 }
 
 impl Pace {
-    /// Counts a queued segment.
     fn queued(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
         self.queued += 1;
         let since = *self.since.get_or_insert_with(Instant::now);

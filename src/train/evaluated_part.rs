@@ -7,7 +7,6 @@ use super::signals::SignalFlags;
 use super::task::Task;
 use potluck_data::Split;
 
-/// Part of a split to be evaluated.
 pub(super) struct EvaluatedPart<'a> {
     pub source: &'a BatchSource,
     /// Task that computes the metrics.

@@ -40,7 +40,7 @@ impl Ends {
         self.texts.iter().filter_map(|end| text[start..].find(&**end)).min().map(|at| start + at)
     }
 
-    /// Number of bytes of a text that no incomplete end string can include.
+    /// Number of leading bytes of a text that cannot belong to an incomplete end string.
     fn settled(&self, text: &str) -> usize {
         let begins = |at: &usize| {
             let rest = &text[*at..];
@@ -121,10 +121,11 @@ impl Generation<'_> {
     }
 }
 
-/// Text being continued.
 struct Continued<'a> {
+    /// Index among the texts.
     number: usize,
     tokens: Vec<u32>,
+    /// Key of the text's random numbers.
     key: Key,
     decoder: Decoder<'a>,
     /// Text after the prompt.
@@ -184,10 +185,10 @@ impl<'a> Continued<'a> {
 }
 
 /// Continues prompts, and returns the texts. Continues as many simultaneously as the device caches
-/// keys and values for, or one after the other without a cache. `memory` belongs to the units: a
-/// text may begin like an earlier one. Calls `piece` with the number of the text and each part of
-/// it, as soon as its characters are complete and cannot belong to an end string. `piece` may
-/// return `false` to stop.
+/// keys and values for, or one after the other without a cache. `memory` is the units' memory; a
+/// text that begins like an earlier one can reuse its cache. Calls `piece` with the number of the
+/// text and each part of it, as soon as its characters are complete and cannot belong to an end
+/// string. `piece` may return `false` to stop.
 ///
 /// # Errors
 /// Returns `TrainError` if a prompt is empty, or if the device fails.

@@ -93,7 +93,6 @@ impl<'a> GivenInputs<'a> {
         HostTensor::zeros(tensor.dtype, tensor.shape.elements(part.rows as usize))
     }
 
-    /// Rows of one input.
     fn cut_one(
         &self,
         name: &str,
@@ -106,7 +105,7 @@ impl<'a> GivenInputs<'a> {
         }
         let given = self.find(name);
         if self.graph.is_carried(id) || self.graph.is_selector(id) && given.is_none() {
-            // A step overwrites carried states, and does not run the part with selected rows.
+            // A step overwrites carried inputs, and does not run the part that a selector is for.
             return Ok(self.zeros(id, part));
         }
         let Some(given) = given else {

@@ -77,7 +77,6 @@ fn stays(held: impl Fn() -> bool) -> bool {
     })
 }
 
-/// Error that names the process that holds a lock.
 fn in_use(run: &Path, file: &File) -> CheckpointError {
     let mut pid = String::new();
     // If a locked file cannot be read, the message omits the id.

@@ -57,7 +57,6 @@ pub(crate) struct Manifest {
     /// One entry for each of [`FILES`], in that order, except for missing [`OPTIONAL_FILES`]; then
     /// one for [`TOKENIZER`] if the tokenizer is a file.
     pub files: Vec<FileEntry>,
-    /// Fields that this version does not know.
     #[serde(flatten)]
     unknown: BTreeMap<String, Value>,
     /// BLAKE3 hash of the bytes of the file without the line of this field.
@@ -67,7 +66,6 @@ pub(crate) struct Manifest {
     pub(crate) unknown_names: Vec<String>,
 }
 
-/// File of a checkpoint, with its length and BLAKE3 hash.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct FileEntry {
     pub name: String,
@@ -78,7 +76,6 @@ pub(crate) struct FileEntry {
     pub slices: BTreeMap<String, SavedSlice>,
 }
 
-/// Slice of a tensor in a file.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct SavedSlice {
     pub tensor: String,
@@ -200,7 +197,7 @@ impl Manifest {
         self.files.iter().find(|file| file.name == name)
     }
 
-    /// Returns the names of the unknown fields that a run does not write again.
+    /// Names of the unknown fields that a run does not write again.
     pub(crate) fn lost_names(&self) -> Vec<&str> {
         let names = self.unknown_names.iter().map(String::as_str);
         let is_kept = |name: &str| {
@@ -294,7 +291,6 @@ fn unknown_names(found: &Value, known: &Value, place: &str) -> Vec<String> {
     }
 }
 
-/// Parses the step from the name of a checkpoint directory.
 pub(super) fn step_of(path: &Path) -> Option<u64> {
     let found = path.file_name()?.to_str()?;
     let step = found.strip_prefix("step-")?.parse().ok()?;

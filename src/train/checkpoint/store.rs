@@ -18,7 +18,6 @@ use potluck_core::files;
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{Tokenizer, TokenizerFile};
 
-/// Directory of checkpoints in a run directory.
 pub(super) const DIRECTORY: &str = "checkpoints";
 
 /// File that names the best checkpoint.
@@ -139,6 +138,7 @@ impl Store {
         Ok(())
     }
 
+    /// Writes all files of a checkpoint into a new directory, the manifest last.
     fn write_files(
         &self,
         checkpoint: &Checkpoint,

@@ -70,6 +70,7 @@ pub fn write(
     Ok(FileEntry { name, bytes, blake3, slices: BTreeMap::new() })
 }
 
+/// Reads a file and verifies its length and hash against its entry.
 pub fn read(path: &Path, entry: &FileEntry) -> Result<Vec<NamedTensor>, CheckpointError> {
     let mut bytes = Vec::new();
     let mut file = open(path, entry)?;

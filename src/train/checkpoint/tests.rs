@@ -119,7 +119,6 @@ fn states_have_a_file_of_their_own_if_there_are_any() {
     assert_eq!(Checkpoint::load(&without).unwrap(), checkpoint(5));
 }
 
-/// Creates a store with checkpoints at these steps.
 fn store(run: &Path, steps: &[u64]) -> Store {
     let mut store = Store::open(run).unwrap();
     for step in steps {
@@ -128,7 +127,6 @@ fn store(run: &Path, steps: &[u64]) -> Store {
     store
 }
 
-/// Sorted names in the directory of the checkpoints.
 fn listing(run: &Path) -> Vec<String> {
     let entries = fs::read_dir(run.join("checkpoints")).unwrap();
     let mut names: Vec<String> =

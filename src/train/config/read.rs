@@ -322,7 +322,6 @@ pub fn keys_help() -> String {
     text
 }
 
-/// Listing of the keys of models, by family.
 fn model_help() -> String {
     let mut text = key_help(&KIND, None) + &key_help(&PRESET, None);
     for family in FAMILIES {
@@ -613,7 +612,6 @@ fn of_flag<'a>(
     Ok(Assignment { origin, name, value, written: one.value.clone() })
 }
 
-/// Line of the byte at an offset in the text of a file.
 fn line(path: &Path, text: &str, offset: usize) -> Origin {
     let before = &text.as_bytes()[..offset.min(text.len())];
     Origin::File(path.into(), 1 + before.iter().filter(|byte| **byte == b'\n').count())
@@ -628,7 +626,6 @@ fn in_order<'t, 'i>(
     entries
 }
 
-/// Converts a written number.
 fn real(value: &DeValue) -> Option<f64> {
     match value {
         DeValue::Float(number) => number.as_str().parse().ok(),
@@ -741,7 +738,6 @@ mod tests {
         typed(text, sets).unwrap_or_else(|error| panic!("{error}")).config
     }
 
-    /// Asserts that a file and flags are refused with this message.
     fn refused(text: &str, sets: &[&str], expected: &str) {
         match typed(text, sets) {
             Err(error) => assert_eq!(error.to_string(), expected),

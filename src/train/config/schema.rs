@@ -39,7 +39,7 @@ pub enum DataKind {
 }
 
 impl DataKind {
-    /// Returns the format of the samples; `None` for texts and tokens.
+    /// Format of the samples; `None` for texts and tokens.
     pub(crate) fn sample_format(self) -> Option<SampleFormat> {
         match self {
             Self::Text | Self::Builtin | Self::Tokens => None,
@@ -73,6 +73,7 @@ impl DataKind {
 pub enum LossKind {
     /// Cross-entropy for classes, mean squared error for values.
     Auto,
+    /// Cross-entropy of classes.
     CrossEntropy,
     /// Mean squared error of values.
     Mse,
@@ -247,6 +248,7 @@ config_enum! {
 /// Default limit of the samples, and of the tokens, of an evaluation.
 const EVAL_SAMPLES: u64 = 1024;
 const EVAL_TOKENS: u64 = 65_536;
+/// Largest number of steps: a billion steps take years on any device.
 const STEPS: i64 = 1_000_000_000;
 const BATCH_MAX: i64 = 1 << 20;
 /// Largest number of blocks in a model chunk: far above real models, and small enough that sums do
@@ -626,8 +628,8 @@ impl TypedKeys {
 }
 
 impl RunConfig {
-    /// Returns the keys of this configuration, in printing order: those of its family of models,
-    /// then all other sections.
+    /// Returns the keys of this configuration, in printing order: first of its family of models,
+    /// then of all other sections.
     pub fn keys(&self) -> Vec<&'static Key> {
         let mut keys = self.model.keys();
         keys.extend(FIXED_KEYS.iter().copied().flatten());
@@ -717,7 +719,6 @@ impl RunConfig {
         self.derive_schedule(typed);
     }
 
-    /// Sets the warm-up and the end of the decay from the number of steps.
     fn derive_schedule(&mut self, typed: &TypedKeys) {
         let is_new = typed.before.is_none();
         // A run of 0 steps only writes a checkpoint for another run to start from. Nothing is
@@ -950,7 +951,6 @@ pub(super) fn known_keys() -> Vec<&'static Key> {
     keys
 }
 
-/// Key with the full name `section.key_name`, of any configuration.
 pub(super) fn known_key(name: &str) -> Option<&'static Key> {
     known_keys().into_iter().find(|key| key.full_name == name)
 }

@@ -22,7 +22,6 @@ pub(super) const FAMILY: Family = Family {
     new: || Box::new(GptFamily::default()),
 };
 
-/// Keys of a published GPT-2 of these sizes.
 fn gpt2(layers: usize, heads: usize, width: usize) -> Vec<(&'static str, Value)> {
     vec![
         ("model.layers", layers.into()),

@@ -112,7 +112,6 @@ section! {
     }
 }
 
-/// SmolLM2 of these sizes.
 fn smollm2(layers: usize, heads: usize, width: usize) -> LlamaFamily {
     LlamaFamily {
         layers,

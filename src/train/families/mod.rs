@@ -35,7 +35,6 @@ pub(crate) const OF_TOKENS: &[&str] = &names::<{ count(TOKENS) }>(TOKENS);
 
 const PRESETS: &[&str] = &preset_names::<{ preset_count() }>();
 
-/// Largest width of a layer.
 const WIDTH_MAX: u64 = 65_536;
 /// Largest number of layers in a list of widths.
 const LISTED_MAX: usize = 1024;
@@ -185,7 +184,6 @@ pub(crate) fn family(name: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.name == name)
 }
 
-/// Preset of this name, with its family.
 fn preset(name: &str) -> Option<(&'static Preset, &'static Family)> {
     for family in FAMILIES {
         if let Some(preset) = family.presets.iter().find(|preset| preset.name == name) {
@@ -251,7 +249,6 @@ const fn count(kinds: &[TrainedOn]) -> usize {
     count
 }
 
-/// Returns true if a family is trained on data of one of these kinds.
 const fn is_trained_on(family: &Family, kinds: &[TrainedOn]) -> bool {
     let mut index = 0;
     while index < kinds.len() {
@@ -286,7 +283,7 @@ fn lengths(list: &[u64]) -> Vec<usize> {
 }
 
 config_enum! {
-    // All others are no activations of a model.
+    // The others are not activations of a model.
     Unary {
         Unary::Gelu => "gelu",
         Unary::GeluTanh => "gelu_tanh",

@@ -10,7 +10,6 @@ use crate::keys::{Constraint, ConstraintError, Key, Section, Value, refused};
 /// longer contexts, for which small devices have too little memory.
 pub(crate) const PRESET_CONTEXT: usize = 1024;
 
-/// Key that selects the family.
 pub(crate) const KIND: Key = Key {
     full_name: "model.kind",
     section: "model",
@@ -91,7 +90,6 @@ impl ModelSection {
         values
     }
 
-    /// Checks that the preset belongs to the family.
     pub(crate) fn check_preset(&self) -> Result<(), ConstraintError> {
         let Some((preset, family)) = self.preset else { return Ok(()) };
         let kind = self.family.family().name;

@@ -8,7 +8,6 @@ use potluck_graph::Parameter;
 use potluck_graph::model::AttentionBias;
 use potluck_graph::model::names::their_name;
 
-/// Data that models of this family are trained on.
 fn data_of(family: &Family) -> DataShape {
     match family.trained_on {
         TrainedOn::Tokens => DataShape::Tokens { vocabulary: 65 },

@@ -78,7 +78,6 @@ fn put_list(out: &mut impl Write, kind: u32, length: usize) -> io::Result<()> {
     put_length(out, length)
 }
 
-/// Code of a tensor type in the format.
 fn code_of(kind: FileType) -> u32 {
     match kind {
         FileType::F32 => 0,

@@ -1,5 +1,5 @@
-//! Models as GGUF files, for llama.cpp, ollama and LM Studio. Names and keys are those of
-//! llama.cpp's converter.
+//! Models as GGUF files, for llama.cpp, ollama and LM Studio. Names and keys follow llama.cpp's
+//! converter.
 
 mod file;
 mod vocabulary;
@@ -47,7 +47,6 @@ pub struct GgufModel<'a> {
     pub kind: FileType,
 }
 
-/// Names of the parameters of a GPT.
 const GPT_NAMES: &[FileName] = &[
     FileName::same("wte.weight", "token_embd.weight"),
     FileName::same("wpe.weight", POSITIONS),
@@ -68,7 +67,6 @@ const GPT_NAMES: &[FileName] = &[
     FileName::same("lm_head.weight", "output.weight"),
 ];
 
-/// Names of the parameters of a Llama.
 const LLAMA_NAMES: &[FileName] = &[
     FileName::same("model.embed_tokens.weight", "token_embd.weight"),
     FileName::same("model.layers.#.input_layernorm.weight", "blk.#.attn_norm.weight"),
@@ -217,7 +215,7 @@ fn llama_keys(shape: &ModelShape) -> Result<Vec<(&'static str, GgufValue)>, Gguf
     }
     let whole = |key: &str| GgufValue::Whole(shape.whole(key));
     let mut context = shape.whole("max_position_embeddings");
-    // llama.cpp attends to the whole context, where the window would hide tokens before it.
+    // llama.cpp attends to the whole context, so the context is limited to the window.
     let window = shape.whole("sliding_window");
     if window > 0 {
         context = context.min(window);

@@ -45,7 +45,6 @@ const PATTERNS: [(&str, &str); 2] = [
 /// Symbol of a space in SentencePiece's tokens.
 const SPACE: &str = "\u{2581}";
 
-/// Parts of a `tokenizer.json`.
 #[derive(serde::Deserialize)]
 struct TokenizerJson {
     #[serde(default)]
@@ -97,7 +96,7 @@ impl Merge {
     }
 }
 
-/// Keys of a tokenizer for a model with `vocabulary` tokens.
+/// Returns the keys of a tokenizer for a model with `vocabulary` tokens.
 ///
 /// # Errors
 /// Returns the reason if the format does not support the tokenizer.

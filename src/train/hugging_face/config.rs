@@ -1,5 +1,5 @@
 //! `config.json` of a model directory: conversion to keys of this program, and its export. Names
-//! and defaults are those of transformers 5.23; files of 4.57 are read too, and both versions read
+//! and defaults follow transformers 5.23; files of 4.57 are read too, and both versions read
 //! exported files.
 
 use std::path::Path;
@@ -131,7 +131,7 @@ fn gpt2_dropout(keys: &Keys) -> Result<f64, String> {
     Ok(if all.iter().all(|one| *one == all[0]) { all[0] } else { 0.0 })
 }
 
-/// Checks the epsilon of the layer norms of a GPT, which is fixed.
+/// Checks that the epsilon of the layer norms of a GPT is [`EPSILON`].
 fn require_epsilon(keys: &Keys) -> Result<(), String> {
     match keys.real("layer_norm_epsilon")? {
         Some(epsilon) if epsilon != EPSILON => {
@@ -381,8 +381,8 @@ pub fn configuration(
     exported(family, vocabulary).map_err(HuggingFaceError::NoForm)
 }
 
-/// Configuration of a model with `vocabulary` tokens. It has the keys of transformers 5 and also of
-/// 4.57, which reads rotary positions elsewhere.
+/// Returns the configuration of a model with `vocabulary` tokens. It has the keys of transformers 5
+/// and also of 4.57, which reads rotary positions elsewhere.
 ///
 /// # Errors
 /// Returns the property that no model type in these files supports.

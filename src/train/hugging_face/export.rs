@@ -53,7 +53,6 @@ impl<'a> WrittenTensor<'a> {
         Ok(Self { values: &tensor.values, shape, is_transposed, kind, dtype })
     }
 
-    /// Bytes of the values in the file.
     fn bytes(&self) -> usize {
         self.kind.bytes(self.values.len())
     }
@@ -140,7 +139,7 @@ pub fn export(out: &Path, model: &ExportedModel) -> Result<(), HuggingFaceError>
         if let Some(file) = model.tokenizer {
             write_tokenizer(&temporary, file)?;
         }
-        // Written last: the files of the initial model are more complete.
+        // These overwrite the files above, because the initial model's say more.
         model.files.write(&temporary)?;
         write_shards(&temporary, &written, model.shard_bytes)?;
         fs::rename(&temporary, out).map_err(|why| unwritable(out, why))?;
@@ -184,7 +183,6 @@ pub fn export_parameters(
     done
 }
 
-/// Names of a type in transformers and in safetensors.
 fn names_of(kind: FileType) -> Result<(&'static str, Dtype), HuggingFaceError> {
     match kind {
         FileType::F32 => Ok(("float32", Dtype::F32)),
@@ -226,7 +224,6 @@ pub fn vocabulary_of(family: &dyn ModelFamily, parameters: &[NamedTensor]) -> us
     embedding.map_or(0, |tensor| tensor.shape[0])
 }
 
-/// Creates a directory with a new name beside another.
 fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {
     create_parent(out)?;
     let mut number = 0u32;

@@ -26,7 +26,7 @@ const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"]
 const PICKLED_ENDINGS: [&str; 3] = ["bin", "pt", "pth"];
 /// Largest header of a file, as in the safetensors crate.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// Largest index, far above those of models with thousands of layers.
+/// Largest index, far above real ones, even with thousands of layers.
 const INDEX_BYTES_MAX: u64 = 100_000_000;
 
 /// Tensor in one of the files.
@@ -158,7 +158,7 @@ impl StoredTensors {
         let is_language_model = !names.is_empty();
         let head = if is_language_model { self.tensors.remove(HEAD) } else { None };
         let is_left_out = |name: &String| {
-            // PyTorch counts the batches of a batch norm, for a momentum that may be absent.
+            // PyTorch counts the batches of a batch norm, for the case that it has no momentum.
             name.ends_with(".num_batches_tracked") || is_language_model && is_computed(name)
         };
         match self.tensors.keys().find(|name| !is_left_out(name)) {
@@ -177,7 +177,7 @@ pub fn is_table_of_tokens(names: &[FileName], ours: &str) -> bool {
 struct FoundTensor {
     ours: String,
     theirs: String,
-    /// Shape in the files; swapped if the matrix is transposed.
+    /// Shape in the graph; reversed in the files if `is_transposed`.
     shape: Vec<usize>,
     is_transposed: bool,
     stored: StoredTensor,

@@ -29,6 +29,7 @@ const BYTES_MAX: u64 = 64 << 20;
 pub struct ModelFiles(Vec<(&'static str, Vec<u8>)>);
 
 impl ModelFiles {
+    /// No files.
     pub const NONE: Self = Self(Vec::new());
 
     /// Reads the files that a directory has; none if the directory does not exist.

@@ -152,7 +152,6 @@ fn what_a_model_cannot_have_is_refused_by_its_key() {
     }
 }
 
-/// Initial parameters of a model.
 fn parameters(model: &dyn ModelFamily) -> (Graph, Vec<NamedTensor>) {
     let graph = model.graph(&DataShape::Tokens { vocabulary: 11 }).unwrap();
     let of = |(index, parameter): (usize, &potluck_graph::Parameter)| NamedTensor {

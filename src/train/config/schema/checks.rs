@@ -56,7 +56,6 @@ impl RunConfig {
         ConstraintError { keys: vec![key, other], why }
     }
 
-    /// Checks that the model suits the data.
     fn check_trained_on(&self) -> Result<(), ConstraintError> {
         let (kinds, of): (&[TrainedOn], _) = match self.data.kind {
             kind if kind.sample_format().is_none() => (&[TrainedOn::Tokens], "texts and tokens"),
@@ -192,7 +191,6 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks that tensor groups have one share per rank.
     fn check_tensor(&self) -> Result<(), ConstraintError> {
         let Parallel { tensor_ranks, tensor_shares, .. } = &self.parallel;
         let keys = ["parallel.tensor_shares", "parallel.tensor_ranks"];
