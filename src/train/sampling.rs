@@ -20,8 +20,8 @@ pub struct Sampling {
     pub temperature: f64,
     /// Number of most likely tokens to draw from; 0: all.
     pub top_k: usize,
-    /// Draws only from the most likely tokens whose probabilities add up to this value (Holtzman et
-    /// al. 2019), at least one; 1: all.
+    /// Draws only from the most likely tokens whose probabilities add up to at least this value
+    /// (Holtzman et al. 2019), at least one; 1: all.
     pub top_p: f64,
     /// Draws only from tokens whose probability is at least this fraction of the highest one; 0:
     /// all.

@@ -405,7 +405,8 @@ impl Session {
     }
 
     /// Compares the parameters of ranks with the same buckets; returns the differences. With
-    /// `repair`, overwrites them by the values of the majority of ranks.
+    /// `repair`, overwrites differing values by the majority's, or without a majority by those of
+    /// the rank that updates them.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
