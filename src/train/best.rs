@@ -1,35 +1,35 @@
-//! Best evaluation so far: which one is, and with which others it can be compared.
+//! Best evaluation so far: comparison of evaluations, and which of them are comparable.
 
 use crate::checkpoint::Best;
 
-/// Returns true if an evaluation is better than the best one so far; one that is not finite never
-/// is.
+/// Returns true if an evaluation is better than the best one so far. A loss that is not finite is
+/// never better.
 pub fn is_better(val_loss: f64, best: Option<Best>) -> bool {
     val_loss.is_finite() && best.is_none_or(|best| val_loss < best.val_loss)
 }
 
-/// Reason for which later evaluations cannot be compared with the best one.
+/// Reason why later evaluations are not comparable with the best one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Incomparable {
-    /// The data or their split are others.
+    /// The data or their split have changed.
     Data,
-    /// Evaluations take another number of samples.
+    /// The number of evaluated samples has changed.
     Samples { was: u64, is: u64 },
-    /// Evaluations carry states through another number of runs of samples.
+    /// The number of runs of samples through which states are carried has changed.
     Runs { was: u64, is: u64 },
 }
 
-/// Samples of an evaluation, and the runs of consecutive ones through which states are carried, as
-/// in [`Best`].
+/// Samples of an evaluation and the runs of consecutive samples through which states are carried,
+/// as in [`Best`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EvalExtent {
     pub samples: u64,
     pub runs: u64,
 }
 
-/// Returns the reason for which evaluations of this extent cannot be compared with earlier ones, if
-/// there is one; `None` for `extent` if there will be no evaluation. `data` are the fingerprints of
-/// the data earlier and now.
+/// Reason why evaluations of this extent are not comparable with earlier ones; `None` if they are.
+/// `extent` is `None` if there will be no evaluation. `data` are the fingerprints of the earlier
+/// and the current data.
 pub(crate) fn incomparable(
     best: Option<Best>,
     data: (&str, &str),

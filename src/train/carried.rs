@@ -1,6 +1,6 @@
-//! States that slots of the batch carry from step to step, in host memory between the steps: so
-//! they do not depend on the devices that compute a slot, a step that is repeated begins with the
-//! same ones, and a checkpoint has them.
+//! States that slots of the batch carry from step to step. They are kept in host memory between
+//! steps, so that they do not depend on the device that computes a slot, a repeated step begins
+//! with the same states, and checkpoints contain them.
 
 use crate::checkpoint::NamedTensor;
 use crate::runtime::step::{Inputs, NextState, NextStates};
@@ -13,39 +13,35 @@ pub(crate) const STATES_OF_ZEROS: &str = "what the model carries from step to st
                                           zeros: the checkpoint has none of these data and this \
                                           batch size";
 
-/// Copies of the states that a run holds at most: those of the session, those that go out with a
-/// step and come back with its reports, and those that are saved.
+/// Largest number of copies of the states that a run holds: the session's, those sent with a step
+/// and returned in its reports, and those being saved.
 const COPIES: usize = 4;
 
-/// Returns the most bytes of host memory that the states of a batch take.
+/// Upper bound of the bytes of host memory that the states of a batch take.
 pub fn bytes(graph: &Graph, batch: usize) -> usize {
     let per_slot: usize = graph.carried_sizes().map(|(_, values)| values).sum();
     COPIES.saturating_mul(per_slot).saturating_mul(batch).saturating_mul(DType::F32.bytes())
 }
 
-/// States of all slots of the batch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CarriedStates {
     states: Vec<SlotStates>,
 }
 
-/// Values of one carried input.
 #[derive(Clone, Debug)]
 struct SlotStates {
     name: String,
     input: TensorId,
-    /// Shape by the slots of the batch.
+    /// Shape, with the slots of the batch as its first dimension.
     shape: Shape,
     values: Vec<f32>,
 }
 
 impl SlotStates {
-    /// Returns the values of a slot.
     fn per_slot(&self) -> usize {
         self.shape.per_row()
     }
 
-    /// Returns the slots of the batch.
     fn slots(&self) -> usize {
         self.values.len() / self.per_slot().max(1)
     }
@@ -56,13 +52,13 @@ impl SlotStates {
         first * self.per_slot()..end * self.per_slot()
     }
 
-    /// Returns the dimensions with the batch.
+    /// Dimensions, with the batch first.
     fn dims(&self) -> Vec<usize> {
         self.shape.resolve(self.slots())
     }
 
-    /// Takes over the states behind a micro-batch; a slot whose new ones are not all finite begins
-    /// anew.
+    /// Stores the states after a micro-batch. A slot whose new states are not all finite restarts
+    /// with zeros.
     fn take(&mut self, part: &MicroBatch, next: &[f32]) -> Result<(), String> {
         let range = self.range(part);
         let per_slot = self.per_slot().max(1);
@@ -83,7 +79,7 @@ impl SlotStates {
 }
 
 impl CarriedStates {
-    /// Returns states of zeros for a batch of this many samples.
+    /// Returns zeros as states for a batch of this many samples.
     pub fn zeros(graph: &Graph, batch: usize) -> Self {
         let mut states = Vec::new();
         for carried in &graph.carried {
@@ -108,7 +104,7 @@ impl CarriedStates {
         }
     }
 
-    /// Returns the states of a micro-batch that a device with this plan reads.
+    /// Returns the states that a device with this plan reads for a micro-batch.
     pub fn of(&self, part: &MicroBatch, plan: &Plan) -> Inputs {
         let mut inputs = Inputs::new();
         for state in &self.states {
@@ -120,12 +116,12 @@ impl CarriedStates {
         inputs
     }
 
-    /// Takes over the states behind all micro-batches of a step. A slot whose new ones are not all
-    /// finite begins anew: it would make all further steps not finite either.
+    /// Stores the states after all micro-batches of a step. A slot whose new states are not all
+    /// finite restarts with zeros, since all further steps would be non-finite too.
     ///
     /// # Errors
-    /// Returns a sentence if they are not those of all slots of the model, as a defective device
-    /// may report.
+    /// Returns a sentence if the states do not cover all slots of the model, as from a defective
+    /// device.
     pub fn take<'a>(
         &mut self,
         parts: impl Iterator<Item = (&'a MicroBatch, &'a NextStates)>,
@@ -148,7 +144,7 @@ impl CarriedStates {
         Ok(())
     }
 
-    /// Returns the states by name, as checkpoints have them.
+    /// Returns the states by name, as in checkpoints.
     pub fn named(&self) -> Vec<NamedTensor> {
         let mut named = Vec::with_capacity(self.states.len());
         for state in &self.states {
@@ -161,8 +157,8 @@ impl CarriedStates {
         named
     }
 
-    /// Takes over the states of a checkpoint. Returns false, with zeros for all, if they are those
-    /// of another batch size or of a model that carried others.
+    /// Restores the states of a checkpoint. Sets all to zeros and returns false if the checkpoint
+    /// has another batch size or its model carried other states.
     #[must_use]
     pub fn restore(&mut self, saved: &[NamedTensor]) -> bool {
         let mut all = Vec::with_capacity(self.states.len());
@@ -262,7 +258,7 @@ mod tests {
         assert_eq!(take(inputs[1], 2, 6), Ok(()));
         assert_eq!(take(inputs[1], 2, 5), Err("5 values for 6 of h_l1".into()));
         assert_eq!(take(inputs[1], 3, 6), Err("6 values for 6 of h_l0".into()));
-        // One state comes back twice, and another one not at all.
+        // One state is returned twice, another not at all.
         assert_eq!(take(inputs[0], 2, 6), Err("h_l0 of 6 samples in place of 4".into()));
         assert!(take(plan.graph.input("tokens").unwrap(), 2, 6).is_err());
     }

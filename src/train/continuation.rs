@@ -1,4 +1,4 @@
-//! Command that continues a run, as messages suggest it.
+//! Command that continues a run, for messages.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,28 +6,29 @@ use std::path::{Path, PathBuf};
 use potluck_core::format::shell_word;
 use potluck_parallel::{PipelineOptions, PipelineSchedule, TensorOptions};
 
-/// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
+/// Command line that continues a run, or starts one from a checkpoint. Its display is text for a
 /// POSIX shell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResumeCommand {
     /// Directory of the run or of a checkpoint.
     pub from: PathBuf,
-    /// Directory of the new run, if it is another one.
+    /// Directory of the new run, if it differs.
     pub out: Option<PathBuf>,
-    /// Devices to continue on, if not those of the run.
+    /// Devices to continue on, if they differ from the run's.
     pub devices: Option<String>,
     /// Stages of the pipelines on those devices, if the run has pipelines.
     pub pipeline: Option<usize>,
-    /// Ranks of the tensor groups on those devices, if the run has such.
+    /// Ranks of the tensor groups on those devices, if the run has tensor groups.
     pub tensor: Option<usize>,
-    /// Nodes of the run, if it is one over several that are all there.
+    /// Number of nodes, if the run has several and all are still available.
     pub nodes: Option<usize>,
     /// Further keys to set, with their values in TOML.
     pub settings: Vec<(&'static str, String)>,
 }
 
 impl ResumeCommand {
-    /// Returns the command that continues the run in a directory as its last checkpoint has it.
+    /// Returns the command that continues the run in a directory with the settings of its last
+    /// checkpoint.
     pub fn of_run(run: &Path) -> Self {
         Self {
             from: run.into(),
@@ -66,12 +67,12 @@ impl fmt::Display for ResumeCommand {
     }
 }
 
-/// Returns the pipelines that continue a run whose own do not fit so many devices: how many of the
-/// devices they take, and the stages of each. These are the most up to the run's that divide the
-/// devices, or else the most that there are devices for, without those that are left over: the
-/// model may fit on no device alone. With the interleaved schedule they divide the run's, so that
-/// the micro-batches still fill rounds. Without such a pipeline it is 1 stage on all devices.
-/// `None` if the run has no pipelines.
+/// Pipelines that continue a run whose own do not fit this number of devices: how many devices they
+/// use, and the stages of each. The number of stages is the largest up to the run's that divides
+/// the devices. If only 1 does, it is the largest that the devices allow, and surplus devices are
+/// unused, because the model may fit on no single device. With the interleaved schedule the stages
+/// divide the run's, so that the micro-batches still fill rounds. If no such pipeline exists, it is
+/// 1 stage on all devices. `None` if the run has no pipelines.
 pub(crate) fn pipelines_on(devices: usize, run: &PipelineOptions) -> Option<(usize, usize)> {
     let stages = run.stages as usize;
     if stages <= 1 {
@@ -92,21 +93,19 @@ pub(crate) fn pipelines_on(devices: usize, run: &PipelineOptions) -> Option<(usi
     Some((devices / chosen * chosen, chosen))
 }
 
-/// Parts into which devices divide a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartsOn {
-    /// Number of the devices that have parts.
+    /// Number of devices used.
     pub used: usize,
-    /// Stages of pipelines, if the run has pipelines.
     pub stages: Option<usize>,
-    /// Ranks of tensor groups, if the run has such.
+    /// Ranks of tensor groups, if the run has tensor groups.
     pub tensor: Option<usize>,
 }
 
-/// Returns the pipelines and tensor groups that continue a run whose own do not fit so many
-/// devices: the largest tensor groups up to the run's that divide the devices, or else the largest
-/// that there are devices for, in the place of the devices of [`pipelines_on`]. `None` if the run
-/// has neither.
+/// Pipelines and tensor groups that continue a run whose own do not fit this number of devices.
+/// Tensor groups have the largest size up to the run's that divides the devices, or else the
+/// largest that the devices allow; they take the place of devices in [`pipelines_on`]. `None` if
+/// the run has neither.
 pub(crate) fn parts_on(
     devices: usize,
     pipelines: &PipelineOptions,
@@ -128,7 +127,7 @@ pub(crate) fn parts_on(
     }
 }
 
-/// Returns a path as an argument that is neither a flag nor the word `latest`.
+/// Path as an argument that is neither a flag nor the word `latest`.
 fn argument(path: &Path) -> String {
     let text = path.display().to_string();
     let is_ambiguous = text.starts_with('-') || text == "latest";
@@ -178,7 +177,7 @@ mod tests {
         assert_eq!((on(1, 1), on(3, 1)), (None, None));
         assert_eq!((on(1, 2), on(2, 3)), (Some((1, 1)), Some((2, 2))));
         assert_eq!((on(3, 4), on(4, 2)), (Some((3, 3)), Some((4, 2))));
-        // Devices are left over rather than a whole model put on each.
+        // Surplus devices are left out; the whole model is not put on each.
         assert_eq!((on(3, 2), on(5, 4), on(7, 3)), (Some((2, 2)), Some((4, 4)), Some((6, 3))));
         let parts = |devices, stages, ranks| {
             let tensor = TensorOptions { ranks, ..TensorOptions::default() };

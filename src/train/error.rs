@@ -55,8 +55,7 @@ pub enum TrainError {
         checkpoint: PathBuf,
         command: Box<ResumeCommand>,
         left_out: LeftOut,
-        /// Number of other devices that it leaves out, because they fit in no pipeline or tensor
-        /// group.
+        /// Number of other devices left out because they fit in no pipeline or tensor group.
         spare: usize,
     },
     #[error(
@@ -118,8 +117,7 @@ pub enum TrainError {
         Setting::Clip
     )]
     NotFinite { count: u64, reason: String },
-    /// Parameter that is not finite, which a save would keep; `saved` is the last save, if there
-    /// is one.
+    /// Non-finite parameter that a save would keep; `saved` is the last save, if any.
     #[error(
         "not saved: the parameter '{name}' is not finite after step {step}; lower {} or set {}{}",
         Setting::LearningRate,
@@ -138,18 +136,19 @@ pub enum TrainError {
         Setting::Context
     )]
     ShortStreams { batch: u32, distance: u64 },
-    /// Error of a [`Trainer`](super::Trainer): its sentence names fields of options where that of
-    /// the program names keys and flags.
+    /// Error of a [`Trainer`](super::Trainer): its message names fields of options where the
+    /// program's names keys and flags.
     #[error("{0}")]
     Library(LibraryError),
-    /// The run of which this node was a part is over, because it lost the other nodes.
+    /// The run of this node is over, because it lost the other nodes.
     #[error("{why}")]
     NodesLost { why: String },
     #[error("{0}; this is a defect of potluck, please report it")]
     Defect(String),
 }
 
-/// The sentence has all of the cause, which is not printed again as the source.
+/// Not `#[from]`: the message contains the whole cause, which must not be printed again as the
+/// source.
 impl From<ShapeError> for TrainError {
     fn from(error: ShapeError) -> Self {
         Self::Model(error)
@@ -171,7 +170,7 @@ impl From<FamilyError> for TrainError {
     }
 }
 
-/// Error in the words of the library, also where it is printed for debugging.
+/// Error worded for the library, also in debug output.
 pub struct LibraryError {
     pub cause: Box<TrainError>,
 }
@@ -189,7 +188,7 @@ impl fmt::Debug for LibraryError {
 }
 
 impl TrainError {
-    /// Returns the error as one of the library.
+    /// This error as an error of the library.
     pub(super) fn of_library(self) -> Self {
         match self {
             Self::Library(_) => self,
@@ -197,7 +196,7 @@ impl TrainError {
         }
     }
 
-    /// Returns the error itself, without what was added for the user of a run or of the library.
+    /// Returns the error itself, without the additions for the user of a run or of the library.
     pub fn cause(&self) -> &Self {
         match self {
             Self::Library(LibraryError { cause }) | Self::Stopped { cause, .. } => cause.cause(),
@@ -211,7 +210,7 @@ impl TrainError {
             Self::Library(error) => error.cause.exit_code(),
             Self::Runtime(error) => error.exit_code(),
             Self::Stopped { cause, .. } => cause.exit_code(),
-            // Space may be there later; a path that cannot be written never becomes one that can.
+            // Space may become available; a path that cannot be written stays so.
             Self::Checkpoint(CheckpointError::Write { why, .. })
             | Self::Prepare(PrepareError::Write { why, .. })
             | Self::Io { why, .. } => {
@@ -235,7 +234,7 @@ impl TrainError {
         }
     }
 
-    /// Returns true if the run can go on from its last checkpoint after this error.
+    /// Returns true if the run can continue from its last checkpoint after this error.
     pub fn can_go_on(&self) -> bool {
         match self {
             Self::Runtime(error) => error.can_go_on(),
@@ -248,8 +247,8 @@ impl TrainError {
         }
     }
 
-    /// Returns the rank of the device that was lost, hangs or has no memory left, if the error is
-    /// that of one of several devices.
+    /// Returns the rank of the device that was lost, hangs or is out of memory, if the run has
+    /// several devices.
     pub fn lost_rank(&self) -> Option<Rank> {
         use DeviceError::{Lost, NodeLost, OutOfMemory, Timeout};
         match self {
@@ -268,7 +267,7 @@ impl TrainError {
         matches!(self, Self::Runtime(RuntimeError::Rank { error: NodeLost { .. }, .. }))
     }
 
-    /// Returns the rank whose device failed, if the error is that of one of several devices.
+    /// Returns the rank of the device that failed, if the run has several devices.
     pub fn failed_rank(&self) -> Option<Rank> {
         match self {
             Self::Runtime(RuntimeError::Rank { rank, .. }) | Self::ReplicaMismatch { rank, .. } => {
@@ -281,18 +280,18 @@ impl TrainError {
     }
 }
 
-/// Devices of a run that the command which continues it leaves out.
+/// Devices that the command which continues a run leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftOut {
     None,
     /// The device that failed.
     Failed,
-    /// All of them, because no other is left: the command takes what is found.
+    /// All of them, because no other is left: the command uses the devices that are found.
     All,
 }
 
-/// Returns the words before the command that continues a run. `spare` is the number of devices that
-/// fit in no pipeline or tensor group.
+/// Words before the command that continues a run. `spare` is the number of devices that fit in no
+/// pipeline or tensor group.
 fn how(left_out: LeftOut, spare: usize) -> String {
     let others = match spare {
         0 => String::new(),

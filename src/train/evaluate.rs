@@ -1,12 +1,12 @@
 //! Evaluation: the loss on a split, by forward passes over windows that do not overlap.
 //!
-//! An evaluation is cut into jobs of a bounded time, and signals are checked between them and
+//! An evaluation is divided into jobs of bounded duration. Signals are checked between jobs and
 //! between the segments of a forward pass. The windows of each device, the micro-batches and the
-//! order in which losses are added depend only on the request, never on times, so a loss has the
+//! order in which losses are added depend only on the request, never on timing, so a loss has the
 //! same bits every time.
 //!
-//! Of a model that carries its state from step to step, the windows are cut into as many runs of
-//! consecutive ones as a batch has samples, through each of which the state is carried.
+//! For a model that carries its state from step to step, the windows are divided into runs of
+//! consecutive windows, one per sample of a batch; the state is carried through each run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,15 +26,16 @@ use potluck_graph::{Graph, PassKind};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, LossSums, load};
 
-/// The most micro-batches whose losses a device sums in f32; the host sums those sums in f64.
+/// Largest number of micro-batches whose losses a device sums in f32; the host adds those sums in
+/// f64.
 const BATCHES_PER_SUM: usize = 16;
 
-/// Time after which the job of a device ends, unless it or another device has not finished its
+/// Duration after which the job of a device ends, unless it or another device has not finished its
 /// first batch.
 const JOB_TIME: Duration = Duration::from_millis(200);
 
-/// The most work, in seconds by the measured pace, that is queued on a device without waiting
-/// for it.
+/// Largest amount of work, in seconds at the measured pace, queued on a device before waiting for
+/// it.
 const QUEUED_MAX_S: f64 = 0.2;
 
 /// Request for an evaluation.
@@ -44,14 +45,14 @@ pub struct EvalRequest<'a> {
     pub graph: &'a Graph,
     /// Task whose metrics are computed.
     pub task: &'a Arc<dyn Task>,
-    /// Pipelines of the group, of one stage each if every rank holds the whole model.
+    /// Pipelines of the group; each has one stage if every rank holds the whole model.
     pub pipelines: &'a ModelPipelines,
     pub split: Split,
     /// Samples (windows) to evaluate, spread evenly over the split; 0: all.
     pub samples: u64,
-    /// The most samples that each rank or pipeline runs at a time.
+    /// Largest number of samples in a pass of each rank or pipeline.
     pub rows: &'a [u32],
-    /// Weights by which the samples are divided among the ranks or pipelines.
+    /// Weights for dividing the samples among the ranks or pipelines.
     pub weights: &'a [u32],
     /// Signals that end the evaluation early: between the segments of a rank's passes, or between
     /// groups of [`forward_micro_batches_max`] micro-batches of a pipeline.
@@ -64,33 +65,34 @@ pub struct Evaluation {
     /// Mean loss over the targets, in nats.
     pub loss: f64,
     pub samples: u64,
-    /// Targets that the loss counts; with weights of classes, the whole part of the sum of theirs.
+    /// Number of targets that count; with class weights, the integer part of the sum of their
+    /// weights.
     pub targets: u64,
     /// Means of the terms of a loss of several terms, by name and without their weights.
     pub terms: Vec<(String, f64)>,
-    /// Sums from which the task computes its metrics.
+    /// Sums for the metrics of the task.
     pub sums: Vec<f64>,
 }
 
-/// Windows that a rank evaluates at once.
+/// Windows that a rank evaluates in one pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct EvalBatch {
     windows: Vec<u64>,
-    /// True if each window follows the one in its row of the batch before.
+    /// True if each window follows the window in the same row of the previous batch.
     continues: bool,
 }
 
-/// Sums of one rank over its first `done` batches. The losses of those that fill no whole sum of
-/// [`BATCHES_PER_SUM`] are still on the device.
+/// Sums of one rank over its first `done` batches. The losses of a partial sum of fewer than
+/// [`BATCHES_PER_SUM`] batches are still on the device.
 #[derive(Clone, Debug, Default)]
 struct RankSums {
     done: usize,
     loss: LossSums,
     /// Sums of the task.
     scores: Vec<f64>,
-    /// States behind the last batch, of a model that carries them.
+    /// States after the last batch, for a model that carries them.
     states: NextStates,
-    /// Pace of the device; decides only when it is waited for.
+    /// Pace of the device; only affects when the host waits for it.
     pace: Pace,
 }
 
@@ -98,13 +100,11 @@ struct RankSums {
 struct EvalJob {
     source: BatchSource,
     split: Split,
-    /// Batches by rank.
     parts: Vec<Vec<EvalBatch>>,
     signals: SignalFlags,
     scoring: Option<Scoring>,
 }
 
-/// Scoring of outputs by a task.
 #[derive(Clone)]
 struct Scoring {
     task: Arc<dyn Task>,
@@ -113,7 +113,7 @@ struct Scoring {
 }
 
 impl Scoring {
-    /// Returns the scoring of a model by a task; `None` if the task scores nothing.
+    /// Scoring of a model by a task; `None` if the task scores nothing.
     fn of(graph: &Graph, task: &Arc<dyn Task>) -> Result<Option<Self>, TrainError> {
         let Some(name) = task.scored_output() else { return Ok(None) };
         let (Some(output), Some(targets)) = (graph.output(name), graph.input("targets")) else {
@@ -141,7 +141,7 @@ impl Scoring {
     }
 }
 
-/// Returns the extent of an evaluation of `samples` samples; 0: of all that there are.
+/// Extent of an evaluation of `samples` samples; 0: all samples of the split.
 pub(crate) fn extent_of(source: &BatchSource, split: Split, samples: u64) -> EvalExtent {
     let all = source.data.evaluation_samples(split).len() as u64;
     let samples = if samples == 0 { all } else { samples.min(all) };
@@ -150,7 +150,8 @@ pub(crate) fn extent_of(source: &BatchSource, split: Split, samples: u64) -> Eva
 }
 
 /// Evaluates windows of a split that do not overlap, divided among ranks or pipelines. `progress`
-/// receives the samples done and their total after each job. Returns `None` if a signal arrived.
+/// receives the numbers of finished and of all samples after each job. Returns `None` if a signal
+/// arrived.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, and the errors of `progress`.
@@ -200,7 +201,7 @@ pub fn evaluate_split(
 }
 
 impl Evaluation {
-    /// Returns the means of the sums of the loss over so many samples.
+    /// Means computed from the sums of the loss over `samples` samples.
     pub(crate) fn of(graph: &Graph, sums: &LossSums, samples: u64, scores: Vec<f64>) -> Self {
         let means = sums.means_of_terms();
         Self {
@@ -213,7 +214,7 @@ impl Evaluation {
     }
 }
 
-/// Continues all ranks for one job each; returns their new sums.
+/// Runs one job on every rank; returns their new sums.
 fn run_jobs(
     group: &WorkerGroup,
     job: &Arc<EvalJob>,
@@ -221,7 +222,7 @@ fn run_jobs(
 ) -> Result<Vec<RankSums>, TrainError> {
     let job = Arc::clone(job);
     let begun = Arc::new(sums);
-    // Ranks whose first batch of this job is not finished.
+    // Ranks that have not finished their first batch of this job.
     let first = Arc::new(AtomicUsize::new(begun.len()));
     let ended = group.run_on_all("an evaluation", move |rank, device| {
         match run_job(device, &job, rank, begun[rank.index()].clone(), &first) {
@@ -233,7 +234,6 @@ fn run_jobs(
     Ok(ended.into_iter().collect::<Result<_, DataError>>()?)
 }
 
-/// Failure of a device, or to read a sample.
 #[derive(Debug, thiserror::Error)]
 enum EvalError {
     #[error(transparent)]
@@ -242,7 +242,7 @@ enum EvalError {
     Data(#[from] DataError),
 }
 
-/// Continues all pipelines by as many micro-batches as they run at once; returns their new sums.
+/// Runs as many micro-batches on every pipeline as it runs at once; returns the new sums.
 fn run_pipelines(
     group: &mut WorkerGroup,
     pipelines: &ModelPipelines,
@@ -252,7 +252,7 @@ fn run_pipelines(
     let most = if pipelines.graph().carried.is_empty() {
         forward_micro_batches_max(pipelines.depth())
     } else {
-        // Each begins with the states behind the one before.
+        // Each begins with the states after the previous one.
         1
     };
     let mut work = Vec::with_capacity(sums.len());
@@ -291,10 +291,10 @@ fn run_job(
     let part = &job.parts[rank.index()];
     let mut turn = FirstBatch(Some(first));
     let started = Instant::now();
-    // The device was waited for at the end of the job before.
+    // The host waited for the device at the end of the previous job.
     sums.pace = Pace { queued: 0, since: None, ..sums.pace };
     while sums.done < part.len() {
-        // Else the sum goes on, of which earlier jobs have run the first batches.
+        // Otherwise this continues a sum whose first batches ran in earlier jobs.
         if sums.done.is_multiple_of(BATCHES_PER_SUM) {
             device.begin_step()?;
         }
@@ -308,7 +308,7 @@ fn run_job(
         turn.finish();
         // Without the second condition, fast devices would wait for a slow one in every job.
         if started.elapsed() >= JOB_TIME && first.load(Ordering::Relaxed) == 0 {
-            // Reading the sum so far waits for the device, and does not change it.
+            // Reading the partial sum waits for the device, and does not change it.
             device.loss()?;
             break;
         }
@@ -316,7 +316,7 @@ fn run_job(
     Ok(sums)
 }
 
-/// Counts a rank down once, when it has finished its first batch of a job or has none.
+/// Counts a rank down once: when it has finished its first batch of a job, or has no batch.
 struct FirstBatch<'a>(Option<&'a AtomicUsize>);
 
 impl FirstBatch<'_> {
@@ -333,8 +333,8 @@ impl Drop for FirstBatch<'_> {
     }
 }
 
-/// Runs a batch, whose loss the device adds to its sum, and adds its scores and the states behind
-/// it to `sums`. Returns false if a signal arrived on the way.
+/// Runs a batch, whose loss the device adds to its sum; adds its scores to `sums`, and stores the
+/// new states there. Returns false if a signal arrived during the batch.
 fn run_batch(
     device: &mut dyn Executor,
     batch: &EvalBatch,
@@ -361,7 +361,7 @@ fn run_batch(
 }
 
 impl EvalJob {
-    /// Returns the inputs of a batch, which may continue the one before, with the states behind it.
+    /// Inputs of a batch, with the states `before` it if it continues the previous one.
     fn inputs(&self, batch: &EvalBatch, before: &NextStates) -> Result<Inputs, DataError> {
         let mut inputs = self.source.rows(self.split, &batch.windows)?;
         if !batch.continues {
@@ -370,7 +370,7 @@ impl EvalJob {
         for NextState { input, values } in before {
             let zeros = inputs.iter_mut().find(|(id, _)| id == input);
             if let Some((_, HostTensor::Float(zeros))) = zeros {
-                // The batch before may have more rows.
+                // The previous batch may have more rows.
                 for (zero, value) in zeros.iter_mut().zip(values) {
                     *zero = *value;
                 }
@@ -379,7 +379,6 @@ impl EvalJob {
         Ok(inputs)
     }
 
-    /// Returns the samples that all ranks have evaluated.
     fn samples_done(&self, sums: &[RankSums]) -> u64 {
         let mut samples = 0;
         for (part, sums) in self.parts.iter().zip(sums) {
@@ -394,31 +393,30 @@ impl EvalJob {
 /// Pace of a device: waits for it when the queued work may take longer than [`QUEUED_MAX_S`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
-    /// Segments queued since the last wait, and the most to queue before the next.
+    /// Segments queued since the last wait, and the limit for the next wait.
     queued: u32,
     most: u32,
     since: Option<Instant>,
 }
 
 impl Pace {
-    /// Counts a segment that was queued.
     fn queued(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
         self.queued += 1;
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.queued <= self.most {
             return Ok(());
         }
-        // Reading the sum so far waits for the device, and does not change it.
+        // Reading the partial sum waits for the device, and does not change it.
         device.loss()?;
         let per_segment = since.elapsed().as_secs_f64() / f64::from(self.queued);
-        // The first segments may be the fastest ones, so the number at most doubles.
+        // The first segments may be the fastest, so the limit at most doubles.
         let fits = (QUEUED_MAX_S / per_segment.max(1e-9)).min(f64::from(2 * self.queued));
         *self = Self { queued: 0, most: fits as u32, since: Some(Instant::now()) };
         Ok(())
     }
 }
 
-/// Returns `samples` of the windows, spread evenly, the same each time; 0: all.
+/// Selects `samples` of the windows, spread evenly and deterministically; 0: all.
 fn spread(starts: &[u64], samples: u64) -> Vec<u64> {
     let all = starts.len() as u64;
     if samples == 0 || samples >= all {
@@ -427,8 +425,8 @@ fn spread(starts: &[u64], samples: u64) -> Vec<u64> {
     (0..samples).map(|index| starts[(index * all / samples) as usize]).collect()
 }
 
-/// Returns `samples` of the windows (0: all) in at most `count` runs of consecutive ones, which
-/// are of nearly equal length, with nearly equally many windows that are left out between them.
+/// Selects `samples` of the windows (0: all) in at most `count` runs of consecutive windows. The
+/// runs have nearly equal lengths, and so do the gaps between them.
 fn consecutive(windows: &[u64], samples: u64, count: usize) -> Vec<Vec<u64>> {
     let all = windows.len();
     let samples = if samples == 0 { all } else { all.min(samples as usize) };
@@ -443,7 +441,7 @@ fn consecutive(windows: &[u64], samples: u64, count: usize) -> Vec<Vec<u64>> {
     runs
 }
 
-/// Cuts runs of windows into consecutive parts in proportion to weights.
+/// Divides runs of windows into consecutive parts in proportion to weights.
 fn share_out(runs: &[Vec<u64>], weights: &[u32]) -> Vec<Vec<Vec<u64>>> {
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
     let mut parts = Vec::with_capacity(weights.len());
@@ -458,11 +456,11 @@ fn share_out(runs: &[Vec<u64>], weights: &[u32]) -> Vec<Vec<Vec<u64>>> {
     parts
 }
 
-/// Returns the batches of at most `rows` rows that go through runs of windows, a run in each row.
+/// Batches of at most `rows` rows that traverse runs of windows, one run per row.
 fn batches(mut runs: Vec<Vec<u64>>, rows: usize) -> Vec<EvalBatch> {
     let mut batches = Vec::new();
     for rows in runs.chunks_mut(rows) {
-        // Those that end first are behind the others, so that a row is always of one run.
+        // Shorter runs come last, so that a row always belongs to the same run.
         rows.sort_by_key(|run| std::cmp::Reverse(run.len()));
         for index in 0..rows[0].len() {
             let mut windows = Vec::with_capacity(rows.len());
@@ -512,7 +510,7 @@ mod tests {
         ];
         assert_eq!(batches(all, 3), expected);
         assert!(consecutive(&[], 0, 4).is_empty());
-        // No window twice, and none too few, whatever the numbers.
+        // No window occurs twice, and their number is right, for all inputs.
         for all in 1..=16 {
             let windows: Vec<u64> = (0..all).collect();
             for (samples, count) in (1..=all).flat_map(|some| (1..=6).map(move |runs| (some, runs)))

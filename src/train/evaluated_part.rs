@@ -1,4 +1,4 @@
-//! Part of a split that is evaluated, with its task.
+//! Part of a split to be evaluated, with its task.
 
 use std::sync::Arc;
 
@@ -7,13 +7,12 @@ use super::signals::SignalFlags;
 use super::task::Task;
 use potluck_data::Split;
 
-/// Part of a split that is evaluated.
 pub(super) struct EvaluatedPart<'a> {
     pub source: &'a BatchSource,
-    /// Task whose sums are added up.
+    /// Task that computes the metrics.
     pub task: &'a Arc<dyn Task>,
     pub split: Split,
-    /// Samples, spread over the split; 0: all.
+    /// Number of samples, spread over the split; 0: all.
     pub samples: u64,
     /// Signals that end the evaluation early.
     pub signals: &'a SignalFlags,

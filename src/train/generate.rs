@@ -9,8 +9,8 @@ use potluck_data::Tokenizer;
 use potluck_data::tokenizer::Decoder;
 use potluck_graph::model::LanguageModel;
 
-/// Returns the default prompt: a line break, or the first token if the vocabulary has none for
-/// that.
+/// Returns the default prompt: a line break, or the first token if the vocabulary has no line
+/// break.
 pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     let line_break = "\n";
     match tokenizer.encode(line_break) {
@@ -19,18 +19,18 @@ pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// Ends of a text before its number of tokens.
+/// Conditions that end a text before its maximum number of tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ends {
-    /// Tokens that are no part of the text.
+    /// Tokens that end a text and are not part of it.
     pub tokens: Vec<u32>,
-    /// Texts behind which nothing follows, and which are left out themselves.
+    /// Strings that end a text and are not part of it.
     pub texts: Vec<String>,
 }
 
 impl Ends {
-    /// Returns the byte at which a text ends, by one of the texts; `None` if none is in it. The
-    /// first `searched` bytes were looked through before.
+    /// Byte offset at which one of the strings ends a text; `None` if the text contains none. The
+    /// first `searched` bytes were searched before.
     fn found(&self, text: &str, searched: usize) -> Option<usize> {
         let longest = self.texts.iter().map(String::len).max().unwrap_or(0);
         let mut start = searched.saturating_sub(longest);
@@ -40,7 +40,7 @@ impl Ends {
         self.texts.iter().filter_map(|end| text[start..].find(&**end)).min().map(|at| start + at)
     }
 
-    /// Returns the bytes of a text behind which no end can have begun.
+    /// Number of leading bytes of a text that cannot belong to an incomplete end string.
     fn settled(&self, text: &str) -> usize {
         let begins = |at: &usize| {
             let rest = &text[*at..];
@@ -50,28 +50,28 @@ impl Ends {
     }
 }
 
-/// Texts that are to be generated.
+/// Texts to generate.
 #[derive(Clone, Copy)]
 pub struct Generation<'a> {
-    /// Units of devices, of which the first generates.
+    /// Units of devices; the first one generates.
     pub units: ForwardUnits<'a>,
     pub tokenizer: &'a Tokenizer,
     pub model: LanguageModel,
-    /// Texts that are continued, of one token at least.
+    /// Texts to continue, each of at least one token.
     pub prompts: &'a [Vec<u32>],
     pub sampling: Sampling,
     pub ends: &'a Ends,
-    /// Number of tokens by which each prompt is continued, at most.
+    /// Largest number of tokens by which each prompt is continued.
     pub count: u64,
 }
 
 impl Generation<'_> {
-    /// Returns the number of texts that are continued at the same time.
+    /// Number of texts continued simultaneously.
     fn sequences(&self) -> usize {
         self.model.cache.map_or(1, |cache| cache.sequences)
     }
 
-    /// Continues texts at the same time; returns `false` if `piece` did.
+    /// Continues texts simultaneously; returns `false` if `piece` did.
     fn continue_texts(
         &self,
         texts: &mut [Continued],
@@ -107,7 +107,8 @@ impl Generation<'_> {
         Ok(true)
     }
 
-    /// Carries the states of a model that goes by token over a prompt but for its last token.
+    /// Runs a model that carries states from token to token over all but the last token of a
+    /// prompt.
     fn carry_states(&self, prompt: &[u32], memory: &mut TextMemory) -> Result<(), TrainError> {
         memory.states.clear();
         if self.model.goes_by_token {
@@ -120,15 +121,14 @@ impl Generation<'_> {
     }
 }
 
-/// Text while it is continued.
 struct Continued<'a> {
-    /// Number among the texts.
+    /// Index among the texts.
     number: usize,
     tokens: Vec<u32>,
-    /// Key of its random numbers.
+    /// Key of the text's random numbers.
     key: Key,
     decoder: Decoder<'a>,
-    /// What follows the prompt.
+    /// Text after the prompt.
     text: String,
     /// Bytes of it that were handed out.
     given: usize,
@@ -149,7 +149,7 @@ impl<'a> Continued<'a> {
         }
     }
 
-    /// Adds a token; returns what can be handed out then.
+    /// Adds a token; returns the part of the text that can then be handed out.
     fn push(&mut self, token: u32, ends: &Ends) -> &str {
         if ends.tokens.contains(&token) {
             return self.finish(ends);
@@ -168,7 +168,7 @@ impl<'a> Continued<'a> {
         self.hand_out(end)
     }
 
-    /// Ends the text; returns what was not handed out.
+    /// Ends the text; returns the part that was not handed out.
     fn finish(&mut self, ends: &Ends) -> &str {
         self.is_complete = true;
         self.text += &self.decoder.finish();
@@ -184,11 +184,11 @@ impl<'a> Continued<'a> {
     }
 }
 
-/// Continues prompts, and returns the texts: as many at the same time as the device keeps keys and
-/// values of, one after the other if it keeps none. `memory` is that of the units, where a text may
-/// begin as one that was generated before. Calls `piece` with each part of a text as soon as its
-/// characters are complete, and cannot be those of an end, and with the number of the text; `piece`
-/// may return `false` to stop there.
+/// Continues prompts, and returns the texts. Continues as many simultaneously as the device caches
+/// keys and values for, or one after the other without a cache. `memory` is the units' memory; a
+/// text that begins like an earlier one can reuse its cache. Calls `piece` with the number of the
+/// text and each part of it, as soon as its characters are complete and cannot belong to an end
+/// string. `piece` may return `false` to stop.
 ///
 /// # Errors
 /// Returns `TrainError` if a prompt is empty, or if the device fails.
@@ -210,7 +210,7 @@ pub fn generate(
     Ok(texts.into_iter().map(|text| text.text).collect())
 }
 
-/// Refuses a prompt without a token, which nothing can follow.
+/// Refuses a prompt without tokens, which cannot be continued.
 ///
 /// # Errors
 /// Returns `TrainError::InvalidRequest`.

@@ -1,4 +1,4 @@
-//! Values of the inputs of a graph that a caller of the library gives for some rows.
+//! Values of a graph's inputs given by a caller of the library, for some rows.
 
 use super::error::TrainError;
 use crate::runtime::step::Inputs;
@@ -6,7 +6,7 @@ use potluck_core::{DType, HostTensor, TensorId};
 use potluck_graph::Graph;
 use potluck_parallel::MicroBatch;
 
-/// Values of inputs by name, for all rows, of which each is known to the graph.
+/// Values of inputs by name, for all rows; the graph knows each of the inputs.
 pub(crate) struct GivenInputs<'a> {
     pub graph: &'a Graph,
     pub rows: usize,
@@ -14,11 +14,11 @@ pub(crate) struct GivenInputs<'a> {
 }
 
 impl<'a> GivenInputs<'a> {
-    /// Checks that each value is that of an input, that none is given twice, and that each id and
-    /// each target is one that the graph knows.
+    /// Checks that each value belongs to an input, that no input is given twice, and that the graph
+    /// knows each id and each target.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` for the first value that is not.
+    /// Returns `TrainError::InvalidRequest` for the first violation.
     pub fn new(
         graph: &'a Graph,
         values: &'a [(&'a str, HostTensor)],
@@ -28,10 +28,11 @@ impl<'a> GivenInputs<'a> {
         Self::from_sample(graph, values, rows, 0)
     }
 
-    /// Does the same for the rows of a data set from a sample on, whose names are those of inputs.
+    /// Like [`Self::new`], for the rows of a data set from sample `first` on, whose names are names
+    /// of inputs.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` for the first id or target that is unknown.
+    /// Returns `TrainError::InvalidRequest` for the first unknown id or target.
     pub fn from_sample(
         graph: &'a Graph,
         values: &'a [(&'a str, HostTensor)],
@@ -60,7 +61,7 @@ impl<'a> GivenInputs<'a> {
         self.values.iter().find(|(known, _)| *known == name).map(|(_, values)| values)
     }
 
-    /// Returns the rows of a micro-batch, of all inputs; what samples share is in each.
+    /// Returns all inputs for the rows of a micro-batch; values shared by all samples are in each.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if an input is missing, or has another type or length.
@@ -72,7 +73,7 @@ impl<'a> GivenInputs<'a> {
         Ok(inputs)
     }
 
-    /// Returns the rows of a micro-batch, with zeros for inputs that are not given.
+    /// Returns all inputs for the rows of a micro-batch, with zeros for inputs that are not given.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if an input has another type or length.
@@ -92,7 +93,6 @@ impl<'a> GivenInputs<'a> {
         HostTensor::zeros(tensor.dtype, tensor.shape.elements(part.rows as usize))
     }
 
-    /// Returns the rows of an input.
     fn cut_one(
         &self,
         name: &str,
@@ -105,7 +105,7 @@ impl<'a> GivenInputs<'a> {
         }
         let given = self.find(name);
         if self.graph.is_carried(id) || self.graph.is_selector(id) && given.is_none() {
-            // A step writes what is carried over it, and does not run what is selected.
+            // A step overwrites carried inputs, and does not run the part that a selector is for.
             return Ok(self.zeros(id, part));
         }
         let Some(given) = given else {
@@ -140,7 +140,7 @@ impl<'a> GivenInputs<'a> {
     }
 }
 
-/// Checks that each value is that of an input, and that none is given twice.
+/// Checks that each value belongs to an input, and that no input is given twice.
 fn require_known(graph: &Graph, values: &[(&str, HostTensor)]) -> Result<(), TrainError> {
     let mut inputs: Vec<&str> = Vec::new();
     for (input, id) in &graph.inputs {

@@ -1,4 +1,4 @@
-//! Values of parameters by name that a caller of the library gives, or has in a file.
+//! Values of parameters by name, given by a caller of the library or read from a file.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -13,15 +13,15 @@ use potluck_graph::{Graph, Parameter, Plan};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor};
 
-/// Reads the parameters of a graph from a file in safetensors format, as PyTorch's
-/// `safetensors.torch.save_file(model.state_dict(), path)` writes it, in f32, f16 or bf16; from a
-/// directory with a `model.safetensors` or its shards; or from a checkpoint, or the newest one in
-/// the directory of a run or of [`Trainer::save`](super::Trainer::save). Names and shapes are those
-/// of the graph.
+/// Reads the parameters of a graph. `path` is a file in safetensors format, as written by PyTorch's
+/// `safetensors.torch.save_file(model.state_dict(), path)`, in f32, f16 or bf16; a directory with a
+/// `model.safetensors` or its shards; a checkpoint; or the directory of a run or of
+/// [`Trainer::save`](super::Trainer::save), whose newest checkpoint is read. Names and shapes must
+/// match the graph.
 ///
 /// # Errors
 /// Returns `TrainError` if the file cannot be read, or for the first tensor that is missing, has
-/// another shape, or is none of the graph.
+/// another shape, or is not in the graph.
 pub fn parameters_of_file(graph: &Graph, path: &Path) -> Result<Vec<NamedTensor>, TrainError> {
     if path.is_dir() && (is_checkpoint(path) || has_checkpoints(path)) {
         let (checkpoint, _) = Checkpoint::parameters_of_path(path)?;
@@ -42,12 +42,12 @@ pub fn parameters_of_file(graph: &Graph, path: &Path) -> Result<Vec<NamedTensor>
     Ok(StoredTensors::open(path)?.of_model(graph, &[], None)?.read()?)
 }
 
-/// Sets parameters, all or some, and their averages, if the devices keep them, on all devices to
-/// the same bytes; `graph` is that of the model.
+/// Sets all or some parameters, and their averages if the devices keep them, to the same bytes on
+/// all devices. `graph` is the model's.
 ///
 /// # Errors
-/// Returns `TrainError` if there is no parameter of a name, or if it has another shape or number of
-/// values; then none is set. Also if a device fails.
+/// Returns `TrainError` if a parameter does not exist, or has another shape or number of values,
+/// before any is set; and if a device fails.
 pub(crate) fn set_parameters(
     group: &WorkerGroup,
     graph: &Graph,
@@ -75,17 +75,16 @@ pub(crate) fn set_parameters(
     Ok(())
 }
 
-/// Returns the shape of a parameter.
+/// Shape of a parameter.
 ///
 /// # Errors
-/// Returns `TrainError::InvalidRequest` if the graph has none of the name.
+/// Returns `TrainError::InvalidRequest` if the graph has no parameter of this name.
 pub(crate) fn shape_of<'g>(graph: &'g Graph, name: &str) -> Result<&'g [usize], TrainError> {
     let parameter = graph.parameters.iter().find(|parameter| parameter.name == name);
     let parameter = parameter.ok_or_else(|| unknown_parameter(graph, name))?;
     Ok(graph.tensor(parameter.tensor).shape.dims())
 }
 
-/// Returns the error of a name that no parameter has.
 pub(crate) fn unknown_parameter(graph: &Graph, name: &str) -> TrainError {
     let names: Vec<&str> = graph.parameters.iter().map(|parameter| &*parameter.name).collect();
     let known = names.join(", ");
@@ -94,7 +93,7 @@ pub(crate) fn unknown_parameter(graph: &Graph, name: &str) -> TrainError {
     ))
 }
 
-/// Writes those of the tensors that are in a bucket, if the device holds it.
+/// Writes the given tensors that are in a bucket, if the device holds the bucket.
 fn write_into(
     device: &mut dyn Executor,
     bucket: BucketId,
@@ -125,8 +124,8 @@ fn write_into(
     device.write_bucket(BucketTensor::Average, bucket, &averages)
 }
 
-/// Returns the values of the tensors that are in a bucket, of slices their parts, each with its
-/// start.
+/// Values of the given tensors in a bucket, with their offsets; for a slice, its part of the
+/// tensor.
 fn given_in<'t>(
     plan: &Plan,
     bucket: BucketId,
@@ -135,7 +134,7 @@ fn given_in<'t>(
     let mut given = Vec::new();
     for &(id, start) in &plan.buckets[bucket.index()].parameters {
         let Parameter { whole, slice, .. } = &plan.graph.parameters[id.index()];
-        // The last of several of one name counts.
+        // Of several tensors with the same name, the last one counts.
         if let Some(tensor) = tensors.iter().rfind(|tensor| tensor.name == whole.name) {
             let own = if slice.is_whole() {
                 Cow::Borrowed(&tensor.values[..])

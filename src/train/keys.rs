@@ -1,5 +1,5 @@
-//! Keys of a configuration: names, accepted values, defaults and documentation, and the sections
-//! that they are fields of. Reading, validation, printing and the help listing are loops over keys.
+//! Keys of a configuration (names, accepted values, defaults and documentation), and the sections
+//! whose fields they are. Reading, validation, printing and the help listing are loops over keys.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -15,9 +15,9 @@ pub struct Key {
     /// Help text: one or more sentences, printed by `--explain keys`.
     pub doc: &'static str,
     pub accepts: Constraint,
-    /// Derivation of a default that is not a constant, for the help listing: "as train.batch".
+    /// Derivation of a default that is not constant, for the help listing: "as train.batch".
     pub follows: Option<&'static str>,
-    /// Name of another key and the words of it with which this key has an effect; `None`: always.
+    /// Name of another key, and its values with which this key has an effect; `None`: always.
     pub only: Option<(&'static str, &'static [&'static str])>,
 }
 
@@ -26,20 +26,20 @@ pub trait Section {
     /// Returns the keys, in printing order.
     fn keys(&self) -> Vec<&'static Key>;
 
-    /// Returns the value of the key of this name, without that of the section; `None` if there is
-    /// no such key, or if it has no value: it is unset, or a path that is not Unicode.
+    /// Returns the value of the key with this name (without the section's); `None` if there is no
+    /// such key, or if it has no value because it is unset or a path that is not Unicode.
     fn value(&self, name: &str) -> Option<Value>;
 
-    /// Sets the key of this name to a value that [`Key::accepts`] has checked.
+    /// Sets the key with this name to a value that [`Key::accepts`] has checked.
     ///
     /// # Panics
-    /// On a value of another type, and if there is no such key.
+    /// Panics on a value of another type, and if there is no such key.
     fn set(&mut self, name: &str, value: Value);
 }
 
 /// Generates the struct of a section, its defaults and its keys from one entry per key: doc, name,
-/// type, default, accepted values, and the other key that the default follows, if any; then the
-/// key and the words of it with which this one has an effect, if it has not always one.
+/// type, default and accepted values; optionally the other key that the default follows; and
+/// optionally the key and its values with which this key has an effect.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])*
@@ -101,7 +101,7 @@ macro_rules! section {
 }
 pub(crate) use section;
 
-/// Value of a key, in one of the types that TOML and the keys have in common.
+/// Value of a key, in one of the types common to TOML and keys.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Whole(i128),
@@ -116,12 +116,12 @@ pub enum Value {
     TextList(Vec<String>),
 }
 
-/// The values that a key accepts.
+/// Values that a key accepts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Constraint {
     /// Whole numbers from the first bound to the last, both included.
     Whole(i64, i64),
-    /// The same, or this word.
+    /// Whole numbers as in `Whole`, or this word.
     WholeOr(i64, i64, &'static str),
     /// Finite numbers between two bounds.
     Real(Bound<f64>, Bound<f64>),
@@ -139,17 +139,16 @@ pub enum Constraint {
     TextList,
 }
 
-/// Fractions from 0 to below 1, as probabilities and decaying averages need them.
+/// Fractions from 0 to below 1, for probabilities and decaying averages.
 pub(crate) const FRACTION: Constraint =
     Constraint::Real(Bound::Included(0.0), Bound::Excluded(1.0));
 
 impl Constraint {
-    /// Returns true if the values are lists.
     pub(crate) fn is_list(&self) -> bool {
         matches!(self, Self::IntList | Self::RealList | Self::TextList)
     }
 
-    /// Returns the value converted to the key's own type (a whole number becomes a real one for
+    /// Returns the value converted to the key's type (a whole number becomes a real one for
     /// `Real`), or `None` if it has another type or is out of range.
     pub fn check(&self, value: Value) -> Option<Value> {
         match (self, value) {
@@ -169,7 +168,7 @@ impl Constraint {
                     && !is_excluded(*from, v)
                     && !is_excluded(*to, v) =>
             {
-                // Adding zero turns -0.0 into 0.0, so that a value has one spelling.
+                // Adding zero turns -0.0 into 0.0, so that a value has only one spelling.
                 Some(Value::Real(v + 0.0))
             }
             (Constraint::Flag, Value::Flag(v)) => Some(Value::Flag(v)),
@@ -195,12 +194,12 @@ impl Constraint {
     }
 }
 
-/// Returns true for a value that rounds to an excluded bound in f32, in which devices compute.
+/// Returns true for a value that rounds to an excluded bound in f32, the type used on devices.
 fn is_excluded(bound: Bound<f64>, value: f64) -> bool {
     matches!(bound, Bound::Excluded(bound) if bound as f32 == value as f32)
 }
 
-/// Formats the accepted values as a phrase that follows "expects" in messages.
+/// Formats the accepted values as a phrase after "expects" in messages.
 impl fmt::Display for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -241,7 +240,7 @@ impl fmt::Display for Constraint {
     }
 }
 
-/// Formats words as a choice: `"a", "b" or "c"`.
+/// Formats words as alternatives: `"a", "b" or "c"`.
 pub(crate) fn one_of(words: &[&str]) -> String {
     let mut text = String::new();
     for (i, word) in words.iter().enumerate() {
@@ -261,13 +260,12 @@ fn short(value: f64) -> String {
     text.strip_suffix(".0").unwrap_or(&text).to_owned()
 }
 
-/// Formats the value as TOML; reading it back gives the same value bit by bit.
+/// Formats the value as TOML, which reads back bit by bit.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Whole(v) => write!(f, "{v}"),
-            // The shortest digits that read back as the same bits, always with a point or
-            // exponent.
+            // Shortest digits that read back bit by bit, always with a point or exponent.
             Value::Real(v) => write!(f, "{v:?}"),
             Value::Flag(v) => write!(f, "{v}"),
             Value::IntList(v) => write!(f, "{v:?}"),
@@ -302,7 +300,7 @@ impl From<&str> for Value {
     }
 }
 
-/// Violated constraint: a value out of range, or keys that contradict each other.
+/// Violated constraint: a value out of range, or contradictory keys.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{} {why}", keys[0])]
 pub struct ConstraintError {
@@ -312,12 +310,12 @@ pub struct ConstraintError {
     pub why: String,
 }
 
-/// Returns the error that refuses the first of some keys for a reason that has to do with all.
+/// Error that refuses the first of several keys for a reason that involves all of them.
 pub(crate) fn refused(keys: &[&'static str], why: String) -> Result<(), ConstraintError> {
     Err(ConstraintError { keys: keys.to_vec(), why })
 }
 
-/// Rust type of a configuration field, convertible from and to a key's `Value`.
+/// Rust type of a configuration field, convertible to and from a key's `Value`.
 pub(crate) trait ConfigValue {
     fn value(&self) -> Option<Value>;
     fn replace(&mut self, value: Value);
@@ -352,7 +350,7 @@ fields! {
     String, Text, |v| v.clone(), |v| v;
 }
 
-/// Optional number: has no value if it is unset.
+/// Optional number, without a value if unset.
 impl ConfigValue for Option<usize> {
     fn value(&self) -> Option<Value> {
         self.map(Value::from)
@@ -366,7 +364,7 @@ impl ConfigValue for Option<usize> {
     }
 }
 
-/// Optional path: has no value if it is unset or not Unicode, which TOML cannot hold.
+/// Optional path, without a value if unset or not Unicode, which TOML cannot represent.
 impl ConfigValue for Option<PathBuf> {
     fn value(&self) -> Option<Value> {
         let path = self.as_ref()?;
@@ -381,7 +379,7 @@ impl ConfigValue for Option<PathBuf> {
     }
 }
 
-/// Optional text: has no value if it is unset.
+/// Optional text, without a value if unset.
 impl ConfigValue for Option<String> {
     fn value(&self) -> Option<Value> {
         self.clone().map(Value::Text)
@@ -395,8 +393,8 @@ impl ConfigValue for Option<String> {
     }
 }
 
-/// Type whose values are words of the configuration. Implemented for the types that the rest of
-/// the program uses, so that no value has a second type here.
+/// Type whose values are words of the configuration. Implemented for the types that the rest of the
+/// program uses, so that no duplicate types are needed here.
 pub trait ConfigEnum: Copy + fmt::Debug + 'static {
     /// Words in the order of the help listing.
     const WORDS: &'static [&'static str];
@@ -414,7 +412,7 @@ pub trait ConfigEnum: Copy + fmt::Debug + 'static {
 }
 
 impl<T: ConfigEnum> ConfigValue for T {
-    /// A value without a word becomes its debug text, which no key accepts.
+    /// A value without a word yields its debug text, which no key accepts.
     fn value(&self) -> Option<Value> {
         Some(Value::Text(match self.word() {
             Some(word) => word.to_owned(),
@@ -431,7 +429,7 @@ impl<T: ConfigEnum> ConfigValue for T {
     }
 }
 
-/// Implements [`ConfigEnum`] for types, with a word for each value. A value without one does not
+/// Implements [`ConfigEnum`] for types, with a word for each value. A value without a word does not
 /// compile, unless the type's last line is `_ => None,`.
 macro_rules! config_enum {
     ($($ty:ty {

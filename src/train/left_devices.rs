@@ -1,29 +1,28 @@
-//! Devices that are left when one has failed, and the pipelines and tensor groups that they can
-//! make.
+//! Devices left after one has failed, and the pipelines and tensor groups that they can form.
 
 use super::continuation::{PartsOn, parts_on};
 use crate::runtime::placement::candidates::{adapters_for, selections};
 use potluck_kernels::device::{selector_of, selector_without};
 use potluck_parallel::{PipelineOptions, TensorOptions};
 
-/// Devices to go on with.
+/// Devices to continue with.
 #[derive(Debug, PartialEq)]
 pub struct LeftDevices {
     /// Selector of the devices.
     pub devices: String,
-    /// Stages of their pipelines, if there were pipelines.
+    /// Stages of their pipelines, if the run has pipelines.
     pub stages: Option<usize>,
-    /// Ranks of their tensor groups, if there were such.
+    /// Ranks of their tensor groups, if the run has tensor groups.
     pub tensor: Option<usize>,
-    /// Number of devices that are left over.
+    /// Number of unused devices.
     pub spare: usize,
-    /// True if the selector is that of the run: what was lost is on other nodes.
+    /// True if the selector is the run's own, because the lost devices are on other nodes.
     pub(crate) are_as_typed: bool,
 }
 
 impl LeftDevices {
-    /// Returns the devices that a selector chooses without the one at a position, in pipelines and
-    /// tensor groups if there were any; `None` if there is no other.
+    /// Returns the devices of a selector without the one at a position, in pipelines and tensor
+    /// groups if the run has them; `None` if no other device is left.
     pub fn without(
         selector: &str,
         position: usize,
@@ -34,7 +33,7 @@ impl LeftDevices {
         Some(Self::of(left, pipelines, tensor))
     }
 
-    /// Returns those of a selector's devices that continue pipelines and tensor groups.
+    /// Returns the devices of a selector that can continue the pipelines and tensor groups.
     pub fn of(devices: String, pipelines: &PipelineOptions, tensor: &TensorOptions) -> Self {
         let count = selections(&devices).map_or(1, |left| left.len());
         let all = Self { devices, stages: None, tensor: None, spare: 0, are_as_typed: false };

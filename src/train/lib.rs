@@ -1,7 +1,7 @@
 //! Training: the loop, data loading, evaluation, checkpoints, resume, text generation.
 //!
-//! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code. Both
-//! have a [`session::Session`].
+//! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code. Both use
+//! a [`session::Session`].
 
 mod best;
 pub mod carried;

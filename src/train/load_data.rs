@@ -1,4 +1,4 @@
-//! Loading of the data that a specification names.
+//! Loading of the data named by a specification.
 
 use std::fs;
 use std::path::Path;
@@ -32,8 +32,8 @@ impl DataSource {
 }
 
 impl RunSpec {
-    /// Loads the data, with the tokenizer, the classes and the normalization of a checkpoint if it
-    /// has them.
+    /// Loads the data, with the tokenizer, classes and normalization of a checkpoint if it has
+    /// them.
     ///
     /// # Errors
     /// Returns `TrainError::Data` if the data cannot be read, tokenized or split.
@@ -77,23 +77,22 @@ impl RunSpec {
         })
     }
 
-    /// Returns what of the data of a model, from which the run starts, counts for the run's: not
-    /// its tokenizer if the configuration names another.
+    /// Selects the part of the initial model's data description that applies to the run: its
+    /// tokenizer is dropped if the configuration names another.
     pub fn known_data(&self, of_model: SavedData) -> SavedData {
         let tokenizer = of_model.tokenizer.filter(|tokenizer| match tokenizer {
             Tokenizer::Char { .. } => {
                 self.data.tokenizer == TokenizerSource::Kind(TokenizerKind::Char)
             }
             Tokenizer::Byte => self.data.tokenizer == TokenizerSource::Kind(TokenizerKind::Byte),
-            // The configuration names the file, be it the model's or another one.
+            // The configuration names the file, whether the model's or another one.
             Tokenizer::File(_) => false,
         });
         SavedData { tokenizer, ..of_model }
     }
 
-    /// Loads other data than the run's, of which nothing is held out: all of it is the training
-    /// split. Of samples in two sets, a training and a held-out one, only the held-out one is
-    /// loaded.
+    /// Loads data other than the run's as a single training split, without held-out samples. If the
+    /// data have a training set and a held-out set of samples, only the held-out set is loaded.
     ///
     /// # Errors
     /// See [`RunSpec::load_data`].
@@ -104,7 +103,7 @@ impl RunSpec {
         spec.data.source = match &self.data.source {
             DataSource::Builtin | DataSource::Text(_) | DataSource::Tokens(_) => {
                 match saved.tokenizer {
-                    // The same tokenizer may have made ids of a text before.
+                    // The same tokenizer may have encoded another text before.
                     Some(Tokenizer::File(_)) if !is_token_file(&path) => DataSource::Text(path),
                     Some(Tokenizer::File(_)) | None => DataSource::Tokens(path),
                     Some(_) => DataSource::Text(path),
@@ -129,7 +128,8 @@ impl RunSpec {
         self.sample_data(loaded, saved.samples())
     }
 
-    /// Makes a data set of samples, normalized as those that a model was trained on before.
+    /// Creates a data set of samples, normalized like the data that the model was trained on
+    /// before.
     fn sample_data(
         &self,
         loaded: LoadedSamples,
@@ -150,14 +150,14 @@ impl RunSpec {
         Ok(data)
     }
 
-    /// Returns the options of readers of samples, for a model that was trained on others if these
-    /// are given.
+    /// Returns the options for reading samples; `trained_on` describes the data that the model was
+    /// trained on, if it was trained on others.
     pub fn read_options(&self, trained_on: Option<&SampleDescription>) -> ReadOptions {
         ReadOptions { known: trained_on.map(KnownSamples::of), ..self.data.reading.clone() }
     }
 
-    /// Returns the tokenizer of token ids: that of the checkpoint, the one that is named, or the
-    /// one beside them; `None` if there is none.
+    /// Tokenizer of token ids: the checkpoint's, the configured one, or the one beside the ids;
+    /// `None` if none of these exists.
     fn tokenizer_of(
         &self,
         file: &TokenFile,
@@ -209,7 +209,7 @@ impl RunSpec {
 
     fn tokenizer_choice(&self, given: Option<Tokenizer>) -> Result<TokenizerChoice, DataError> {
         Ok(match (given, &self.data.tokenizer) {
-            // Another node has said which file it is; as the data, it is on every machine.
+            // Another node has named the file, which, like the data, is on every machine.
             (Some(Tokenizer::File(file)), TokenizerSource::File(path)) if !file.is_read() => {
                 TokenizerChoice::Given(Tokenizer::File(file.read_from(path)?))
             }
@@ -222,11 +222,10 @@ impl RunSpec {
     }
 }
 
-/// Texts whose ids the cache keeps.
 const CACHED_MAX: usize = 8;
 
-/// Returns the ids of a text by a tokenizer, from the cache, where they are prepared at first use;
-/// `None` if they cannot be there, and are made in memory, which also tells what is wrong with the
+/// Ids of a text under a tokenizer, from the cache, where they are stored at first use. `None` if
+/// they cannot be stored there: the caller then encodes in memory, which also reports faults of the
 /// text.
 fn cached(
     path: &Path,
@@ -245,15 +244,15 @@ fn cached(
         .ok()
         .and_then(|prepared| TokenFile::open(&prepared.path, held_out, context).ok());
     if opened.is_none() {
-        // Half of it, or a damaged one, would be in the way; that it stays there is no fault.
+        // A partial or damaged directory would be in the way; failing to remove it is harmless.
         let _ = fs::remove_dir_all(&out);
     }
     remove_oldest(&directory);
     opened
 }
 
-/// Removes the ids of texts that were prepared before the last few. One that a process has open
-/// stays there for that, or stays if the system says so.
+/// Removes all but the most recently prepared texts from the cache. A directory that a process has
+/// open stays readable there, or stays if the system refuses to remove it.
 fn remove_oldest(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let mut known = Vec::new();

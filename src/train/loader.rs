@@ -1,4 +1,4 @@
-//! Loader: prefetches the inputs of the coming steps in a thread while the device works.
+//! Loader: prefetches the inputs of the coming steps in a thread while the devices compute.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -11,21 +11,21 @@ use potluck_graph::{Graph, IdRange, Plan};
 use potluck_parallel::pipeline::used_inputs;
 use potluck_parallel::{MicroBatch, Program};
 
-/// Prefetch depth: steps that may be ready ahead of the device.
+/// Prefetch depth: steps that may be ready before the device needs them.
 const AHEAD: usize = 2;
 
-/// Returns the bytes of inputs that a loader and the current step hold at a time, with samples of
-/// `row_bytes`: the prefetched steps, the one being assembled, and the one that runs.
+/// Returns the bytes of inputs that a loader and the current step hold simultaneously, with samples
+/// of `row_bytes`: the prefetched steps, the step being assembled, and the running one.
 pub fn bytes(batch: usize, row_bytes: usize) -> usize {
     (AHEAD + 2).saturating_mul(batch).saturating_mul(row_bytes)
 }
 
-/// Creates the sampler of a model's data, with a seed and the samples of a batch: streams if the
+/// Creates the sampler of a model's data, from a seed and the batch size. It draws streams if the
 /// model carries its state from step to step.
 ///
 /// # Errors
-/// Returns `TrainError` if the model does, and the data are no sequence, or one too short for a
-/// stream for each slot of the batch.
+/// Returns `TrainError` if the model carries its state and the data are not a sequence, or too
+/// short for a stream per slot of the batch.
 pub(crate) fn sampler_of(
     graph: &Graph,
     data: &dyn Dataset,
@@ -51,13 +51,13 @@ pub struct BatchSource {
     pub sampler: Sampler,
     /// Inputs that the data set fills, in its order, with their tensors.
     inputs: Vec<(DatasetInput, TensorId)>,
-    /// Ranges of the ids and targets among the inputs.
+    /// Ranges of ids and targets among the inputs.
     ranges: Vec<IdRange>,
-    /// Input tensor of sample ids, if anything in the model is random.
+    /// Input tensor of sample ids, if the model uses random numbers.
     samples: Option<TensorId>,
-    /// Inputs that are carried from step to step, with their values per sample.
+    /// Inputs carried from step to step, with their values per sample.
     carried: Vec<(TensorId, usize)>,
-    /// Random changes of the samples that are trained on, with their seed.
+    /// Random changes of training samples, with their seed.
     pub augmentation: Option<(Augmentation, u64)>,
 }
 
@@ -65,8 +65,8 @@ impl BatchSource {
     /// Creates the source of the inputs of a graph.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` if the graph has no input that the data set fills, or
-    /// one of another type or size.
+    /// Returns `TrainError::InvalidRequest` if the graph lacks an input that the data set fills, or
+    /// if its type or size differs.
     pub fn new(
         graph: &Graph,
         data: Arc<dyn Dataset>,
@@ -87,10 +87,10 @@ impl BatchSource {
         })
     }
 
-    /// Checks that the data have values of all inputs of a graph.
+    /// Checks that the data have values for all inputs of a graph.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` for the first input of which they have none.
+    /// Returns `TrainError::InvalidRequest` for the first input without values.
     pub(crate) fn require_all_inputs(&self, graph: &Graph) -> Result<(), TrainError> {
         require_no_shared(graph)?;
         for (name, id) in graph.inputs_of_samples() {
@@ -108,8 +108,8 @@ impl BatchSource {
         !self.carried.is_empty()
     }
 
-    /// Returns the inputs of one micro-batch of a step, without what is carried from the step
-    /// before.
+    /// Returns the inputs of one micro-batch of a step, except for states carried from the previous
+    /// step.
     ///
     /// # Errors
     /// Returns `DataError` if a sample cannot be read.
@@ -132,8 +132,8 @@ impl BatchSource {
         Ok(inputs)
     }
 
-    /// Returns the inputs of the first samples of a step, with which devices are timed. Zeros stand
-    /// for samples that cannot be read, which is reported by the step itself.
+    /// Returns the inputs of the first samples of a step, for timing devices. Samples that cannot
+    /// be read are replaced by zeros; the step itself reports them.
     pub fn probe(&self, step: u64, rows: u32) -> Inputs {
         let mut inputs = match self.micro_batch(step, &MicroBatch { first: 0, rows }) {
             Ok(inputs) => inputs,
@@ -156,15 +156,14 @@ impl BatchSource {
     /// Returns the inputs of samples of a split, one row each, with states of zeros.
     ///
     /// # Errors
-    /// Returns `DataError` if a sample cannot be read, or if the data set does not give what its
-    /// inputs announce.
+    /// Returns `DataError` if a sample cannot be read, or if the data set's values do not match its
+    /// announced inputs.
     pub fn rows(&self, split: Split, indices: &[u64]) -> Result<Inputs, DataError> {
         let mut inputs = self.data_rows(split, indices)?;
         inputs.extend(self.states_of_zeros(indices.len()));
         Ok(inputs)
     }
 
-    /// Returns zeros for the inputs that are carried from step to step.
     fn states_of_zeros(&self, rows: usize) -> impl Iterator<Item = (TensorId, HostTensor)> + '_ {
         self.carried
             .iter()
@@ -188,7 +187,7 @@ impl BatchSource {
         Ok(inputs)
     }
 
-    /// Checks that the ids and targets of samples are those that the model knows.
+    /// Checks that the model knows the ids and targets of samples.
     fn require_ids(
         &self,
         input: &DatasetInput,
@@ -224,7 +223,6 @@ fn type_and_length(values: &HostTensor) -> (DType, usize) {
     }
 }
 
-/// Returns the error of a data set that gives something else than its inputs announce.
 fn unannounced(
     announced: &DatasetInput,
     elements: usize,
@@ -243,7 +241,7 @@ fn unannounced(
     DataError::Invalid { name: "the data set".into(), place: String::new(), why: why.into() }
 }
 
-/// Checks that a graph has no inputs that all samples share: data have none.
+/// Checks that a graph has no inputs shared by all samples, since data sets have none.
 ///
 /// # Errors
 /// Returns `TrainError::InvalidRequest` for the first one.
@@ -259,7 +257,7 @@ pub(crate) fn require_no_shared(graph: &Graph) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Returns the tensor of a graph that an input of a data set fills.
+/// Tensor of a graph that an input of a data set fills.
 fn tensor_of(graph: &Graph, input: DatasetInput) -> Result<TensorId, TrainError> {
     let DatasetInput { name, dtype, elements } = input;
     let Some(tensor) = graph.input(name) else {
@@ -283,11 +281,11 @@ fn tensor_of(graph: &Graph, input: DatasetInput) -> Result<TensorId, TrainError>
     Ok(tensor)
 }
 
-/// What a loader loads: the micro-batches of all ranks, and the inputs that each of them reads.
+/// Work of a loader: the micro-batches of all ranks, and the inputs that each of them reads.
 pub struct LoadedRanks {
     /// By rank.
     pub programs: Vec<Arc<Program>>,
-    /// By rank: the input tensors of its plan.
+    /// By rank: input tensors of its plan.
     pub inputs: Vec<Vec<TensorId>>,
     /// By rank: false if its node reads its inputs from its own copy of the data.
     pub are_read: Vec<bool>,
@@ -300,7 +298,7 @@ impl LoadedRanks {
         Self { programs: programs.to_vec(), inputs, are_read: vec![true; programs.len()] }
     }
 
-    /// Leaves the inputs of some ranks to their nodes.
+    /// Excludes ranks whose nodes read their own inputs.
     pub fn without(mut self, is_left: impl Fn(Rank) -> bool) -> Self {
         for (rank, is_read) in self.are_read.iter_mut().enumerate() {
             *is_read = !is_left(Rank(rank as u32));
@@ -308,9 +306,8 @@ impl LoadedRanks {
         self
     }
 
-    /// Returns the inputs of a step per rank and micro-batch, none of those that are left to their
-    /// nodes. Ranks with equal micro-batches, the
-    /// stages of a pipeline, share one reading of the data.
+    /// Inputs of a step per rank and micro-batch; empty for ranks whose nodes read their own. Ranks
+    /// with equal micro-batches, such as the stages of a pipeline, share one reading of the data.
     fn step(&self, source: &BatchSource, step: u64) -> Result<Vec<Vec<Inputs>>, DataError> {
         let mut read: Option<(&[MicroBatch], Vec<Inputs>)> = None;
         let mut ranks = Vec::with_capacity(self.programs.len());
@@ -343,14 +340,14 @@ impl LoadedRanks {
     }
 }
 
-/// Prefetching loader, some steps ahead of the run.
+/// Loader that prefetches a few steps.
 pub struct Loader {
     ready: mpsc::Receiver<Result<Vec<Vec<Inputs>>, DataError>>,
 }
 
 impl Loader {
-    /// Starts loading the inputs of all ranks for the steps from `first` to `last`; the thread
-    /// ends with the last step, when a sample cannot be read, or when the loader is dropped.
+    /// Starts loading the inputs of all ranks for the steps from `first` to `last`. The thread ends
+    /// after the last step, when a sample cannot be read, or when the loader is dropped.
     pub fn start(
         source: BatchSource,
         ranks: LoadedRanks,
@@ -370,8 +367,8 @@ impl Loader {
         Ok(Self { ready })
     }
 
-    /// Returns the inputs of the next step, per rank and micro-batch; `None` after the last. A
-    /// sample that cannot be read is the error of its step.
+    /// Returns the inputs of the next step, per rank and micro-batch; `None` after the last. An
+    /// unreadable sample is the error of its step.
     pub fn next_step(&self) -> Option<Result<Vec<Vec<Inputs>>, DataError>> {
         self.ready.recv().ok()
     }
@@ -392,7 +389,7 @@ mod tests {
     #[test]
     fn inputs_go_to_the_tensors_of_their_names() {
         let mut b = Builder::new();
-        // In another order than the data set's.
+        // In an order different from the data set's.
         let targets = b.input_ids("targets", &[3]);
         let tokens = b.input_ids("tokens", &[3]);
         let source = source(&b.finish()).unwrap();
@@ -421,7 +418,7 @@ mod tests {
         assert_eq!(refused(&|b| _ = b.input("targets", &[3])), float);
     }
 
-    /// Data set that gives other rows than it announces.
+    /// Data set whose rows differ from its announcement.
     struct Broken(NamedInputs);
 
     impl Dataset for Broken {

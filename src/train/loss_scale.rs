@@ -1,25 +1,24 @@
 //! Dynamic loss scale of mixed precision (Micikevicius et al. 2018): a factor of all gradients that
-//! keeps small ones above the smallest numbers of f16, and large ones below its largest. It enters
-//! where the gradient of the loss is computed, and the update takes it out.
+//! keeps small ones above the smallest f16 numbers, and large ones below the largest. It is applied
+//! where the gradient of the loss is computed, and removed in the update.
 
 use crate::checkpoint::LossScale;
 use potluck_graph::Precision;
 use potluck_parallel::{SkipReason, Verdict};
 
-/// Logarithm of the smallest scale. An overflow at this scale has another cause.
+/// Logarithm of the smallest scale. An overflow at this scale must have another cause.
 const LOG2_MIN: i32 = -24;
 
-/// The smallest scale.
 pub(crate) const SCALE_MIN: f32 = 1.0 / (1 << -LOG2_MIN) as f32;
 
-/// Steps in a row without an overflow after which the scale is doubled.
+/// Number of consecutive steps without an overflow after which the scale is doubled.
 const CLEAN_STEPS: u64 = 2000;
 
-/// Logarithm of the largest scale times the rows of the loss in a step: about the largest number of
-/// f16. The slope of a row's loss is about 1.
+/// Logarithm of the largest product of the scale and the rows of the loss in a step: about the
+/// largest f16 number. The derivative of the loss of a row is about 1.
 const LOG2_SUM_MAX: i32 = 16;
 
-/// Rule by which the loss scale of a run follows its steps; in f32 it is always 1.
+/// Rule that updates the loss scale of a run after its steps; in f32 it is always 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DynamicLossScale {
     /// `None` in f32.
@@ -28,8 +27,8 @@ pub(crate) struct DynamicLossScale {
 }
 
 impl DynamicLossScale {
-    /// Returns the scale of a new run, whose loss has so many rows in a step: tokens, or samples of
-    /// other data.
+    /// Returns the scale of a new run. `rows` is the number of rows of the loss in a step: tokens,
+    /// or samples of other data.
     pub fn new(precision: Precision, rows: usize) -> Self {
         let log2_rows = rows.next_power_of_two().trailing_zeros() as i32;
         let log2_max = (LOG2_SUM_MAX - log2_rows).max(LOG2_MIN);
@@ -46,13 +45,13 @@ impl DynamicLossScale {
         self.now.map_or(1.0, |now| 2f32.powi(now.log2))
     }
 
-    /// Returns what a checkpoint keeps: nothing in f32.
+    /// Returns the state for a checkpoint; `None` in f32.
     pub fn saved(&self) -> Option<LossScale> {
         self.now
     }
 
-    /// Takes over the scale of a checkpoint. If it was saved in the other precision, the scale
-    /// begins anew; returns a sentence about that for the user.
+    /// Restores the scale of a checkpoint. If it was saved in the other precision, the scale starts
+    /// anew; returns a sentence about that for the user.
     pub fn restore(&mut self, saved: Option<LossScale>) -> Option<String> {
         match (&mut self.now, saved) {
             (Some(now), Some(saved)) => {
@@ -68,8 +67,8 @@ impl DynamicLossScale {
         }
     }
 
-    /// Follows the verdict on a step: halves the scale after an overflow, and doubles it after many
-    /// steps without one.
+    /// Updates the scale after a step: halves it after an overflow, and doubles it after many steps
+    /// without one.
     pub fn follow(&mut self, verdict: &Verdict) {
         let Some(now) = &mut self.now else { return };
         match verdict {
@@ -128,7 +127,7 @@ mod tests {
         assert_eq!(scale.factor(), 0.5);
         scale.follow(&CLEAN);
         assert_eq!(scale.factor(), 1.0);
-        // Another reason ends the row, and is none to halve it.
+        // A skip for another reason ends the row, but does not halve the scale.
         scale = after_clean_steps(scale, 1999);
         scale.follow(&skip(SkipReason::LossNotFinite));
         scale = after_clean_steps(scale, 1999);
@@ -148,7 +147,7 @@ mod tests {
         assert_eq!(restored.restore(scale.saved()), None);
         assert_eq!(restored.saved(), Some(LossScale { log2: -1, clean_steps: 1234 }));
         assert_eq!(after_clean_steps(restored, 766).factor(), 1.0);
-        // A larger batch has a lower maximum; a damaged value is none to compute with.
+        // A larger batch has a lower maximum; a damaged value is not used.
         let mut larger = DynamicLossScale::new(Precision::Mixed, 1 << 18);
         for (log2, factor) in [(3, 0.25), (i32::MAX, 0.25), (i32::MIN, 2f32.powi(-24))] {
             larger.restore(Some(LossScale { log2, clean_steps: 0 }));

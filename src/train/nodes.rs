@@ -1,5 +1,5 @@
-//! Runs over several machines: what the first node tells the others of a run, and how another node
-//! takes part in it.
+//! Runs over several machines: messages of the first node to the others about a run, and the
+//! participation of another node.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -37,28 +37,26 @@ use potluck_net::nodes::{ClusterEvent, ClusterHandle, FrameReceiver, NodeConnect
 use potluck_parallel::MicroBatch;
 use potluck_parallel::comm::Mailbox;
 
-/// Most messages of the first node that wait.
 const INBOX_MAX: usize = 1 << 16;
-/// Longest work of a node after the end of its cluster: devices close within 6 seconds each.
+/// Longest time a node may work after the end of its cluster: devices close within 6 seconds each.
 const ENDING_MAX: Duration = Duration::from_secs(20);
 const ENDING_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Description of a run for the other nodes.
 #[derive(Debug, Serialize, Deserialize)]
 struct RunDescription {
-    /// The resolved configuration, as TOML.
+    /// Resolved configuration, as TOML.
     config: String,
     shape: DataShape,
     data: RunDataDescription,
 }
 
-/// Data of a run, for nodes that have a copy.
+/// Data of a run, for nodes with their own copy.
 #[derive(Debug, Serialize, Deserialize)]
 struct RunDataDescription {
     fingerprint: String,
-    /// [`SavedData`] by which the first node has prepared them, as JSON.
+    /// [`SavedData`] with which the first node has prepared the data, as JSON.
     saved: String,
-    /// Steps and samples of the run before it started here.
+    /// Steps and samples of the run before this start.
     done: (u64, u64),
 }
 
@@ -80,7 +78,7 @@ fn decode_outcome(bytes: &[u8]) -> Result<NodeOutcome, TrainError> {
 
 // ---- The first node ----
 
-/// The other nodes of a run, as its first node has them.
+/// Other nodes of a run, as seen by its first node.
 pub struct RunNodes {
     nodes: Vec<Arc<RemoteNode>>,
     remote: Lock<RemoteNodes>,
@@ -95,7 +93,7 @@ impl fmt::Debug for RunNodes {
     }
 }
 
-/// Cluster of a run that has started, at its first node.
+/// Cluster of a started run, at its first node.
 pub struct ClusterLinks<'a> {
     pub roster: &'a Roster,
     /// Name of the run.
@@ -105,8 +103,8 @@ pub struct ClusterLinks<'a> {
 }
 
 impl RunNodes {
-    /// Takes over the links of a cluster that has started, at its first node. A node that answers
-    /// nothing and shows no progress for `node_timeout` is lost. `show` gets notes for the user.
+    /// Takes over the links of a started cluster, at its first node. A node that neither answers
+    /// nor shows progress for `node_timeout` is lost. `show` receives notes for the user.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a thread cannot be started.
@@ -153,8 +151,8 @@ impl RunNodes {
         Ok(Arc::new(Self { nodes, remote, signals, cluster: Lock::new(cluster) }))
     }
 
-    /// Tells all nodes of the run, and asks them for their devices. `done` are the steps and the
-    /// samples of the run so far.
+    /// Sends the description of the run to all nodes, and requests their devices. `done` are the
+    /// steps and samples of the run so far.
     ///
     /// # Errors
     /// Returns `TrainError` if a node cannot take part or is lost.
@@ -164,7 +162,7 @@ impl RunNodes {
         data: &RunData,
         done: (u64, u64),
     ) -> Result<(), TrainError> {
-        // Descriptions are plain data.
+        // Descriptions are plain data, whose encoding cannot fail.
         let saved = serde_json::to_string(&data.saved()).unwrap_or_default();
         let fingerprint = data.dataset.fingerprint();
         let bytes = encode(&RunDescription {
@@ -189,7 +187,7 @@ impl RunNodes {
         self.remote.lock().clone()
     }
 
-    /// Returns the number of nodes, the first one included.
+    /// Returns the number of nodes, including the first one.
     pub fn count(&self) -> usize {
         1 + self.nodes.len()
     }
@@ -199,7 +197,7 @@ impl RunNodes {
         self.remote.lock().devices.len()
     }
 
-    /// Leaves out one of the devices that the nodes offer.
+    /// Excludes one of the devices that the nodes offer.
     pub(crate) fn leave_out(&self, index: usize) {
         let mut remote = self.remote.lock();
         if index < remote.devices.len() {
@@ -207,7 +205,6 @@ impl RunNodes {
         }
     }
 
-    /// Leaves out all devices of other nodes.
     pub(crate) fn leave_all_out(&self) {
         self.remote.lock().devices.clear();
     }
@@ -241,11 +238,11 @@ impl RunNodes {
 }
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    // Encoding to memory fails only for types that postcard does not know.
+    // Encoding to memory fails only for types that postcard does not support.
     postcard::to_allocvec(value).unwrap_or_default()
 }
 
-/// Loses nodes as the cluster does, until it is over, and shows those that move.
+/// Marks nodes as lost when the cluster does, until it ends, and shows nodes that move.
 fn watch(news: &Mailbox<ClusterEvent>, nodes: &[Arc<RemoteNode>], show: fn(&str)) {
     while let Ok(news) = news.recv(None) {
         match news {
@@ -260,7 +257,8 @@ fn watch(news: &Mailbox<ClusterEvent>, nodes: &[Arc<RemoteNode>], show: fn(&str)
             }
             ClusterEvent::Ended(end) => {
                 let why = end.to_string();
-                // The one that is to blame first, because the first failure is the run's error.
+                // The node that is to blame comes first, because the first failure becomes the
+                // run's error.
                 if let ClusterEnd::Lost { loss: Loss::Node { node: lost, .. }, .. } = &end {
                     for node in nodes {
                         if node.number == lost.0 {
@@ -276,13 +274,13 @@ fn watch(news: &Mailbox<ClusterEvent>, nodes: &[Arc<RemoteNode>], show: fn(&str)
             _ => {}
         }
     }
-    // The thread of the cluster has ended without a reason.
+    // The cluster's thread has ended without a reason.
     for node in nodes {
         node.lose("the connection to the other nodes ended");
     }
 }
 
-/// Sink that sends events to the users of other nodes, besides the one that it wraps.
+/// Sink that forwards events to the users of other nodes, in addition to the wrapped sink.
 pub struct NodesSink {
     pub nodes: Arc<RunNodes>,
     pub shown: Box<dyn Sink>,
@@ -301,8 +299,8 @@ impl Sink for NodesSink {
     }
 }
 
-/// Returns what users of other nodes are shown of an event, with texts that are harmless; `None` if
-/// it is nothing. What the devices do is shown at the first node alone.
+/// Form of an event for users of other nodes, with harmless texts; `None` if they are not shown the
+/// event. Events of devices are shown only at the first node.
 fn told(event: Event) -> Option<Event> {
     Some(match event {
         Event::Note(text) => Event::Note(shown(&text)),
@@ -327,12 +325,12 @@ fn told(event: Event) -> Option<Event> {
     })
 }
 
-/// Returns the terms of a loss of another node with names as they may be shown.
+/// Terms of a loss from another node, with names that are safe to show.
 fn shown_terms(terms: Vec<(Cow<'static, str>, f64)>) -> Vec<(Cow<'static, str>, f64)> {
     terms.into_iter().map(|(name, mean)| (Cow::Owned(shown(&name)), mean)).collect()
 }
 
-/// Returns a text of another node as it may be shown.
+/// Text from another node, made safe to show.
 fn shown(text: &str) -> String {
     shown_text(text, SENTENCE_BYTES_MAX)
 }
@@ -342,24 +340,24 @@ fn shown(text: &str) -> String {
 /// Function that returns the specification of a run from its configuration in TOML.
 pub(crate) type Configure = Box<dyn Fn(&str) -> Result<RunSpec, String>>;
 
-/// Node that takes part in the run of another one.
+/// Node that takes part in a run started on another node.
 pub struct JoinedNode {
     /// Device selector, as `--devices` takes it.
     pub devices: String,
-    /// Changes the configuration of the run by the keys of this node.
+    /// Applies the keys of this node to the configuration of the run.
     pub configure: Configure,
-    /// This node's copy of the run's data, which `configure` sets as the path of the data.
+    /// This node's copy of the run's data; `configure` sets it as the path of the data.
     pub data: Option<PathBuf>,
     pub faults: Faults,
-    /// Signals to this process, which are sent to the first node.
+    /// Signals to this process, which are forwarded to the first node.
     pub signals: SignalFlags,
     /// Longest time after SIGTERM in which the run may end by itself.
     pub term_timeout: Duration,
-    /// Shows the news of the run.
+    /// Shows events of the run.
     pub sink: Box<dyn Sink>,
-    /// Shows a note about the other nodes.
+    /// Shows notes about the other nodes.
     pub show: fn(&str),
-    /// Shows the error with which the process ends if it does not end in order.
+    /// Shows the error of a process that cannot end in the regular way.
     pub show_error: fn(&str),
 }
 
@@ -374,7 +372,7 @@ impl NodeHost for JoinedNode {
         if let Some(path) = &self.data {
             own_data = Some(Arc::new(OwnData::open(path, &spec, model.whole(), &data)?));
             let note = format!("samples are read from {}, the data of the run", path.display());
-            // A terminal never fails.
+            // Output to a terminal never fails.
             let _ = self.sink.event(&Event::Note(note));
         }
         Ok(NodeOffer {
@@ -388,20 +386,19 @@ impl NodeHost for JoinedNode {
     }
 
     fn show(&mut self, news: &[u8]) {
-        // Here too, because the first node may send anything.
+        // Filtered here too, because the first node may send anything.
         if let Some(event) = decode(news).ok().and_then(told) {
-            // A terminal never fails.
+            // Output to a terminal never fails.
             let _ = self.sink.event(&event);
         }
     }
 }
 
-/// This node's copy of the run's data.
 struct OwnData(BatchSource);
 
 impl OwnData {
-    /// Opens the copy, which a specification names, as the first node has opened the run's data,
-    /// and compares them by their hashes.
+    /// Opens the copy named by a specification in the same way as the first node has opened the
+    /// run's data, and compares them by their hashes.
     fn open(
         path: &Path,
         spec: &RunSpec,
@@ -438,8 +435,8 @@ impl InputSource for OwnData {
     }
 }
 
-/// Ends the process if the server does not soon after the cluster: it may certify kernels for
-/// minutes, or wait for a file system that is gone.
+/// Ends the process if the server does not end soon after the cluster: it may certify kernels for
+/// minutes, or wait for a lost file system.
 fn leave_late(why: &str, is_over: &AtomicBool, show_error: fn(&str)) {
     let ended = Instant::now();
     while !is_over.load(Ordering::Relaxed) {
@@ -452,18 +449,16 @@ fn leave_late(why: &str, is_over: &AtomicBool, show_error: fn(&str)) {
     }
 }
 
-/// Tells the first node of a signal.
 fn tell_signal(first: &dyn NodeConnection, signal: Interruption) {
-    // A first node that is lost needs to know nothing.
+    // A lost first node need not know.
     let _ = first.send(encode(&ToFirst::Signal(signal.number())));
 }
 
-/// Takes part in a run whose cluster has started, until it ends. Signals are sent to the first
-/// node.
+/// Takes part in a run whose cluster has started, until the run ends. Signals are forwarded to the
+/// first node.
 ///
 /// # Errors
-/// Returns `TrainError` if the first node is lost or sends what it should not, or if the cluster
-/// ends.
+/// Returns `TrainError` if the first node is lost or violates the protocol, or if the cluster ends.
 pub fn serve(
     mut cluster: ClusterHandle,
     frames: FrameReceiver,
@@ -486,7 +481,7 @@ pub fn serve(
         return Err(TrainError::Defect("the cluster started without its first node".into()));
     };
     let first = first.clone();
-    // The own place is never used, and filled by the connection to the first node.
+    // The own entry is never used; it is filled with the connection to the first node.
     connections.push((you, first.clone()));
     connections.sort_by_key(|(number, _)| *number);
     let connections = connections.into_iter().map(|(_, connection)| connection).collect();
@@ -505,14 +500,14 @@ pub fn serve(
                 Err(_) => break "the cluster is over".into(),
             }
         };
-        // The server has ended if its mailbox is closed.
+        // If its mailbox is closed, the server has ended.
         let _ = closing.send(NodeInput::Ended(end.clone()));
         leave_late(&end, &served, show_error);
     });
     started.map_err(|why| TrainError::System { what: "a thread", why })?;
     let over = is_over.clone();
     let mut deadline = TermDeadline::new(node.term_timeout);
-    // What was asked of another run, or of none.
+    // Discards a request that was made during an earlier run, or before any run.
     let _ = node.signals.take_save_request();
     let mut told = None;
     let watching = node.signals.clone().watch(move |signals| {
@@ -576,7 +571,7 @@ mod tests {
         assert!(why.starts_with(" [2Jno x") && why.len() == SENTENCE_BYTES_MAX, "{why}");
     }
 
-    /// Sink that keeps what it is given.
+    /// Sink that stores its events.
     struct Kept(Arc<Lock<Vec<Event>>>);
 
     impl Sink for Kept {
@@ -661,7 +656,7 @@ mod tests {
         let skipped = Some(" [2J".into());
         let terms = vec![(" [2J".into(), 0.5)];
         let expected = StepRecord { busy: None, ranks: Vec::new(), skipped, terms, ..step };
-        // Bytes, because what is not a number is not equal to itself.
+        // Compared as bytes, because NaN is not equal to itself.
         assert_eq!(encode(one), encode(&expected));
         let terms = vec![(" [2Jkl".into(), 0.5)];
         let expected = EvalRecord { metrics: Vec::new(), terms, ..evaluation };

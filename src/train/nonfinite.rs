@@ -1,6 +1,6 @@
-//! Diagnosis of non-finite values: finds the tensor in which the first one arose. It runs only
-//! after a skipped step: the parameters are then unchanged, so that the same step can be run
-//! again, node by node.
+//! Diagnosis of non-finite values: finds the tensor in which the first one arose. Runs only after a
+//! skipped step: the parameters are then unchanged, so that the same step can be repeated node by
+//! node.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,11 +14,10 @@ use potluck_kernels::exec::{BucketTensor, Executor, PassContext};
 use potluck_parallel::collective::Collective;
 use potluck_parallel::{Instruction, Program};
 
-/// Cause that is reported if every single value is finite.
 pub(crate) const OVERFLOW_CAUSE: &str =
     "the sum of the loss or of the squared gradients, which overflowed";
 
-/// Tensor with a non-finite value; ordered as a step computes them.
+/// Tensor with a non-finite value; variants in the order in which a step computes them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotFinite {
     Parameter(String),
@@ -40,8 +39,7 @@ impl fmt::Display for NotFinite {
     }
 }
 
-/// Returns the first tensor of a skipped step, in order of execution, that is not finite; `None`
-/// if there is none.
+/// First non-finite tensor of a skipped step, in order of execution; `None` if all are finite.
 pub(crate) fn first_not_finite(
     device: &mut dyn Executor,
     input: &StepInput,
@@ -50,13 +48,13 @@ pub(crate) fn first_not_finite(
     if let Some(NotFinite::Parameter(_)) = state {
         return Ok(state);
     }
-    // After the state, because running the step again overwrites the gradients.
+    // After the state, because repeating the step overwrites the gradients.
     let activation = bad_activation(device, input)?;
     Ok(activation.map(NotFinite::Activation).or(state))
 }
 
-/// Returns the first parameter of a skipped step, or else the first gradient, that is not finite;
-/// `None` if there is none.
+/// First non-finite parameter of a skipped step, or else the first non-finite gradient; `None` if
+/// all are finite.
 pub(crate) fn bad_state(
     device: &mut dyn Executor,
     program: &Program,
@@ -74,9 +72,9 @@ pub(crate) fn bad_state(
     })
 }
 
-/// Returns the first parameter, in the model's order, with a non-finite value in a bucket tensor,
-/// and true if such values are only in the shard that the device owns and, by `has_sums`, holds
-/// summed over all ranks. Parameters for which that is false come first.
+/// First parameter, in the model's order, with a non-finite value in a bucket tensor. The flag is
+/// true if such values are only in the shard that the device owns and, by `has_sums`, holds summed
+/// over all ranks; parameters for which it is false come first.
 fn bad_bucket(
     device: &mut dyn Executor,
     bucket_tensor: BucketTensor,
@@ -130,8 +128,8 @@ fn bad_activation(
     Ok(None)
 }
 
-/// Runs nodes one by one; returns a description of the first output that is not finite, after which
-/// no further node runs.
+/// Runs nodes one by one up to the first with a non-finite output, and returns a description of
+/// that output.
 pub(crate) fn bad_output(
     device: &mut dyn Executor,
     nodes: Range<usize>,
@@ -163,7 +161,7 @@ fn is_bad(
 ) -> Result<bool, DeviceError> {
     let plan = device.plan();
     let found = plan.graph.tensor(tensor);
-    // Tokens that an op reshaped are activations too, but integers.
+    // Reshaped tokens are activations too, but integers.
     let is_float = found.role == Role::Activation && found.dtype == DType::F32;
     if !is_float || !matches!(plan.place(tensor), TensorLocation::Slot(_)) {
         return Ok(false);

@@ -11,23 +11,23 @@ use potluck_parallel::MicroBatch;
 pub struct OutputRequest<'a> {
     pub units: ForwardUnits<'a>,
     pub graph: &'a Graph,
-    /// Name of the output, which has a row per sample.
+    /// Name of the output, which has one row per sample.
     pub output: &'a str,
     /// Number of samples, at least 1.
     pub rows: u32,
-    /// Values of inputs by name, for all samples; others are zeros.
+    /// Values of inputs by name, for all samples; other inputs are zeros.
     pub inputs: &'a [(&'a str, HostTensor)],
-    /// The most samples of a device at a time.
+    /// Largest number of samples in a pass of a device.
     pub most: u32,
-    /// Weights by which the samples are divided among the devices or pipelines.
+    /// Weights for dividing the samples among the devices or pipelines.
     pub weights: &'a [u32],
 }
 
-/// Returns the values of an output, a row per sample, without dropout.
+/// Returns the values of an output, one row per sample, without dropout.
 ///
 /// # Errors
-/// Returns `TrainError` if there is no such output, if an input has another type or length, or if a
-/// device fails.
+/// Returns `TrainError` if the output does not exist, if an input has another type or length, or if
+/// a device fails.
 pub fn model_outputs(request: &OutputRequest) -> Result<Vec<f32>, TrainError> {
     let OutputRequest { units, graph, output, rows, inputs, most, weights } = *request;
     let Some(tensor) = graph.output(output) else {
@@ -45,8 +45,8 @@ pub fn model_outputs(request: &OutputRequest) -> Result<Vec<f32>, TrainError> {
     Ok(units.outputs(tensor, work)?)
 }
 
-/// Returns the micro-batches of each unit for `rows` samples, which are divided in proportion to
-/// their weights; `most` are the most samples of each at a time.
+/// Returns the micro-batches of each unit for `rows` samples, divided in proportion to the weights.
+/// `most` is the largest number of samples in a pass of each unit.
 pub fn divided(rows: u32, weights: &[u32], most: &[u32]) -> Vec<Vec<MicroBatch>> {
     let mut units = Vec::with_capacity(weights.len());
     let mut first = 0;
@@ -63,8 +63,7 @@ pub fn divided(rows: u32, weights: &[u32], most: &[u32]) -> Vec<Vec<MicroBatch>>
     units
 }
 
-/// Divides `count` in proportion to weights, of which one is not 0; what is left over goes to the
-/// first.
+/// Divides `count` in proportion to weights, not all of which are 0; the first gets the remainder.
 fn proportional(count: u32, weights: &[u32]) -> Vec<u32> {
     let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
     let mut parts = Vec::with_capacity(weights.len());

@@ -23,21 +23,21 @@ use potluck_kernels::exec::LossSums;
 use potluck_parallel::MicroBatch;
 
 impl Trainer {
-    /// Computes an output of the graph for `rows` samples, without dropout, in the output's shape
-    /// with the samples in their order. The samples are divided among the devices like a batch,
-    /// and run in micro-batches. Inputs that the output does not depend on (targets) may be left
-    /// out. The `logits` of a language model are those of one `position` of each sample, an input
-    /// (rows, 1, context) that is 1 there and 0 elsewhere.
+    /// Computes an output of the graph for `rows` samples, without dropout. The result has the
+    /// output's shape, with the samples in their order. The samples are divided among the devices
+    /// like a batch, and run in micro-batches. Inputs that the output does not depend on (targets)
+    /// may be omitted. The `logits` of a language model belong to one `position` of each sample, an
+    /// input (rows, 1, context) that is 1 there and 0 elsewhere.
     ///
-    /// With [`TrainerOptions::ema`](super::TrainerOptions::ema) it takes the averages: the first
-    /// prediction or evaluation behind a step brings them onto all devices, and the next step the
-    /// parameters.
+    /// With [`TrainerOptions::ema`](super::TrainerOptions::ema) the averages are used: the first
+    /// prediction or evaluation after a step loads them onto all devices, and the next step
+    /// restores the parameters.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no such output, if `rows` is 0 or 2^32 and more, if there
-    /// are more rows than a micro-batch and the output has no dimension for them, if an input is
-    /// unknown or has another type or length, if an id or a target is none that [`Trainer::step`]
-    /// takes, or if a device fails.
+    /// Returns `TrainError` if the output does not exist, if `rows` is 0, or 2^32 or more, if there
+    /// are more rows than in a micro-batch and the output has no dimension for them, if an input is
+    /// unknown or has another type or length, if [`Trainer::step`] would refuse an id or a target,
+    /// or if a device fails.
     pub fn predict(
         &mut self,
         output: &str,
@@ -59,18 +59,17 @@ impl Trainer {
         self.array_of(output, &given)
     }
 
-    /// Computes an output for rows, in its shape.
     fn array_of(&self, output: &str, given: &GivenInputs) -> Result<ArrayD<f32>, TrainError> {
         predicted(self.session.units(), output, given, &|rows| self.parts(rows))
     }
 
     /// Computes an output for all samples of a split of a data set, in the order of their indices,
-    /// without dropout: in the output's shape, and with the averages if these are kept, like
-    /// [`Trainer::predict`]. Samples are read a batch at a time, so that the host holds little more
-    /// than what is returned.
+    /// without dropout. The result has the output's shape. Averages are used if they are kept, as
+    /// in [`Trainer::predict`]. Samples are read batch by batch, so that the host holds little more
+    /// than the result.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no such output or it has no dimension for samples, if the
+    /// Returns `TrainError` if the output does not exist or has no dimension for samples, if the
     /// split has no samples, if the data do not fit the graph or cannot be read, or if a device
     /// fails.
     pub fn predict_data(
@@ -115,9 +114,9 @@ impl Trainer {
         array(&shape, count as usize, values)
     }
 
-    /// Computes the loss on samples of a split of a data set that have nothing in common, without
-    /// dropout: `samples` of them, spread over the split, or all (0), with the averages if these
-    /// are kept, like [`Trainer::predict`]. The samples are divided among the devices.
+    /// Computes the loss on non-overlapping samples of a split of a data set, without dropout: on
+    /// `samples` of them, spread over the split, or on all (0). Averages are used if they are kept,
+    /// as in [`Trainer::predict`]. The samples are divided among the devices.
     ///
     /// # Errors
     /// Returns `TrainError` if the split has no samples, if the data do not fit the graph, or if a
@@ -132,11 +131,11 @@ impl Trainer {
         self.evaluate_task(data, &task, split, samples)
     }
 
-    /// Evaluates like [`Trainer::evaluate`], and adds up what a task computes its metrics from:
-    /// `task.metrics(&evaluation.sums)`.
+    /// Evaluates like [`Trainer::evaluate`], and adds up the sums from which a task computes its
+    /// metrics: `task.metrics(&evaluation.sums)`.
     ///
     /// # Errors
-    /// Returns the errors of [`Trainer::evaluate`], and one if the graph has not the output that
+    /// Returns the errors of [`Trainer::evaluate`], and an error if the graph lacks the output that
     /// the task scores.
     pub fn evaluate_task(
         &mut self,
@@ -170,13 +169,13 @@ impl Trainer {
             .ok_or_else(|| TrainError::Defect("an evaluation ended without a signal".into()))
     }
 
-    /// Computes the loss on `rows` samples that are given like those of [`Trainer::step`], without
-    /// dropout, and with the averages if these are kept, like [`Trainer::predict`].
+    /// Computes the loss on `rows` samples, given like the batch of [`Trainer::step`], without
+    /// dropout. Averages are used if they are kept, as in [`Trainer::predict`].
     ///
     /// # Errors
-    /// Returns `TrainError` if `rows` is 0 or 2^32 and more, if an input is missing, unknown or has
-    /// another type or length, if an id or a target is none that [`Trainer::step`] takes, or if a
-    /// device fails.
+    /// Returns `TrainError` if `rows` is 0, or 2^32 or more, if an input is missing, unknown or has
+    /// another type or length, if [`Trainer::step`] would refuse an id or a target, or if a device
+    /// fails.
     pub fn evaluate_rows(
         &mut self,
         rows: usize,
@@ -206,8 +205,8 @@ impl Trainer {
         Ok(Evaluation::of(self.graph(), &loss, rows as u64, Vec::new()))
     }
 
-    /// Computes the loss on a part of a split; `progress` gets the samples done and their number.
-    /// Returns `None` if a signal arrived.
+    /// Computes the loss on a part of a split. `progress` receives the numbers of finished and of
+    /// all samples. Returns `None` if a signal arrived.
     pub(super) fn evaluate_part(
         &mut self,
         part: &EvaluatedPart,
@@ -235,8 +234,8 @@ impl Trainer {
         evaluate_split(&mut self.session.group, &request, progress)
     }
 
-    /// Returns the micro-batches of each rank or pipeline for `rows` samples, which are divided in
-    /// proportion to the shares of a batch.
+    /// Micro-batches of each rank or pipeline for `rows` samples, divided in proportion to the
+    /// shares of a batch.
     fn parts(&self, rows: u32) -> Vec<Vec<MicroBatch>> {
         let placement = &self.session.placement;
         let weights: Vec<u32> = placement.units().map(|rank| rank.share).collect();
@@ -249,8 +248,8 @@ impl Trainer {
 /// are zeros. `parts` returns the micro-batches of each rank or pipeline for a number of rows.
 ///
 /// # Errors
-/// Returns `TrainError` if there is no such output, if it cannot be that of so many rows, if an
-/// input has another type or length, or if a device fails.
+/// Returns `TrainError` if the output does not exist or cannot have this many rows, if an input has
+/// another type or length, or if a device fails.
 pub(crate) fn predicted(
     units: ForwardUnits,
     output: &str,
@@ -280,7 +279,6 @@ pub(crate) fn predicted(
     array(shape, rows, units.outputs(tensor, work)?)
 }
 
-/// Returns the output of a graph of this name.
 fn output_of(graph: &Graph, name: &str) -> Result<TensorId, TrainError> {
     graph.output(name).ok_or_else(|| {
         let names: Vec<&str> = graph.outputs.iter().map(|(name, _)| &**name).collect();
@@ -292,13 +290,12 @@ fn output_of(graph: &Graph, name: &str) -> Result<TensorId, TrainError> {
     })
 }
 
-/// Returns the values of an output for rows in its shape.
 fn array(shape: &Shape, rows: usize, values: Vec<f32>) -> Result<ArrayD<f32>, TrainError> {
     ArrayD::from_shape_vec(shape.resolve(rows), values)
         .map_err(|error| TrainError::Defect(format!("an output has another shape: {error}")))
 }
 
-/// Returns the rows and inputs of each rank's or pipeline's micro-batches.
+/// Rows and inputs of each rank's or pipeline's micro-batches.
 fn work_of(
     parts: &[Vec<MicroBatch>],
     cut: &dyn Fn(&MicroBatch) -> Result<Inputs, TrainError>,
@@ -378,8 +375,7 @@ mod tests {
         assert_eq!(refused("w", 2), "runs");
     }
 
-    /// The logits of a language model are those of the position that is given, and of none if none
-    /// is.
+    /// The logits of a language model belong to the given position; without it they are refused.
     #[test]
     fn an_output_of_a_position_needs_it() {
         let (vocabulary, context) = (7, 4);

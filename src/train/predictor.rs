@@ -26,26 +26,26 @@ use potluck_parallel::ParallelOptions;
 #[derive(Clone, Debug)]
 pub struct PredictorOptions {
     /// Device selector, as for `potluck train --devices`. Each device holds the whole model, and
-    /// rows are divided evenly among them.
+    /// rows are divided evenly among the devices.
     pub devices: String,
-    /// The most rows that a device runs at a time.
+    /// Largest number of rows in a pass of a device.
     pub rows: usize,
     /// Arithmetic of matrix products.
     pub precision: Precision,
-    /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
-    /// 0: none.
+    /// Time budget in seconds for autotuning kernels without recorded timings on this machine; 0:
+    /// none.
     pub tune_s: f64,
 }
 
 impl PredictorOptions {
-    /// Returns options with 64 rows at a time, f32, and no autotuning.
+    /// Returns options with 64 rows per pass, f32, and no autotuning.
     pub fn new(devices: &str) -> Self {
         Self { devices: devices.into(), rows: 64, precision: Precision::default(), tune_s: 0.0 }
     }
 }
 
-/// Forward passes of a graph with given parameters, on one device or several. The graph needs no
-/// loss; dropout does nothing, and batch norms take their running averages.
+/// Forward passes of a graph with given parameters, on one or several devices. The graph needs no
+/// loss; dropout is disabled, and batch norms use their running averages.
 pub struct Predictor {
     model: ModelGraph,
     group: WorkerGroup,
@@ -63,8 +63,8 @@ impl Predictor {
         as_fields(|| Self::open(graph, options)).map_err(TrainError::of_library)
     }
 
-    /// Opens devices for a graph, with the parameters that
-    /// [`checkpoint::parameters_of_file`](parameters_of_file) reads: a safetensors file, a
+    /// Opens devices for a graph, with parameters read by
+    /// [`checkpoint::parameters_of_file`](parameters_of_file): from a safetensors file, a
     /// checkpoint or the directory of a run.
     ///
     /// # Errors
@@ -106,21 +106,21 @@ impl Predictor {
         &self.notes
     }
 
-    /// Sets parameters, all or some, on all devices.
+    /// Sets all or some parameters on all devices.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or
-    /// number of values; then none is set. Also if a device fails.
+    /// Returns `TrainError` if a parameter does not exist, or has another shape or number of
+    /// values, before any is set; and if a device fails.
     pub fn set_parameters(&mut self, tensors: &[NamedTensor]) -> Result<(), TrainError> {
         set_parameters(&self.group, self.model.whole(), tensors).map_err(TrainError::of_library)
     }
 
-    /// Computes an output of the graph for `rows` samples, in the output's shape with the samples
-    /// in their order. Inputs that the output does not depend on (targets) may be left out.
+    /// Computes an output of the graph for `rows` samples, in the output's shape, with the samples
+    /// in their order. Inputs that the output does not depend on (targets) may be omitted.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no such output, if `rows` is 0 or 2^32 and more, if an
-    /// input is unknown or has another type or length, if an id is no row of its table, or if a
+    /// Returns `TrainError` if the output does not exist, if `rows` is 0, or 2^32 or more, if an
+    /// input is unknown or has another type or length, if an id is not a row of its table, or if a
     /// device fails.
     pub fn predict(
         &mut self,

@@ -1,13 +1,13 @@
-//! `resolved.toml`: what a run decided before its first step.
+//! `resolved.toml`: decisions made before the first step of a run.
 
 use std::collections::BTreeMap;
 
 use potluck_data::DataFile;
 use potluck_parallel::{PipelineOptions, Placement, RankPlacement};
 
-/// Formats `resolved.toml`: top-level keys first, then a table per rank (none for a single rank)
-/// and a table of its kernels. `data` is the fingerprint of the data with their files, which have a
-/// table of their own, and `version` that of potluck.
+/// Formats `resolved.toml`: top-level keys first, then a table per rank (omitted for a single rank)
+/// and a table of its kernels. `data` is the fingerprint of the data with their files, which have
+/// their own table; `version` is potluck's.
 pub(crate) fn resolved_toml(
     placement: &Placement,
     data: &str,
@@ -59,7 +59,6 @@ pub(crate) fn resolved_toml(
     text
 }
 
-/// Returns the keys and values of one rank without its kernels.
 fn rank_entries<'a>(placement: &Placement, decided: &RankPlacement) -> BTreeMap<&'a str, String> {
     let micro_batches: Vec<String> = decided.micro_batches.iter().map(u32::to_string).collect();
     let mut entries = BTreeMap::from([

@@ -1,4 +1,4 @@
-//! Data of a run: the data set, and what a model, a task and a checkpoint must know about it.
+//! Data of a run: the data set, and its description for models, tasks and checkpoints.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,22 +15,21 @@ use potluck_data::{
 };
 use potluck_graph::Graph;
 
-/// What a checkpoint knows about the data of its run.
+/// Description of a run's data in a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct SavedData {
-    /// Tokenizer, of a text.
+    /// Tokenizer, for text.
     pub tokenizer: Option<Tokenizer>,
-    /// Description, of anything else.
+    /// Description, for any other data.
     pub description: Option<DataDescription>,
 }
 
 impl SavedData {
-    /// Returns what a checkpoint knows.
+    /// Returns the description in a checkpoint.
     pub fn of(meta: &Meta) -> Self {
         Self { tokenizer: meta.tokenizer.clone(), description: meta.description.clone() }
     }
 
-    /// Returns the description of samples, if the data are samples.
     pub(super) fn samples(&self) -> Option<&SampleDescription> {
         match &self.description {
             Some(DataDescription::Samples(samples)) => Some(samples),
@@ -54,7 +53,7 @@ pub struct RunData {
     pub dataset: Arc<dyn Dataset>,
     pub shape: DataShape,
     pub augmentation: Option<Augmentation>,
-    /// Tokenizer, if the data are text, or the ids of one.
+    /// Tokenizer, if the data are text, or token ids of a text.
     tokenizer: Option<Tokenizer>,
     description: Option<DataDescription>,
     is_builtin: bool,
@@ -67,7 +66,6 @@ impl RunData {
         Self { is_builtin, ..Self::tokenized(dataset, tokenizer) }
     }
 
-    /// Data of ids that a tokenizer made of a text.
     pub(super) fn of_tokens(windows: TokenWindows, tokenizer: Tokenizer) -> Self {
         Self::tokenized(Arc::new(windows), tokenizer)
     }
@@ -89,21 +87,21 @@ impl RunData {
         Self { dataset, shape, augmentation: None, tokenizer: None, description, is_builtin: false }
     }
 
-    /// Returns what a checkpoint is to know.
+    /// Returns the description for a checkpoint.
     pub fn saved(&self) -> SavedData {
         SavedData { tokenizer: self.tokenizer.clone(), description: self.description.clone() }
     }
 
-    /// Returns the number of samples to train on; `None` of texts and tokens.
+    /// Returns the number of samples to train on; `None` for texts and tokens.
     pub fn samples(&self) -> Option<u64> {
         let is_samples = matches!(self.description, Some(DataDescription::Samples(_)));
         is_samples.then(|| self.dataset.len(Split::Train))
     }
 
-    /// Returns the task of a model of this data.
+    /// Returns the task of a model of these data.
     ///
     /// # Errors
-    /// Returns `TrainError::Defect` if the graph is not that of a model of text, and the data are.
+    /// Returns `TrainError::Defect` if the data are text and the graph is not a language model.
     pub fn task(&self, graph: &Graph) -> Result<Arc<dyn Task>, TrainError> {
         Ok(match (&self.tokenizer, &self.description) {
             (Some(tokenizer), _) => {

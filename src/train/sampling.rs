@@ -10,30 +10,29 @@ use potluck_core::HostTensor;
 use potluck_graph::model::{CacheInputs, LanguageModel};
 use potluck_graph::{Graph, IGNORE_INDEX};
 
-/// Options for drawing tokens from logits, which are applied in the order of the fields, as
-/// transformers does.
+/// Options for drawing tokens from logits, applied in the order of the fields, as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Logits of tokens that the text has are divided by it if they are positive, and multiplied if
-    /// they are negative (Keskar et al. 2019); 1: as they are.
+    /// Divides positive logits, and multiplies negative logits, of tokens that the text contains
+    /// (Keskar et al. 2019); 1: unchanged.
     pub repetition_penalty: f64,
-    /// Logits are divided by it; 0 takes the most likely token.
+    /// Divides the logits; 0 selects the most likely token.
     pub temperature: f64,
-    /// Only this many of the most likely tokens are drawn from; 0: all.
+    /// Number of most likely tokens to draw from; 0: all.
     pub top_k: usize,
-    /// Only the most likely tokens are drawn from that have this probability together (Holtzman et
-    /// al. 2019), at least one; 1: all.
+    /// Draws only from the most likely tokens whose probabilities add up to at least this value
+    /// (Holtzman et al. 2019), at least one; 1: all.
     pub top_p: f64,
-    /// Only tokens are drawn from that are at least this part as likely as the most likely one; 0:
+    /// Draws only from tokens whose probability is at least this fraction of the highest one; 0:
     /// all.
     pub min_p: f64,
-    /// Number of tokens that the tokenizer has: a model may know more, which are never drawn.
+    /// Number of tokens that the tokenizer has; a model may know more, which are never drawn.
     pub vocabulary: usize,
     pub seed: u64,
 }
 
 impl Sampling {
-    /// Draws from the probabilities of the model as they are.
+    /// Returns options that draw from the unmodified probabilities of the model.
     pub fn new(vocabulary: usize, seed: u64) -> Self {
         Self {
             repetition_penalty: 1.0,
@@ -47,12 +46,12 @@ impl Sampling {
     }
 }
 
-/// Text that is to be continued by one token: a row of a forward pass.
+/// Text to be continued by one token: a row of a forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Continuation {
     /// Last tokens of the text, at least one and at most `context`.
     window: Vec<u32>,
-    /// Number of the text among those of which the device keeps keys and values.
+    /// Index of the text among those whose keys and values the device caches.
     sequence: usize,
     /// Tokens whose repetition is penalized.
     said: Vec<u32>,
@@ -61,14 +60,14 @@ pub(crate) struct Continuation {
 }
 
 impl Continuation {
-    /// Creates the row that continues `tokens` (at least one), of which the model sees the last
-    /// ones; see [`window_start`].
+    /// Creates the row that continues `tokens` (at least one), whose end the model sees; see
+    /// [`window_start`].
     pub fn new(tokens: &[u32], context: usize, uniform: f64) -> Self {
         let window = tokens[window_start(tokens.len(), context)..].to_vec();
         Self { window, sequence: 0, said: Vec::new(), uniform }
     }
 
-    /// Sets the number of the text among those of a pass.
+    /// Sets the index of the text in its pass.
     pub fn of_sequence(self, sequence: usize) -> Self {
         Self { sequence, ..self }
     }
@@ -78,32 +77,31 @@ impl Continuation {
         Self { said: tokens.to_vec(), ..self }
     }
 
-    /// Returns the position of the last token.
     fn last(&self) -> usize {
         self.window.len() - 1
     }
 }
 
-/// Returns the first of so many tokens of a text that the model sees. When its `context` is full,
-/// it goes on with the last half, which a cache of keys and values computes anew: so that happens
-/// once in half a context, and the model sees the same without a cache.
+/// First token of a text of this length that the model sees. When the `context` is full, the first
+/// half is dropped, and a cache of keys and values is computed anew for the rest. This happens once
+/// per half context, and the model sees the same tokens without a cache.
 fn window_start(tokens: usize, context: usize) -> usize {
     let dropped = context.div_ceil(2);
     tokens.saturating_sub(context).div_ceil(dropped) * dropped
 }
 
-/// Texts of which a unit of a worker group keeps something that it has computed.
+/// Texts about which a unit of a worker group stores computed values.
 #[derive(Debug, Default)]
 pub struct TextMemory {
-    /// Of a model that carries its states: those behind the texts; zeros if empty.
+    /// States after the texts, for a model that carries them; zeros if empty.
     pub(crate) states: NextStates,
-    /// By sequence of the cache of keys and values: the tokens that it has.
+    /// Cached tokens, by sequence of the cache of keys and values.
     cached: Vec<Vec<u32>>,
 }
 
-/// Returns the next token of each row from one unit of a worker group: a device that holds the
-/// model, or a pipeline. A model that carries its states begins with those of `memory`, and leaves
-/// those behind the texts there. One with a cache computes the tokens that it does not have yet.
+/// Next token of each row from one unit of a worker group: a device that holds the model, or a
+/// pipeline. A model that carries its states starts with the states in `memory`, and stores the
+/// states after the texts there. A model with a cache computes only the tokens that are not cached.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails.
@@ -129,10 +127,10 @@ pub(crate) fn next_tokens_of(
     Ok(draw_rows(&logits, model, rows, sampling))
 }
 
-/// Name of a pass that computes tokens, for errors.
+/// Name, for errors, of a pass that computes tokens.
 const A_TOKEN: &str = "a token";
 
-/// Passes over single tokens on a unit with caches of keys and values.
+/// State of passes over single tokens on a unit with caches of keys and values.
 struct CachedPass<'a> {
     units: ForwardUnits<'a>,
     unit: usize,
@@ -140,8 +138,8 @@ struct CachedPass<'a> {
     cache: CacheInputs,
 }
 
-/// Tokens of a pass over a prompt at most: enough for products of matrices at about full speed, few
-/// enough that the activations are small beside the parameters.
+/// Largest number of tokens of a pass over a prompt: enough for matrix products at about full
+/// speed, few enough that the activations are small compared to the parameters.
 pub const PROMPT_ROWS: usize = 128;
 
 /// Token at a position of a sequence.
@@ -166,8 +164,8 @@ impl CachedToken {
 }
 
 impl CachedPass<'_> {
-    /// Returns the logits behind each row, after computing the tokens before its last one that the
-    /// cache does not have: those of all rows together.
+    /// Logits after each row. First computes the tokens before each row's last one that are not
+    /// cached, for all rows together.
     fn logits(
         &self,
         rows: &[Continuation],
@@ -179,7 +177,7 @@ impl CachedPass<'_> {
             let known = &mut cached[row.sequence];
             let is_same = |(known, token): &(&u32, &u32)| known == token;
             let same = known.iter().zip(&row.window).take_while(is_same).count().min(row.last());
-            // What is behind is overwritten, or lost if a device fails.
+            // Later tokens are overwritten, or lost if a device fails.
             known.truncate(same);
             for (position, &token) in row.window.iter().enumerate().skip(same) {
                 let token = CachedToken { token, sequence: row.sequence, position };
@@ -201,7 +199,8 @@ impl CachedPass<'_> {
         Ok(logits)
     }
 
-    /// Computes tokens, and returns these parts of their logits; without any, the head is left out.
+    /// Computes tokens, and returns these ranges of their logits; without ranges, the head is not
+    /// run.
     fn run(
         &self,
         tokens: &[CachedToken],
@@ -217,9 +216,8 @@ impl CachedPass<'_> {
     }
 }
 
-/// Returns the next token of each row of each unit; no unit has more rows than its plan holds. A
-/// model that carries its states sees each text from states of zeros on. Errors name the work by
-/// `what`.
+/// Next token of each row of each unit; no unit has more rows than its plan holds. A model that
+/// carries its states starts each text with states of zeros. Errors name the work by `what`.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails.
@@ -247,8 +245,7 @@ pub(crate) fn next_tokens_of_all(
     Ok(tokens)
 }
 
-/// Returns the forward pass over texts that begin with these states, or with zeros, with the logits
-/// that follow them.
+/// Forward pass over texts, with the logits after them, starting with these states or with zeros.
 fn pass(
     graph: &Graph,
     model: &LanguageModel,
@@ -263,7 +260,7 @@ fn pass(
     }
 }
 
-/// Returns the inputs of a forward pass over texts that begin with these states, or with zeros.
+/// Inputs of a forward pass over texts, starting with these states or with zeros.
 fn inputs(
     graph: &Graph,
     model: &LanguageModel,
@@ -293,7 +290,7 @@ fn inputs(
     inputs
 }
 
-/// Returns `(rows, 1, context)` values: 1 at the last token of each text, 0 elsewhere.
+/// Selector of `(rows, 1, context)` values: 1 at the last token of each text, 0 elsewhere.
 fn one_hot(model: &LanguageModel, rows: &[Continuation]) -> Vec<f32> {
     let mut values = vec![0.0; rows.len() * model.context];
     for (row, values) in rows.iter().zip(values.chunks_mut(model.context)) {
@@ -302,7 +299,7 @@ fn one_hot(model: &LanguageModel, rows: &[Continuation]) -> Vec<f32> {
     values
 }
 
-/// Returns the elements of the logits that follow the last token of each text.
+/// Ranges of the logits after the last token of each text.
 fn logits_of(model: &LanguageModel, rows: &[Continuation]) -> Vec<Range<usize>> {
     let mut parts = Vec::with_capacity(rows.len());
     for (index, row) in rows.iter().enumerate() {
@@ -315,7 +312,6 @@ fn logits_of(model: &LanguageModel, rows: &[Continuation]) -> Vec<Range<usize>> 
     parts
 }
 
-/// Draws the next token of each text from its logits.
 fn draw_rows(
     logits: &[f32],
     model: &LanguageModel,
@@ -331,7 +327,7 @@ fn draw_rows(
     tokens
 }
 
-/// Returns logits with the repetition of tokens penalized, each once.
+/// Logits with a penalty for each repeated token, applied once per token.
 fn penalized<'a>(logits: &'a [f32], said: &[u32], penalty: f64) -> Cow<'a, [f32]> {
     if penalty == 1.0 || said.is_empty() {
         return logits.into();
@@ -360,8 +356,8 @@ fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
     kept[kept.len() - 1].0
 }
 
-/// Returns the tokens that may be drawn, at least one, with weights in proportion to their
-/// probabilities; 1 for the most likely one.
+/// Tokens that may be drawn, at least one, with weights proportional to their probabilities; the
+/// most likely token has weight 1.
 fn kept(logits: &[f32], sampling: &Sampling) -> Vec<(u32, f64)> {
     let (mut best, mut highest) = (0, f32::NEG_INFINITY);
     for (token, &logit) in logits.iter().enumerate() {
@@ -372,7 +368,7 @@ fn kept(logits: &[f32], sampling: &Sampling) -> Vec<(u32, f64)> {
     if sampling.temperature == 0.0 {
         return vec![(best, 1.0)];
     }
-    // With those that are as likely as the last of the `top_k`.
+    // Includes tokens as likely as the last of the `top_k`.
     let least = match sampling.top_k {
         0 => f32::NEG_INFINITY,
         count if count >= logits.len() => f32::NEG_INFINITY,
@@ -418,7 +414,7 @@ mod tests {
     use potluck_graph::model::{GptConfig, gpt};
     use potluck_graph::{Plan, PlanOptions, Unary};
 
-    /// Returns the tokens that a graph with initial parameters gives for texts of several lengths.
+    /// Next tokens from a graph with initial parameters, for texts of several lengths.
     fn next_of(graph: Graph, rows: &[Continuation], sampling: &Sampling) -> Vec<u32> {
         let model = LanguageModel::of(&graph).unwrap();
         let plan = Plan::new(graph, PlanOptions::new(rows.len()));

@@ -1,4 +1,4 @@
-//! Session: opened devices with the state of a model, and the number of their steps. A run or a
+//! Session: opened devices with the state of a model, and the number of steps. A run or a
 //! [`Trainer`](super::Trainer) trains with it, and adds the source of samples and the saves.
 
 use std::borrow::Cow;
@@ -60,11 +60,9 @@ impl StepsTaken {
 /// Values for the record of a step that the session does not have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepTiming {
-    /// Learning rate of the step.
     pub lr: f64,
     /// Unit of the counts of steps.
     pub unit: Unit,
-    /// Samples of the step.
     pub batch: u64,
     pub loss_scale: f32,
     pub started: Instant,
@@ -73,17 +71,17 @@ pub(crate) struct StepTiming {
 /// Devices with a model in training.
 pub struct Session {
     pub group: WorkerGroup,
-    /// Plan of the whole model; buckets are the same on all ranks.
+    /// Plan of the whole model; buckets are equal on all ranks.
     pub plan: Arc<Plan>,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
-    /// By rank: programs of steps whose all-gathers run in the next one, if there are any.
+    /// By rank: programs of steps that leave their all-gathers to the next step, if any.
     spread: Option<Vec<SpreadPrograms>>,
-    /// True while steps leave their all-gathers, if they can.
+    /// True while steps may leave their all-gathers to the next one.
     pub(crate) leaves_gathers: bool,
-    /// By rank: the plan of its device's part of the model.
+    /// By rank: plan of its part of the model.
     pub(crate) rank_plans: Vec<Arc<Plan>>,
-    /// Pipelines of the devices, of one stage each if every rank has the whole model.
+    /// Pipelines of the devices; each has one stage if every rank has the whole model.
     pub pipelines: Arc<ModelPipelines>,
     pub placement: Placement,
     pub taken: StepsTaken,
@@ -95,14 +93,13 @@ pub struct Session {
     displaced: Option<Displaced>,
 }
 
-/// Parameters that are not on the devices.
+/// Parameters that averages have displaced from the devices.
 struct Displaced {
     parameters: Vec<NamedTensor>,
-    /// True if all devices have the averages, and false if only some may have them.
+    /// True if all devices have the averages, false if only some may have them.
     is_whole: bool,
 }
 
-/// Tensors by name, read from the devices of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SessionState {
     pub parameters: Vec<NamedTensor>,
@@ -135,7 +132,7 @@ impl Session {
         }
     }
 
-    /// Sets carried states to zeros, at the start of sequences.
+    /// Sets carried states to zeros, for the start of new sequences.
     pub fn reset_states(&mut self) {
         self.states.reset();
     }
@@ -147,7 +144,7 @@ impl Session {
         }
     }
 
-    /// Initializes the parameters, by the seed only.
+    /// Initializes the parameters from the seed alone.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -159,11 +156,11 @@ impl Session {
     }
 
     /// Writes the tensors of a checkpoint to the devices, with zeros for missing moments, and
-    /// restores carried states. Returns false if these are of another batch size or kind, and sets
-    /// them to zeros.
+    /// restores carried states. Returns false and sets these to zeros if they belong to another
+    /// batch size or other states.
     ///
     /// # Errors
-    /// Returns `TrainError` if they are not those of the model, or if a device fails.
+    /// Returns `TrainError` if the tensors do not fit the model, or if a device fails.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<bool, TrainError> {
         let step = checkpoint.meta.step;
         for rank in (0..self.group.world() as u32).map(Rank) {
@@ -182,8 +179,8 @@ impl Session {
     /// Reads parameters, moments and averages by name, in the model's order.
     ///
     /// # Errors
-    /// Returns `TrainError` if a device fails, or if the values read back are not those that it
-    /// holds.
+    /// Returns `TrainError` if a device fails, or if values read back differ from those on the
+    /// device.
     pub(crate) fn state(&self) -> Result<SessionState, TrainError> {
         let parameters = self.parameters()?;
         let count = self.options.optimizer.moments();
@@ -216,7 +213,7 @@ impl Session {
         state::averages(&self.group, &self.plan)
     }
 
-    /// Reads the parameters for evaluations: averages instead of parameters that have one.
+    /// Reads the parameters for evaluations: averages replace the parameters that have one.
     ///
     /// # Errors
     /// Returns the errors of [`Session::state`].
@@ -231,9 +228,9 @@ impl Session {
         self.displaced.as_ref().is_some_and(|displaced| displaced.is_whole)
     }
 
-    /// Replaces the parameters by their averages on all devices, if the session has them, until
-    /// [`Session::put_parameters_back`]. Callers compare the ranks before, because this makes them
-    /// equal.
+    /// Replaces the parameters by their averages on all devices, if the session has averages, until
+    /// [`Session::put_parameters_back`]. Callers must compare the ranks first, because this makes
+    /// them equal.
     ///
     /// # Errors
     /// Returns the errors of [`Session::state`].
@@ -254,10 +251,10 @@ impl Session {
         Ok(())
     }
 
-    /// Restores the parameters on all devices, if they have averages instead.
+    /// Restores the parameters on all devices, if they hold averages instead.
     ///
     /// # Errors
-    /// Returns `TrainError` if a device fails; then the parameters are kept here.
+    /// Returns `TrainError` if a device fails; the session then keeps the parameters.
     pub(crate) fn put_parameters_back(&mut self) -> Result<(), TrainError> {
         if let Some(displaced) = &mut self.displaced {
             displaced.is_whole = false;
@@ -274,7 +271,7 @@ impl Session {
         self.states.named()
     }
 
-    /// Returns each rank's input for the next step, at this learning rate, from the inputs of its
+    /// Returns each rank's input for the next step at this learning rate, from the inputs of its
     /// micro-batches.
     pub fn inputs(&self, ranks: Vec<Vec<Inputs>>, lr: f64) -> Vec<Arc<StepInput>> {
         let StepsTaken { steps, updates } = self.taken;
@@ -305,7 +302,6 @@ impl Session {
         inputs
     }
 
-    /// Returns the program of a rank in the next step.
     fn next_program(&self, rank: usize) -> &Arc<Program> {
         match &self.spread {
             Some(spread) if self.group.is_unsettled() => &spread[rank].next,
@@ -314,8 +310,8 @@ impl Session {
         }
     }
 
-    /// Performs the all-gathers that the last step has left, if any, after which parameters are the
-    /// same on all ranks.
+    /// Performs the all-gathers left by the last step, if any, after which parameters are the same
+    /// on all ranks.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -400,7 +396,6 @@ impl Session {
         }
     }
 
-    /// Stores the states after a step.
     fn carry(&mut self, reports: &[StepReport]) -> Result<(), TrainError> {
         let mut parts = Vec::new();
         for (program, report) in self.programs.iter().zip(reports) {
@@ -410,7 +405,8 @@ impl Session {
     }
 
     /// Compares the parameters of ranks with the same buckets; returns the differences. With
-    /// `repair`, overwrites them by the values of most ranks.
+    /// `repair`, overwrites differing values by the majority's, or without a majority by those of
+    /// the rank that updates them.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -418,12 +414,12 @@ impl Session {
         Ok(compare(&self.group, &self.plan, repair)?)
     }
 
-    /// Compares like [`Session::compare`], and requires equal parameters. With `repair`, repairs
-    /// differences first, and calls `tell` with a sentence on each.
+    /// Like [`Session::compare`], but requires equal parameters. With `repair`, repairs differences
+    /// first, and calls `tell` with a sentence on each.
     ///
     /// # Errors
-    /// Returns `TrainError::ReplicaMismatch` for the first rank that differs, the errors of
-    /// `tell`, and `TrainError` if a device fails.
+    /// Returns `TrainError::ReplicaMismatch` for the first rank that differs, the errors of `tell`,
+    /// and `TrainError` if a device fails.
     pub(crate) fn require_equal(
         &self,
         repair: bool,
@@ -458,8 +454,8 @@ impl Session {
         bytes
     }
 
-    /// Returns the record of the last step, which began at `timing.started`, including the wait for
-    /// its samples.
+    /// Record of the last step, which began at `timing.started` and includes the wait for its
+    /// samples.
     pub(crate) fn step_record(&self, reports: &[StepReport], timing: &StepTiming) -> StepRecord {
         let StepTiming { lr, unit, batch, loss_scale, started } = *timing;
         let report = &reports[Rank(0).index()];
@@ -494,7 +490,7 @@ impl Session {
         }
     }
 
-    /// Returns the metrics of each rank in a step; empty for a single rank.
+    /// Metrics of each rank in a step; empty for a single rank.
     fn rank_records(&self, reports: &[StepReport]) -> Vec<RankRecord> {
         let Placement { mesh, ranks, .. } = &self.placement;
         let mut records = Vec::new();
@@ -523,13 +519,12 @@ impl Session {
         records
     }
 
-    /// Returns the ranks whose inputs are loaded here; nodes may read those of their own ranks.
+    /// Ranks whose inputs are loaded here; nodes may read the inputs of their own ranks.
     pub(crate) fn loaded_ranks(&self) -> LoadedRanks {
         LoadedRanks::of(&self.programs, &self.rank_plans)
             .without(|rank| self.group.reads_inputs(rank))
     }
 
-    /// Returns the terms of the loss by name.
     pub(crate) fn named_terms(&self, terms: &[f64]) -> Vec<(String, f64)> {
         self.plan.graph.loss_terms.iter().cloned().zip(terms.iter().copied()).collect()
     }
@@ -540,7 +535,6 @@ impl Session {
     }
 }
 
-/// Returns the samples of a step of all ranks.
 fn batch_of(programs: &[Arc<Program>]) -> usize {
     programs.iter().map(|program| program.samples_end()).max().unwrap_or(0)
 }

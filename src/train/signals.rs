@@ -1,6 +1,6 @@
-//! Signal handling: a signal that requests the end of the run or a save sets a flag, which is
-//! checked between steps and between the jobs of an evaluation, so that the run is saved before its
-//! end.
+//! Signal handling: a signal that requests the end of the run or a save sets a flag. Flags are
+//! checked between steps and between the jobs of an evaluation, so that the run is saved before it
+//! ends.
 
 #[cfg(feature = "signals")]
 mod handlers;
@@ -28,12 +28,11 @@ use crate::runtime::error::EXIT_RESTART;
 /// Exit code after Ctrl-C, as in shells.
 pub(crate) const EXIT_INTERRUPTED: i32 = 130;
 
-/// Time between two checks for a signal.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Ends the process without the exit handlers of GPU drivers: those of a hung device wait for it,
-/// and some fail while a thread still runs. No cleanup of potluck is needed: files are synced when
-/// they are written.
+/// Ends the process without the exit handlers of GPU drivers: the handlers of a hung device wait
+/// for it, and some fail while a thread still runs. No cleanup of potluck is needed: files are
+/// synced when they are written.
 pub fn leave(code: i32) -> ! {
     // Fails if the pipe is closed, and then the failure cannot be reported.
     let _ = io::stdout().flush();
@@ -89,7 +88,7 @@ impl fmt::Display for Interruption {
     }
 }
 
-/// Flags of caught signals, for other threads; the default has none and is never set.
+/// Flags of caught signals, for other threads. The default has no flags and is never set.
 #[derive(Clone, Debug, Default)]
 pub struct SignalFlags {
     raised: Vec<(Interruption, Arc<AtomicBool>)>,
@@ -97,7 +96,7 @@ pub struct SignalFlags {
     usr1_saves: bool,
 }
 
-/// Function that raises a signal, by its number among [`Interruption::ALL`].
+/// Function that raises a signal, given its number in [`Interruption::ALL`].
 pub(crate) type RaiseSignal = Arc<dyn Fn(u8) + Send + Sync>;
 
 impl SignalFlags {
@@ -114,7 +113,7 @@ impl SignalFlags {
         (flags, raise)
     }
 
-    /// Adds other flags, such as those of other nodes.
+    /// Adds other flags, such as the flags of other nodes.
     pub fn with(mut self, flags: Self) -> Self {
         self.raised.extend(flags.raised);
         self
@@ -130,7 +129,7 @@ impl SignalFlags {
         Self { usr1_saves: false, ..self }
     }
 
-    /// Returns a signal that requested the end, if there is one; Ctrl-C if there are several.
+    /// Returns a signal that requested the end, if any; Ctrl-C if there are several.
     pub fn pending(&self) -> Option<Interruption> {
         for (signal, flag) in &self.raised {
             let ends = *signal != Interruption::TimeLimit || !self.usr1_saves;
@@ -215,8 +214,8 @@ pub struct Signals {
 
 impl Signals {
     /// Catches the signals of [`Interruption`] from now on, except for those ignored at the start
-    /// of the process: `nohup` ignores SIGHUP so that the run continues without its terminal. That
-    /// is known only on Linux; other systems catch all of them. A second Ctrl-C ends the process
+    /// of the process: `nohup` ignores SIGHUP so that the run continues without its terminal. This
+    /// is detected only on Linux; on other systems all are caught. A second Ctrl-C ends the process
     /// immediately. Windows ends it some seconds after the console was closed, even before a save.
     ///
     /// Without the feature `cli` it catches none: the program that uses the library handles them.

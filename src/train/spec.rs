@@ -1,4 +1,4 @@
-//! `RunSpec`: the meaning of a configuration in the types of the rooms below. Built once; no other
+//! `RunSpec`: the meaning of a configuration in the types of the layers below. Built once; no other
 //! code of the trainer reads a key.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
 };
 
-/// Specification of a run: everything that its configuration decides.
+/// Specification of a run: all decisions of its configuration.
 #[derive(Clone)]
 pub struct RunSpec {
     pub model: Box<dyn ModelFamily>,
@@ -46,17 +46,17 @@ pub struct RunSpec {
     pub seed: u64,
     /// Samples per step, over all devices.
     pub batch: u32,
-    /// The most samples that a device runs at a time.
+    /// Largest number of samples that a device runs in one pass.
     pub micro_batch: u32,
-    /// True to run fewer samples at a time on devices with too little memory for so many.
+    /// True to run smaller micro-batches on devices with too little memory.
     pub fits_micro_batch: bool,
-    /// Step after which the run ends; with `epochs`, the one with their last sample on its data.
+    /// Step after which the run ends; with `epochs`, the step that contains their last sample.
     pub steps: u64,
-    /// Passes through the training split after which the run ends; 0: it ends after `steps`.
+    /// Passes through the training split after which the run ends; 0: ends after `steps`.
     pub epochs: u64,
     /// True to fuse neighbouring operations into one kernel.
     pub fuse: bool,
-    /// Parts of the forward pass that are computed again for the backward pass.
+    /// Parts of the forward pass that are recomputed for the backward pass.
     pub recompute: Recompute,
     pub moments: MomentFormat,
     pub precision: Precision,
@@ -65,30 +65,29 @@ pub struct RunSpec {
     pub huber_delta: f32,
     /// Weights of the classes; empty: 1 each.
     pub class_weights: Vec<f32>,
-    /// Part of the probability of each target that all classes share; 0: none.
+    /// Part of each target's probability that all classes share; 0: none.
     pub label_smoothing: f32,
     pub optimizer: Optimizer,
-    /// Decay of the exponential average of the parameters; 0: none is kept.
+    /// Decay of the exponential average of the parameters; 0: no average.
     pub ema: f64,
-    /// Parameters with rates of their own, and frozen ones.
+    /// Groups of parameters with rates of their own, or frozen.
     pub groups: Vec<ParameterGroup>,
     pub schedule: Schedule,
     /// Gradient norm above which gradients are scaled down to it; 0: off.
     pub clip: f64,
     pub every: Intervals,
-    /// Evaluations without a better one after which the run ends; 0: any number.
+    /// Evaluations without an improvement after which the run ends; 0: any number.
     pub patience: u64,
     /// Samples per evaluation; 0: all of the validation split.
     pub eval_samples: u64,
-    /// Minutes after which there is a checkpoint; 0: none by time.
+    /// Minutes between checkpoints; 0: not by time.
     checkpoint_minutes: f64,
-    /// Number of newest checkpoints to keep.
     pub(crate) checkpoints_kept: usize,
     /// Consecutive skipped steps after which the run ends.
     pub skipped_steps_max: u64,
-    /// Answer to parameters that differ between devices.
+    /// Reaction to parameters that differ between devices.
     pub on_mismatch: MismatchAction,
-    /// Answer to the loss of a device if others are left.
+    /// Reaction to the loss of a device if others are left.
     pub on_loss: DeviceLoss,
     /// Longest silence of another node.
     pub node_timeout: Duration,
@@ -102,11 +101,11 @@ pub struct RunSpec {
     pub opening: OpenOptions,
     /// The configuration as TOML, for `run.toml`: derived defaults are comments.
     pub run_toml: String,
-    /// Part of it that a checkpoint saves: without what the placement has.
+    /// Part of the configuration that a checkpoint saves, without the keys covered by the
+    /// placement.
     pub(crate) saved_toml: String,
-    /// True if a resume sets a key of the placement, which is then decided anew.
+    /// True if a resume sets a key of the placement, so that it is decided anew.
     pub(crate) decides_placement: bool,
-    /// Its section on the model.
     pub(crate) model_toml: String,
     /// Configuration from which this is derived, with the keys that the user has set.
     resolved: Resolved,
@@ -117,7 +116,7 @@ pub struct RunSpec {
 pub struct DataSpec {
     pub source: DataSource,
     pub tokenizer: TokenizerSource,
-    /// Share for the validation split: of a text its end, of samples any.
+    /// Fraction for the validation split: the end of a text, or any samples.
     pub held_out: f64,
     pub reading: ReadOptions,
     /// True to normalize features and target values.
@@ -129,7 +128,8 @@ pub struct DataSpec {
 }
 
 impl DataSpec {
-    /// Returns the path of the `tokenizer.json` that is named; `None` if the unit of tokens is.
+    /// Returns the path of the configured `tokenizer.json`; `None` if the unit of tokens is
+    /// configured instead.
     pub fn tokenizer_file(&self) -> Option<&Path> {
         match &self.tokenizer {
             TokenizerSource::File(path) => Some(path),
@@ -149,7 +149,7 @@ pub enum DataSource {
     Samples {
         format: SampleFormat,
         path: PathBuf,
-        /// Samples of the validation split, if they are of their own.
+        /// Samples of the validation split, if they are separate.
         val_path: Option<PathBuf>,
     },
 }
@@ -169,11 +169,11 @@ impl DataSource {
     }
 }
 
-/// Key of the minutes after which there is a checkpoint, and their default in runs over nodes.
+/// Key of the minutes between checkpoints, and their default in runs over nodes.
 const CHECKPOINT_MINUTES: &str = "train.checkpoint_minutes";
 const CHECKPOINT_MINUTES_OVER_NODES: f64 = 2.0;
 
-/// Intervals in steps; 0: never, except where a run always does it.
+/// Intervals in steps; 0: never, except where a run always performs the action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
     pub evaluation: u64,
@@ -211,7 +211,7 @@ impl RunSpec {
             label_smoothing: config.optim.label_smoothing as f32,
             optimizer: optimizer(config),
             ema: config.optim.ema,
-            // Texts that are none are refused when a configuration is checked.
+            // Invalid groups are refused when a configuration is checked.
             groups: config.optim.parameter_groups().unwrap_or_default(),
             schedule: schedule(config),
             clip: config.optim.clip,
@@ -252,13 +252,13 @@ impl RunSpec {
         Self::resolved(&Resolved { config: config.clone(), typed, other_placement: None })
     }
 
-    /// Returns the number of tokens in a sample, which is 1 for models of samples.
+    /// Number of tokens in a sample; 1 for models of samples.
     pub(super) fn context(&self) -> usize {
         self.model.context().unwrap_or(1)
     }
 
-    /// Returns the size of an epoch, in which as many samples or tokens are trained on as there
-    /// are, by the sampler of the data and the unit of the task.
+    /// Size of an epoch, which trains on as many samples or tokens as the data have, from the
+    /// sampler of the data and the unit of the task.
     pub(super) fn epoch(&self, sampler: &Sampler, unit: Unit) -> EpochSize {
         let samples = sampler.epoch_samples();
         let per_sample = self.context() as u64;
@@ -272,13 +272,12 @@ impl RunSpec {
         }
     }
 
-    /// Returns the specification with the number of steps that its epochs have, if it is given in
-    /// epochs, and the schedule that follows from it. `steps` and `samples` are those of the run so
-    /// far.
+    /// Specification with the steps of its epochs, if it is given in epochs, and the resulting
+    /// schedule. `steps` and `samples` are the run's so far.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` if the epochs that were set now end before the steps
-    /// that are done, or have more steps than a run can have.
+    /// Returns `TrainError::InvalidRequest` if epochs that were set now end before the steps
+    /// already done, or have more steps than a run can have.
     pub(super) fn with_epochs(
         self,
         epoch: EpochSize,
@@ -313,12 +312,12 @@ impl RunSpec {
         Ok(Self::resolved(&resolved))
     }
 
-    /// Returns the specification with the steps of its epochs on its data, which are loaded for
-    /// that if it has epochs. `saved` is what a checkpoint knows of the data, and `done` the steps
-    /// and samples of the run so far.
+    /// Returns the specification with the steps of its epochs; loads the data for that if it has
+    /// epochs. `saved` is the description of the data in a checkpoint, and `done` the steps and
+    /// samples of the run so far.
     ///
     /// # Errors
-    /// Returns `TrainError` if the data cannot be read or are none for the model, and the errors of
+    /// Returns `TrainError` if the data cannot be read or do not suit the model, and the errors of
     /// the number of epochs.
     pub fn on_data(self, saved: &SavedData, done: (u64, u64)) -> Result<Self, TrainError> {
         if self.epochs == 0 {
@@ -333,41 +332,41 @@ impl RunSpec {
         self.with_epochs(epoch, steps, samples)
     }
 
-    /// Returns the complete configuration as TOML, which other nodes read.
+    /// Complete configuration as TOML, for other nodes.
     pub(crate) fn whole_toml(&self) -> String {
         self.resolved.config.to_toml()
     }
 
     /// Derives the specification of a node from the resolved configuration of the run that it
-    /// joins, with the keys of the node on top.
+    /// joins, overridden by the node's own keys.
     ///
     /// # Errors
-    /// Returns [`ConfigError`] if the configuration cannot be read, or cannot have these values.
+    /// Returns [`ConfigError`] if the configuration cannot be read, or does not accept these
+    /// values.
     pub fn of_node(config: &str, overrides: &[Override]) -> Result<Self, ConfigError> {
         let place = Path::new("the configuration of the first node");
         Ok(Self::resolved(&read_complete(place, config, overrides)?))
     }
 
-    /// Returns the names of the keys that the user has set, of those that a checkpoint saves.
+    /// Names of the keys that the user has set, among those that a checkpoint saves.
     pub(crate) fn saved_keys(&self) -> Vec<String> {
         let typed = self.resolved.typed.all();
         typed.into_iter().filter(|key| !is_of_placement(key)).map(String::from).collect()
     }
 
-    /// Returns the devices without the one at a position, and the pipelines that they make; `None`
-    /// if there is no other.
+    /// Devices without the one at a position, and the pipelines that they form; `None` if no other
+    /// device is left.
     pub(crate) fn left_without(&self, position: usize) -> Option<LeftDevices> {
         let ParallelOptions { pipeline, tensor, .. } = &self.parallel;
         LeftDevices::without(&self.devices, position, pipeline, tensor)
     }
 
-    /// Returns those of a selector's devices with which the run goes on, and the pipelines that
-    /// they make.
+    /// Devices of a selector with which the run continues, and the pipelines that they form.
     pub(crate) fn left_on(&self, devices: String) -> LeftDevices {
         LeftDevices::of(devices, &self.parallel.pipeline, &self.parallel.tensor)
     }
 
-    /// Returns any devices in the place of those of the run: as few as `auto` may choose.
+    /// Returns any devices instead of the run's: as few as `auto` may select.
     pub fn left_on_any(&self) -> LeftDevices {
         LeftDevices {
             devices: "auto".into(),
@@ -378,11 +377,11 @@ impl RunSpec {
         }
     }
 
-    /// Returns the specification of the run on the devices that are left and, if they make other
-    /// pipelines, with those. Shares and cuts of other devices are measured.
+    /// Specification of the run on the devices that are left, with the pipelines that they form if
+    /// these differ. Shares and cuts for other devices are measured anew.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` if the configuration cannot have these values.
+    /// Returns `TrainError::InvalidRequest` if the configuration does not accept these values.
     pub(crate) fn on_devices(&self, left: &LeftDevices) -> Result<Self, TrainError> {
         let mut resolved = self.resolved.clone();
         resolved.other_placement = None;
@@ -414,16 +413,16 @@ impl RunSpec {
         Ok(Self::resolved(&resolved))
     }
 
-    /// Returns a command that continues the run with the devices that are left in their place: with
-    /// the placement's keys as the run itself would go on with them ([`RunSpec::on_devices`]).
+    /// Returns a command that continues the run on the devices that are left, with the same keys of
+    /// the placement as if the run itself continued ([`RunSpec::on_devices`]).
     pub fn resume_on(&self, left: LeftDevices, mut command: ResumeCommand) -> ResumeCommand {
         command.settings.retain(|(key, _)| !is_of_placement(key));
-        // Devices that are still to be found are measured anew.
+        // Devices selected automatically are not known yet, and are measured anew.
         if !is_auto(&left.devices)
             && let Ok(spec) = self.on_devices(&left)
         {
             command.settings.extend(placement_settings(&spec));
-            // A pipeline that is named gives a micro-batch of its own to a run that set none.
+            // A named pipeline sets its own micro-batch for a run that set none.
             if spec.parallel.pipeline.has_stages() && left.stages.is_some() {
                 command.settings.retain(|(key, _)| *key != "train.micro_batch_size");
                 command.settings.push(("train.micro_batch_size", spec.micro_batch.to_string()));
@@ -433,9 +432,9 @@ impl RunSpec {
         ResumeCommand { devices: Some(devices), pipeline: stages, tensor, ..command }
     }
 
-    /// Returns a command that continues a run over several nodes on the devices of this one: those
-    /// that the run names, with other shares if it gives them, or fewer if its pipelines do not
-    /// fit.
+    /// Command that continues a run over several nodes on the devices of this one: the devices
+    /// named by the run, with other shares if it specifies shares, or fewer devices if its
+    /// pipelines do not fit.
     pub(super) fn resume_on_own(&self, mut command: ResumeCommand) -> ResumeCommand {
         let left = self.left_on(self.devices.clone());
         if left.devices != self.devices || left.stages.is_some() || left.tensor.is_some() {
@@ -452,7 +451,7 @@ impl RunSpec {
         command
     }
 
-    /// Returns the options of the trainer of the run, without a trace and faults.
+    /// Returns the options of the run's trainer, without a trace and faults.
     pub fn trainer_options(&self) -> TrainerOptions {
         TrainerOptions {
             devices: self.devices.clone(),
@@ -490,7 +489,6 @@ impl RunSpec {
         }
     }
 
-    /// Returns what saves keep of the run, which is on these data.
     pub(super) fn saved_run(&self, data: &RunData) -> SavedRun {
         SavedRun {
             model: self.model_toml.clone(),
@@ -501,8 +499,8 @@ impl RunSpec {
         }
     }
 
-    /// Returns the longest time between checkpoints of a run on so many nodes, if there is one: a
-    /// node is lost more easily than a device.
+    /// Longest time between checkpoints of a run on this number of nodes, if any: a node is lost
+    /// more easily than a device.
     fn save_interval(&self, nodes: usize) -> Option<Duration> {
         let minutes = if nodes > 1 && !self.resolved.typed.all().contains(CHECKPOINT_MINUTES) {
             CHECKPOINT_MINUTES_OVER_NODES
@@ -512,8 +510,7 @@ impl RunSpec {
         (minutes > 0.0).then(|| Duration::from_secs_f64(60.0 * minutes))
     }
 
-    /// Returns the options of the steps of the run on so many nodes, which have this task, in its
-    /// directory.
+    /// Options of the steps of the run with this task on this number of nodes, in its directory.
     pub(crate) fn fit_options(
         &self,
         task: Arc<dyn Task>,
@@ -546,15 +543,14 @@ impl RunSpec {
     /// Builds the forward graph of the model with its loss.
     ///
     /// # Errors
-    /// Returns `TrainError::Runtime` before anything is built if the host has no memory for the
-    /// parameters, and `TrainError::Model` if the sizes of the model contradict each other.
+    /// Returns `TrainError::Runtime` before anything is built if the host has too little memory for
+    /// the parameters, and `TrainError::Model` if the sizes of the model contradict each other.
     fn forward_graph(&self, data: &DataShape) -> Result<Graph, TrainError> {
         let bytes = self.model.parameters_at_least().saturating_mul(DType::F32.bytes() as u64);
         memory::require(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         self.with_loss(self.model.graph(data)?, data)
     }
 
-    /// Returns the forward graph with the loss of the configuration.
     fn with_loss(&self, graph: Graph, data: &DataShape) -> Result<Graph, TrainError> {
         let refused = |why: String| Err(TrainError::InvalidRequest(why));
         let smoothing = self.label_smoothing;
@@ -622,11 +618,11 @@ impl RunSpec {
         Ok(Plans::new(ModelGraph::forward(self.forward_graph(data)?, self.fuse)))
     }
 
-    /// Returns the plans that generate text: with the keys and values of so many sequences on the
-    /// device if the model has them to keep.
+    /// Returns the plans for generating text, with a cache on the device for the keys and values of
+    /// this number of sequences, if the model has keys and values.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` if the model is not one of text, and
+    /// Returns `TrainError::InvalidRequest` if the model does not generate text, and
     /// `TrainError::Model` if its sizes contradict each other.
     pub fn generation_plans(
         &self,
@@ -640,10 +636,10 @@ impl RunSpec {
     }
 
     /// Creates the source of the inputs of a graph, which draws a sample for each slot of each
-    /// step; `steps` and `samples` are those of the run so far.
+    /// step. `steps` and `samples` are the run's so far.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` if the graph is not that of a model of the data.
+    /// Returns `TrainError::InvalidRequest` if the graph does not belong to a model of the data.
     pub fn batch_source(
         &self,
         graph: &Graph,
@@ -730,7 +726,6 @@ fn optimizer(config: &RunConfig) -> Optimizer {
     }
 }
 
-/// Returns the options of a section `[parallel]`.
 fn parallel_options(parallel: &Parallel) -> ParallelOptions {
     let shares = match parallel.balance {
         Balance::Measured => Shares::Measured,
@@ -758,8 +753,8 @@ fn parallel_options(parallel: &Parallel) -> ParallelOptions {
     }
 }
 
-/// Returns the keys of the placement, but for devices and stages, that a specification sets to
-/// other values than a new run has, with these in TOML.
+/// Keys of the placement, except for devices and stages, whose values differ from the defaults of a
+/// new run, with their values in TOML.
 fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
     let default = RunConfig::default();
     let mut settings = Vec::new();
@@ -780,8 +775,8 @@ fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
     settings
 }
 
-/// Returns the section `[parallel]` that was asked for when a placement was decided, the inverse of
-/// the options of a section. `overlap` is that of the run.
+/// Returns the section `[parallel]` that was requested when a placement was decided: the inverse of
+/// the options of a section. `overlap` is the run's.
 pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
     let ParallelOptions { shares, topology, reduce_site, chunk_bytes, pipeline, tensor, .. } =
         &placement.options;
@@ -807,8 +802,8 @@ pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
     }
 }
 
-/// Returns the section `[parallel]` of a run that continues without its nodes on so many devices of
-/// its own: without the shares and the cut, if those were of other devices, and without pipelines
+/// Returns the section `[parallel]` of a run that continues without its other nodes on this number
+/// of its own devices: without shares and cuts that were for other devices, and without pipelines
 /// that do not fit.
 pub fn section_on(placement: &Placement, overlap: bool, devices: usize) -> Parallel {
     let asked = section_asked(placement, overlap);

@@ -37,8 +37,8 @@ fn read_bucket(
 }
 
 /// Reads the parameters of a worker group, in the model's order: each bucket from its first rank,
-/// since all have the same values. `plan` is that of any rank. After the failure of a step these
-/// are the parameters before it, from the remaining devices.
+/// since all have the same values. `plan` is any rank's. After the failure of a step these are the
+/// parameters before the step, from the remaining devices.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, if values do not match the hash of their device, if no
@@ -51,7 +51,7 @@ pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, 
         let holders = group.groups().of(bucket);
         let rank = match holders.iter().find(|(_, rank)| readable.contains(rank)) {
             Some((_, rank)) => rank,
-            // The error of the first rank has the reason that none remains.
+            // The error of the first rank explains why no holder remains.
             None => holders.rank(Position(0)),
         };
         let values = group.read_on(rank, "reading the parameters", move |device| {
@@ -62,18 +62,16 @@ pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, 
     Ok(joined(slices)?)
 }
 
-/// Returns true if the optimizer updates a bucket, and has moments for it.
+/// Returns true if the optimizer updates a bucket, which then has moments.
 fn is_trained(plan: &Plan, bucket: BucketId) -> bool {
     plan.buckets[bucket.index()].kind == ParameterKind::Trained
 }
 
-/// Slice of a tensor, copied out of the values of a bucket.
 struct CopiedSlice<'a> {
     parameter: &'a Parameter,
     values: Vec<f32>,
 }
 
-/// Copies the parameters of a whole bucket.
 fn copied<'a>(plan: &'a Plan, bucket: BucketId, values: &[f32]) -> Vec<CopiedSlice<'a>> {
     let mut slices = Vec::new();
     for &(id, start) in &plan.buckets[bucket.index()].parameters {
@@ -124,7 +122,7 @@ pub struct StateTensors<'a> {
     pub moments: &'a [NamedTensor],
     /// Averages of parameters, except for those equal to the parameters.
     pub averages: &'a [NamedTensor],
-    /// False before the first update, which begins the averages.
+    /// False before the first update, which starts the averages.
     pub is_updated: bool,
 }
 
@@ -137,7 +135,7 @@ impl<'a> StateTensors<'a> {
 }
 
 /// Reads the averages of the parameters of a worker group with averages, by name, from the ranks
-/// that own their parts. `plan` is that of any rank.
+/// that own their parts. `plan` is any rank's.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, if values do not match the hash of their device, or if
@@ -147,8 +145,7 @@ pub fn averages(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, Tr
 }
 
 /// Reads the moments of a worker group, by name, from the ranks that own them, in sequence by
-/// bucket, so that the host needs little more memory than for the result. `plan` is that of any
-/// rank.
+/// bucket, so that the host needs little more memory than the result takes. `plan` is any rank's.
 ///
 /// # Errors
 /// Returns the errors of [`averages`].
@@ -164,8 +161,8 @@ pub fn moments(
     Ok(join_moments(all))
 }
 
-/// Reads the sums of the gradients of a step by name, from the ranks that own their parts, in the
-/// model's order: of the parameters that the optimizer updates. `plan` is that of any rank.
+/// Reads the sums of the gradients of a step by name, in the model's order, from the ranks that own
+/// their parts. Covers the parameters that the optimizer updates. `plan` is any rank's.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, or if values do not match the hash of their device.
@@ -173,7 +170,7 @@ pub fn gradient_sums(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor
     owned_tensors(group, plan, BucketTensor::Gradients)
 }
 
-/// Reads a bucket tensor from the ranks that own its parts, of the parameters that the optimizer
+/// Reads a bucket tensor from the ranks that own its parts, for the parameters that the optimizer
 /// updates, in the model's order.
 fn owned_tensors(
     group: &WorkerGroup,
@@ -190,7 +187,6 @@ fn owned_tensors(
     Ok(joined(slices)?)
 }
 
-/// Reads a bucket of a bucket tensor from the ranks that own its parts.
 fn owned_parts(
     group: &WorkerGroup,
     plan: &Plan,
@@ -204,7 +200,7 @@ fn owned_parts(
         }
         let mut values = read_bucket(device, bucket_tensor, bucket)?;
         if bucket_tensor == BucketTensor::Gradients {
-            // The device has those of the whole bucket.
+            // The device holds the whole bucket.
             values = values[owned.clone()].to_vec();
         }
         Ok((owned, values))
@@ -226,7 +222,7 @@ fn has_bucket(plan: &Plan, bucket_tensor: BucketTensor, bucket: BucketId) -> boo
 #[derive(Clone, Copy, PartialEq)]
 enum Written {
     Parameters,
-    /// Averages of the trained parameters, or the parameters if there is none.
+    /// Averages of the trained parameters, or the parameters if there are no averages.
     Evaluated,
     Moment(usize),
     Averages,
@@ -241,7 +237,6 @@ impl Written {
         }
     }
 
-    /// Returns true if a bucket has such tensors.
     fn is_for(self, plan: &Plan, bucket: BucketId) -> bool {
         let is_of_all = self != Self::Evaluated;
         has_bucket(plan, self.bucket_tensor(), bucket) && (is_of_all || is_trained(plan, bucket))
@@ -249,10 +244,10 @@ impl Written {
 }
 
 impl StateTensors<'_> {
-    /// Returns the average of a parameter, if it has one.
+    /// Average of a parameter, if it has one.
     ///
     /// # Errors
-    /// Returns `CheckpointError::Shape` if it has another shape.
+    /// Returns `CheckpointError::Shape` if the average has another shape.
     fn average_of(
         &self,
         name: &str,
@@ -264,8 +259,8 @@ impl StateTensors<'_> {
         NamedTensor::find(self.averages, name, shape).map(Some)
     }
 
-    /// Returns the values of a bucket: zeros for missing moments and for averages before the first
-    /// update, and then the parameters for missing averages.
+    /// Values of a bucket: zeros for missing moments, and for averages before the first update;
+    /// after it, the parameters replace missing averages.
     ///
     /// # Errors
     /// Returns `CheckpointError` if a tensor is missing or has another shape.
@@ -311,7 +306,6 @@ impl StateTensors<'_> {
     }
 }
 
-/// Returns the name of a saved moment of a parameter.
 fn name_of_moment(parameter: &str, index: usize) -> String {
     format!("{parameter}.{index}")
 }
@@ -328,8 +322,8 @@ fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
     joined
 }
 
-/// Returns the number of moments to restore from a checkpoint: 0 if it has none, because of its
-/// optimizer; those of the run's optimizer are then zeros, as in a new run.
+/// Number of moments to restore from a checkpoint: 0 if it has none because of its optimizer. The
+/// moments of the run's optimizer are then zeros, as in a new run.
 fn restored(moments: &[NamedTensor], kept: usize) -> usize {
     if moments.is_empty() { 0 } else { kept }
 }
@@ -338,7 +332,7 @@ fn restored(moments: &[NamedTensor], kept: usize) -> usize {
 ///
 /// # Errors
 /// Returns `CheckpointError` if a tensor is missing or has another shape, and
-/// [`CheckpointError::NoMoments`] for a parameter that was frozen and is trained now.
+/// [`CheckpointError::NoMoments`] for a parameter that was frozen before and is trained now.
 pub fn check(plan: &Plan, state: StateTensors<'_>, kept: usize) -> Result<(), CheckpointError> {
     let StateTensors { parameters, moments, .. } = state;
     for Parameter { whole, slice, kind, .. } in &plan.graph.parameters {
@@ -359,10 +353,10 @@ pub fn check(plan: &Plan, state: StateTensors<'_>, kept: usize) -> Result<(), Ch
     Ok(())
 }
 
-/// Writes a checkpoint's tensors to the devices of all ranks, with the plans `plans`: in sequence
-/// by bucket, each to all devices at the same time, so that the host copies only one bucket at a
-/// time for any number of devices. Missing moments are zeros. Missing averages begin as the
-/// parameters, or with the first update if there was none.
+/// Writes a checkpoint's tensors to the devices of all ranks, with the plans `plans`: bucket by
+/// bucket, each to all devices simultaneously, so that the host copies only one bucket regardless
+/// of the number of devices. Missing moments are zeros. Missing averages start as the parameters,
+/// or with the first update if there was none.
 ///
 /// # Errors
 /// Returns `TrainError` if a tensor is missing or has another shape, before anything is written, or
@@ -399,7 +393,7 @@ pub fn write_parameters(
     write(group, plans, state, Written::Parameters)
 }
 
-/// Writes the averages of a state's trained parameters, or the parameters if there are none, to the
+/// Writes the averages of a state's trained parameters, or the parameters without averages, to the
 /// devices of all ranks.
 ///
 /// # Errors
@@ -420,7 +414,7 @@ fn write(
 ) -> Result<(), TrainError> {
     let bucket_tensor = written.bucket_tensor();
     for bucket in (0..plans[0].buckets.len() as u32).map(BucketId) {
-        // The ranks of a tensor group have different slices; ranks in the same place have equal
+        // The ranks of a tensor group have different slices; ranks at the same place have equal
         // ones.
         let mut places: BTreeMap<Option<u32>, Vec<Rank>> = BTreeMap::new();
         for (rank, plan) in plans.iter().enumerate() {
@@ -614,7 +608,7 @@ mod tests {
         assert_eq!(again, sound);
     }
 
-    /// Also a bit that bf16 does not have, of which the device's words know nothing.
+    /// Also a bit that bf16 does not have, which the hash of the device's words does not cover.
     #[test]
     fn a_bit_that_flips_in_a_moment_of_bf16_is_an_error() {
         for bit in [0, 15, 16, 31] {
@@ -658,7 +652,7 @@ mod tests {
         assert!(check(&[], &moments).unwrap_err().contains("'w'"));
     }
 
-    /// Returns what a device with a plan has of tensors.
+    /// Slices of tensors that a device with a plan has.
     fn slices_of<'a>(plan: &'a Plan, tensors: &[NamedTensor]) -> Vec<CopiedSlice<'a>> {
         let mut slices = Vec::new();
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
@@ -671,8 +665,8 @@ mod tests {
         slices
     }
 
-    /// The ranks of a tensor group read their slices from whole tensors, and what they hold is
-    /// whole tensors again.
+    /// The ranks of a tensor group read their slices from whole tensors, and their slices are
+    /// joined into whole tensors again.
     #[test]
     fn slices_of_ranks_are_saved_as_whole_tensors_and_read_from_them() {
         let config = MlpConfig {
@@ -699,10 +693,10 @@ mod tests {
             let parameters = &tensors;
             check(plan, StateTensors { parameters, ..StateTensors::default() }, 0).unwrap();
         }
-        // The biases behind the second layer are on both.
+        // The biases after the second layer are on both.
         assert_eq!(slices.len(), 2 * 3 + 2);
         assert_eq!(joined(slices).unwrap(), tensors);
-        // What the second rank has is not taken as zeros.
+        // Missing values of the second rank are not replaced by zeros.
         let error = joined(slices_of(&plans[0], &tensors)).unwrap_err().to_string();
         let expected = "'layers.0.weight' cannot be saved: the slices that were read are not all";
         assert!(error.contains(expected), "{error}");

@@ -1,6 +1,6 @@
-//! Task of a run: what its steps count, the metrics of its evaluations, and what is measured and
-//! shown at its end. Evaluations add up sums over rows, which a task turns into metrics, so that
-//! metrics do not depend on how rows are divided among devices.
+//! Task of a run: the unit counted in steps, the metrics of evaluations, and the measure and the
+//! sample at the end. Evaluations add up sums over rows, which a task converts to metrics, so that
+//! metrics do not depend on the division of rows among devices.
 
 mod classification;
 mod regression;
@@ -20,14 +20,14 @@ pub use classification::{Classification, ClassificationReport, chosen};
 pub use regression::Regression;
 pub use text::{TextTask, TokenTask};
 
-/// Names of the measures of all tasks: a run that goes on with data of another task may have files
-/// of any.
+/// Names of the measures of all tasks: a run that continues with data of another task may have
+/// files of any task.
 pub(crate) const MEASURES: [&str; 1] = [text::MEASURE];
 
-/// End of a run, or a checkpoint that is evaluated.
+/// Context at the end of a run, or of a checkpoint that is evaluated.
 pub struct EvalContext<'a> {
     pub units: ForwardUnits<'a>,
-    /// The most samples of each unit at a time.
+    /// Largest number of samples in a pass of each unit.
     pub rows: &'a [u32],
     /// Step of the model.
     pub step: u64,
@@ -43,13 +43,13 @@ pub struct FinalMeasure {
     pub summary: String,
     /// Values for the record, under one of the names of [`MEASURES`].
     pub record: MeasureRecord,
-    /// Text that a run keeps in the file `NAME-STEP.txt`, if there is one.
+    /// Text that a run stores in the file `NAME-STEP.txt`, if any.
     pub text: Option<String>,
 }
 
 /// Task of a run.
 pub trait Task: fmt::Debug + Send + Sync {
-    /// Returns what steps count.
+    /// Returns the unit that steps count.
     fn unit(&self) -> Unit;
 
     /// Returns the sizes of the data for the user: `vocabulary 65`.
@@ -61,7 +61,7 @@ pub trait Task: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the values of that output per sample, and the type of the targets.
+    /// Returns the number of values of that output per sample, and the type of the targets.
     fn scored_type(&self) -> (usize, DType) {
         (0, DType::F32)
     }
@@ -71,8 +71,8 @@ pub trait Task: fmt::Debug + Send + Sync {
         0
     }
 
-    /// Adds the scores of rows to sums: of their outputs, and of their targets as the data set
-    /// gives them.
+    /// Adds the scores of rows to sums, from their outputs and from their targets as in the data
+    /// set.
     fn score(&self, _outputs: &[f32], _targets: &HostTensor, _sums: &mut [f64]) {}
 
     /// Returns metrics by name, from the sums over the rows of a validation split.
@@ -80,18 +80,18 @@ pub trait Task: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns tables for the user, from the same sums; empty if there are none.
+    /// Returns tables for the user, from the same sums; empty if the task has none.
     fn tables(&self, _sums: &[f64]) -> String {
         String::new()
     }
 
-    /// Returns the same as JSON, by name.
+    /// Returns these tables as JSON, by name.
     fn tables_json(&self, _sums: &[f64]) -> Vec<(&'static str, serde_json::Value)> {
         Vec::new()
     }
 
-    /// Measures what the task knows of a model besides its loss and metrics; `None` if that is
-    /// nothing, or if it was stopped.
+    /// Measures properties of a model other than its loss and metrics; `None` if the task has no
+    /// measure, or if it was stopped.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -99,7 +99,7 @@ pub trait Task: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Returns a sample of so many tokens from a model of text; empty for any other model.
+    /// Returns a sample of this number of tokens from a model of text; empty for any other model.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -108,7 +108,7 @@ pub trait Task: fmt::Debug + Send + Sync {
     }
 }
 
-/// Returns the task of samples: to choose a class, or to predict values.
+/// Returns the task of samples: choosing a class, or predicting values.
 pub fn task_of_samples(samples: &SampleDescription) -> Arc<dyn Task> {
     match &samples.targets {
         TargetNames::Classes(names) => Arc::new(Classification::new(samples, names)),

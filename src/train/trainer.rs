@@ -1,4 +1,4 @@
-//! Training API for Rust code: any graph, one device or several, batches of the caller.
+//! Training API for Rust code: any graph, one or several devices, batches provided by the caller.
 
 #[cfg(test)]
 mod average_tests;
@@ -65,52 +65,49 @@ pub struct Step {
     pub busy: Option<f64>,
 }
 
-/// Trainer of one graph. Its errors are [`TrainError::Library`], in the words of these options;
+/// Trainer of one graph. Its errors are [`TrainError::Library`], worded for these options;
 /// [`TrainError::cause`] is the error itself.
 ///
-/// After the failure of one of several devices no step is possible, but [`Trainer::parameters`]
-/// still returns the parameters of the last step that was completed, from the devices that are
-/// left, and [`Trainer::recover`] goes on with those from the last saved state.
+/// After the failure of one of several devices no step is possible. [`Trainer::parameters`] still
+/// returns the parameters of the last completed step, from the devices that are left, and
+/// [`Trainer::recover`] continues on those devices from the last saved state.
 pub struct Trainer {
     pub(super) session: Session,
-    /// Graph that is trained, of which each rank runs what is placed on it.
+    /// Graph that is trained; each rank runs its own part.
     pub(super) model: ModelGraph,
-    /// Options of the devices that are open.
     pub(super) options: TrainerOptions,
     pub(super) notes: Vec<String>,
     pub(super) trace: Option<Trace>,
     /// Samples that all steps so far have consumed.
     samples: u64,
-    /// Best evaluation of the steps so far, and the fingerprint of its data.
+    /// Best evaluation so far, and the fingerprint of its data.
     pub(super) best: Option<Best>,
-    /// Evaluations since the best one, also of earlier calls and those before a save.
+    /// Evaluations since the best one, including earlier calls and those before a save.
     pub(super) evaluations_since_best: u64,
     pub(super) data: String,
-    /// Description and files of the data, which saves keep.
+    /// Description and files of the data, for saves.
     pub(super) description: Option<DataDescription>,
     pub(super) files: Vec<DataFile>,
-    /// Values that saves keep of a run of the program.
+    /// Values of a run of the program, for saves.
     pub(super) of_run: SavedRun,
-    /// Index of the device that has failed.
     failed: Option<usize>,
-    /// Last state in host memory, and the step and the place of the last save.
+    /// Last state in host memory, and the step and directory of the last save.
     snapshot: Option<Arc<Checkpoint>>,
     pub(super) saved: Option<(u64, PathBuf)>,
 }
 
-/// Values that saves keep of a run of the program; none of a trainer of the library, whose model
-/// and options are code.
+/// Values of a run of the program, for saves; empty for a trainer of the library, whose model and
+/// options are code.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SavedRun {
     /// Configuration of the model, as TOML.
     pub model: String,
-    /// The whole configuration, as TOML.
+    /// Complete configuration, as TOML.
     pub config: String,
     /// Names of the keys that the user has set.
     pub typed: Vec<String>,
-    /// Tokenizer of a text.
     pub tokenizer: Option<Tokenizer>,
-    /// Fields of a resumed checkpoint that this version does not know.
+    /// Fields of a resumed checkpoint that are unknown to this version.
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
@@ -175,7 +172,6 @@ impl Trainer {
         }
     }
 
-    /// Returns the training graph of the whole model.
     pub(super) fn graph(&self) -> &Graph {
         self.model.whole()
     }
@@ -195,31 +191,30 @@ impl Trainer {
         self.placement().ranks.len()
     }
 
-    /// Returns what was decided about the devices: their shares, kernels, and places of addition.
+    /// Returns the decisions about the devices: shares, kernels, and places of addition.
     pub fn placement(&self) -> &Placement {
         &self.session.placement
     }
 
-    /// Returns the options as they are now: after the loss of a device they name those that are
-    /// left.
+    /// Returns the current options: after the loss of a device they name the devices that are left.
     pub fn options(&self) -> &TrainerOptions {
         &self.options
     }
 
-    /// Returns the description of the data that were trained on, also before a save that was
-    /// loaded: how samples are prepared, and the names of what is predicted. `None` before the
-    /// first [`Trainer::fit`], and for data that have none.
+    /// Returns the description of the training data, including data before a loaded save: how
+    /// samples are prepared, and the names of predicted values. `None` before the first
+    /// [`Trainer::fit`], and for data without a description.
     pub fn description(&self) -> Option<&DataDescription> {
         self.description.as_ref()
     }
 
-    /// Returns the number of steps taken, with those before a save that was loaded.
+    /// Returns the number of steps taken, including those before a loaded save.
     pub fn steps(&self) -> u64 {
         self.session.taken.steps
     }
 
-    /// Completes the file of the trace; later steps are not in it. A trainer that is dropped does
-    /// so, too, without an error.
+    /// Completes the file of the trace; later steps are not in it. Dropping a trainer also
+    /// completes it, but ignores errors.
     ///
     /// # Errors
     /// Returns `TrainError` if the file could not be written.
@@ -228,18 +223,18 @@ impl Trainer {
         trace.finish().map_err(|error| TrainError::from(error).of_library())
     }
 
-    /// Sets what is carried from step to step to zeros: the next batch begins new sequences.
+    /// Sets carried states to zeros: the next batch begins new sequences.
     pub fn reset_states(&mut self) {
         self.session.reset_states();
     }
 
-    /// Runs one step at this learning rate on a whole batch: the values of every input of the
-    /// graph by name, except `samples`, which numbers the batch, and what is carried from step to
-    /// step ([`Builder::carry`](potluck_graph::Builder::carry)).
+    /// Runs one step at this learning rate on a whole batch: the values of every input of the graph
+    /// by name, except `samples`, which numbers the batch, and states carried from step to step
+    /// ([`Builder::carry`](potluck_graph::Builder::carry)).
     ///
     /// # Errors
     /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if an
-    /// id is no row of its table or a target no class and not
+    /// id is not a row of its table, if a target is neither a class nor
     /// [`IGNORE_INDEX`](potluck_graph::IGNORE_INDEX), if a device fails, or if parameters differ
     /// between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
@@ -255,13 +250,13 @@ impl Trainer {
         })
     }
 
-    /// Computes the gradient of the mean loss of a whole batch, as [`Trainer::step`] takes it, by
-    /// every parameter that is trained, before clipping: what PyTorch has in `p.grad` after
-    /// `loss.backward()`. Dropout draws what it will draw in the next step. Nothing changes by it,
-    /// and the next step is the same as without it.
+    /// Computes the gradient of the mean loss of a whole batch, given as for [`Trainer::step`],
+    /// with respect to every trained parameter, before clipping: PyTorch's `p.grad` after
+    /// `loss.backward()`. Dropout draws the random numbers of the next step. The state is
+    /// unchanged, and so is the next step.
     ///
     /// # Errors
-    /// Returns the errors of [`Trainer::step`], and one if no target of the batch counts.
+    /// Returns the errors of [`Trainer::step`], and an error if no target of the batch counts.
     pub fn gradients(
         &mut self,
         batch: &[(&str, HostTensor)],
@@ -270,7 +265,6 @@ impl Trainer {
         self.noting_failure(gradients)
     }
 
-    /// Takes a step on the inputs of each rank's micro-batches.
     fn advance(&mut self, ranks: Vec<Vec<Inputs>>, lr: f64) -> Result<Vec<StepReport>, TrainError> {
         self.take_snapshot_if_due()?;
         let inputs = self.session.inputs(ranks, lr);
@@ -287,7 +281,7 @@ impl Trainer {
         Ok(reports)
     }
 
-    /// Compares the parameters of all devices; repairs them with a note, if so requested.
+    /// Compares the parameters of all devices; repairs them with a note, if configured.
     pub(super) fn compare_parameters(&mut self) -> Result<(), TrainError> {
         let repair = self.options.on_mismatch == MismatchAction::Repair;
         let notes = &mut self.notes;
@@ -297,8 +291,8 @@ impl Trainer {
         })
     }
 
-    /// Returns a result for the user: remembers which device failed, if one did, and words its
-    /// error for the library.
+    /// Converts a result for the user: records which device failed, if any, and words its error for
+    /// the library.
     pub(super) fn noting_failure<T>(
         &mut self,
         result: Result<T, TrainError>,
@@ -311,7 +305,7 @@ impl Trainer {
         error.of_library()
     }
 
-    /// Returns the index of the device that failed, if the error is that of one of several.
+    /// Index of the device that failed, if the error is the failure of one of several devices.
     fn failed_position(&self, error: &TrainError) -> Option<usize> {
         let rank = self.placement().ranks.get(error.failed_rank()?.index())?;
         Some(rank.position)

@@ -32,7 +32,7 @@ pub enum CheckpointError {
         found: u64,
         oldest: u64,
         newest: u64,
-        /// The last commit whose program reads the format that was found.
+        /// Last commit of the program that reads the format found.
         reader: Option<&'static str>,
     },
     #[error(
@@ -100,7 +100,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Returns true for a checkpoint that is good for another version of potluck.
+    /// Returns true for a checkpoint that another version of potluck can read.
     pub fn is_of_another_version(&self) -> bool {
         matches!(self, Self::Format { .. } | Self::Needs { .. })
     }

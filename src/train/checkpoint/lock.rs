@@ -1,4 +1,4 @@
-//! Lock of a run directory: one writer at a time.
+//! Lock of a run directory: one writer only.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use super::CheckpointError;
 
-/// Attempts to take a lock that another process holds, `PAUSE` apart: a process that ends, or a
-/// child that the holder is just starting and that has the holder's files for a moment, releases
-/// it soon.
+/// Attempts to take a lock that another process holds, `PAUSE` apart: a process that is ending, or
+/// a child that the holder is starting and that briefly shares its open files, soon releases it.
 const TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Holds `DIR/lock` until it is dropped. The operating system releases the lock however the
-/// process ends, so there are no stale locks; the file itself stays. It contains the process id,
-/// which another process names in its error message.
+/// Holds `DIR/lock` until it is dropped. The operating system releases the lock however the process
+/// ends, so there are no stale locks; the file itself stays. It contains the process id, for the
+/// error messages of other processes.
 #[derive(Debug)]
 pub(crate) struct RunLock {
     _file: File,
@@ -51,7 +50,7 @@ impl RunLock {
     }
 }
 
-/// Waits until no process holds the lock of a run directory, without taking it.
+/// Waits until the lock of a run directory is free, without taking it.
 ///
 /// # Errors
 /// Returns `CheckpointError::InUse` if another process keeps the lock for half a second.
@@ -59,7 +58,7 @@ pub fn wait(run: &Path) -> Result<(), CheckpointError> {
     if stays(|| is_held(run)) {
         match File::open(run.join("lock")) {
             Ok(file) => Err(in_use(run, &file)),
-            // The run was removed meanwhile.
+            // The run was removed in the meantime.
             Err(_) => Ok(()),
         }
     } else {
@@ -78,7 +77,6 @@ fn stays(held: impl Fn() -> bool) -> bool {
     })
 }
 
-/// Returns the error that names the process that holds a lock.
 fn in_use(run: &Path, file: &File) -> CheckpointError {
     let mut pid = String::new();
     // If a locked file cannot be read, the message omits the id.
@@ -93,7 +91,7 @@ fn in_use(run: &Path, file: &File) -> CheckpointError {
 /// Returns true if a process holds the lock of a run directory. Does not create the lock file.
 pub fn is_held(run: &Path) -> bool {
     let file = File::open(run.join("lock"));
-    // Shared, so that two readers do not take each other for the writer; a writer that starts at
+    // Shared, so that two readers do not mistake each other for the writer; a writer that starts at
     // this moment tries again.
     file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }

@@ -1,11 +1,10 @@
 //! `manifest.json`: metadata and list of files of a checkpoint, written last.
 //!
-//! What changes the meaning of a checkpoint for whoever ignores it adds a name to `needs`, and a
-//! program that does not know the name refuses the checkpoint with it, so that the number of the
-//! format stays. Any other field may be added without that: a program that does not know it reads
-//! the manifest with a warning. Its runs write the unknown fields directly in `meta` again, but not
-//! those of the manifest itself or of objects in `meta`: what must outlive an older program belongs
-//! into `meta`.
+//! A field that a reader must not ignore adds a name to `needs`. A program that does not know the
+//! name refuses the checkpoint, so the format number can stay. Other fields may be added freely: a
+//! program that does not know them reads the manifest with a warning. Its runs write unknown fields
+//! directly in `meta` again, but not unknown fields of the manifest itself or of objects in `meta`.
+//! Fields that must survive an older program therefore belong in `meta`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,30 +21,29 @@ use potluck_data::tokenizer::TOKENIZER;
 
 pub const NAME: &str = "manifest.json";
 
-/// Format that is written.
+/// Format version written.
 const FORMAT: u64 = 5;
 
-/// Oldest format that is read: all its tensors are whole, and it needs nothing. Fields that say
-/// otherwise are unknown ones there.
+/// Oldest format version read: all its tensors are whole, and `needs` is empty. Newer fields count
+/// as unknown in it.
 const OLDEST: u64 = 4;
 
-/// Names in `needs` that this version knows.
 const KNOWN_NEEDS: [&str; 2] = [NEEDS_TOKENIZER, NEEDS_AVERAGES];
 
-/// Need of a reader of a checkpoint whose tokenizer is a file.
+/// Need of a checkpoint whose tokenizer is a file.
 const NEEDS_TOKENIZER: &str = "tokenizer-file";
 
-/// Need of a reader of a checkpoint that is evaluated with averages of its parameters.
+/// Need of a checkpoint that is evaluated with averages of its parameters.
 const NEEDS_AVERAGES: &str = "averages";
 
 /// Former formats, each with the last commit of the program that reads it.
 const READERS: [(u64, &str); 1] = [(3, "a3fe4cf")];
 
-/// Beginning of the one line that the hash does not cover. Lines of nested objects are indented
+/// Start of the only line that the hash does not cover. Lines of nested objects are indented
 /// further.
 const HASH_LINE: &str = "  \"blake3\": \"";
 
-/// Largest accepted size of a manifest: more than any has, so that a wrong file is not read into
+/// Largest accepted size of a manifest, far above real ones, so that a wrong file is not read into
 /// memory.
 const BYTES_MAX: u64 = 64 << 20;
 
@@ -56,10 +54,9 @@ pub(crate) struct Manifest {
     #[serde(default)]
     needs: Vec<String>,
     pub meta: Meta,
-    /// One entry for each of [`FILES`], in that order, without those of [`OPTIONAL_FILES`] that
-    /// are missing, and one for [`TOKENIZER`] if the tokenizer is a file.
+    /// One entry for each of [`FILES`], in that order, except for missing [`OPTIONAL_FILES`]; then
+    /// one for [`TOKENIZER`] if the tokenizer is a file.
     pub files: Vec<FileEntry>,
-    /// Fields that this version does not know.
     #[serde(flatten)]
     unknown: BTreeMap<String, Value>,
     /// BLAKE3 hash of the bytes of the file without the line of this field.
@@ -69,32 +66,29 @@ pub(crate) struct Manifest {
     pub(crate) unknown_names: Vec<String>,
 }
 
-/// File of a checkpoint, with its length and BLAKE3 hash.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct FileEntry {
     pub name: String,
     pub bytes: u64,
     pub blake3: String,
-    /// By the name that it has in the file: tensors of the file that are slices of one.
+    /// Tensors of the file that are slices of a tensor, by their name in the file.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub slices: BTreeMap<String, SavedSlice>,
 }
 
-/// Slice of a tensor in a file.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct SavedSlice {
-    /// Name of the whole tensor.
     pub tensor: String,
     pub slice: TensorSlice,
 }
 
-/// Format version: the one field that manifests of every version have.
+/// Format version: the only field common to manifests of all versions.
 #[derive(serde::Deserialize)]
 struct Format {
     format: u64,
 }
 
-/// What a reader must know, whatever the other fields of the manifest are.
+/// Fields that a reader must know, whatever the other fields of the manifest are.
 #[derive(serde::Deserialize)]
 struct Needs {
     #[serde(default)]
@@ -160,7 +154,7 @@ impl Manifest {
         if format == OLDEST {
             remove_later_fields(&mut own);
         }
-        // Before all else: what a later version needs may be in any other field.
+        // Checked first: a need of a later version may concern any other field.
         let Needs { needs } =
             Needs::deserialize(&own).map_err(|why| damaged(format!("its needs: {why}")))?;
         let is_unknown = |name: &String| !KNOWN_NEEDS.contains(&name.as_str());
@@ -171,7 +165,7 @@ impl Manifest {
         let mut manifest: Self =
             serde_json::from_value(own).map_err(|why| damaged(why.to_string()))?;
         manifest.unknown_names = unknown_names(&found, &manifest.known(), "");
-        // Only the known names are ever opened: a path that leads elsewhere is not followed.
+        // Only known names are ever opened, so a path that leads elsewhere is not followed.
         let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
         let tensors = match (names.split_last(), &manifest.meta.tokenizer) {
             (Some((&TOKENIZER, others)), Some(Tokenizer::File(_))) => others,
@@ -203,7 +197,7 @@ impl Manifest {
         self.files.iter().find(|file| file.name == name)
     }
 
-    /// Returns the names of the unknown fields that a run does not write again.
+    /// Names of the unknown fields that a run does not write again.
     pub(crate) fn lost_names(&self) -> Vec<&str> {
         let names = self.unknown_names.iter().map(String::as_str);
         let is_kept = |name: &str| {
@@ -219,7 +213,7 @@ impl Manifest {
         (&meta, &self.files) == (&other.meta, &other.files)
     }
 
-    /// Returns the manifest as JSON without the fields that are unknown in its format.
+    /// The manifest as JSON, without the fields that are unknown in its format.
     fn known(&self) -> Value {
         let meta = Meta { unknown: BTreeMap::new(), ..self.meta.clone() };
         let known = Self { meta, unknown: BTreeMap::new(), ..self.clone() };
@@ -231,15 +225,16 @@ impl Manifest {
     }
 
     fn json(&self) -> Vec<u8> {
-        // Serialization fails only for maps with keys that are not strings and for types that
-        // refuse it; there are none.
+        // Serialization fails only for maps with non-string keys and types that refuse it; a
+        // manifest has neither.
         let mut json = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
         json.push(b'\n');
         json
     }
 }
 
-/// Returns true if the file has exactly one line with the hash, and that of all other lines.
+/// Returns true if the file has exactly one line with a hash, and this is the hash of all other
+/// lines.
 fn has_digest_of(manifest: &Value, bytes: &[u8]) -> bool {
     let Some(hash) = manifest.get("blake3").and_then(Value::as_str) else { return false };
     let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| is_hash(line));
@@ -248,7 +243,7 @@ fn has_digest_of(manifest: &Value, bytes: &[u8]) -> bool {
     is_only && hash == digest(bytes)
 }
 
-/// Removes from a manifest the fields that [`OLDEST`] does not have and later formats do.
+/// Removes the fields that only formats after [`OLDEST`] have.
 fn remove_later_fields(manifest: &mut Value) {
     if let Some(fields) = manifest.as_object_mut() {
         fields.remove("needs");
@@ -265,7 +260,7 @@ fn is_hash(line: &[u8]) -> bool {
     line.starts_with(HASH_LINE.as_bytes())
 }
 
-/// Returns the BLAKE3 hash of the bytes of a manifest without the line of the hash.
+/// BLAKE3 hash of the bytes of a manifest without the hash line.
 fn digest(bytes: &[u8]) -> String {
     let mut hasher = blake3::Hasher::new();
     let lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| !is_hash(line));
@@ -275,7 +270,7 @@ fn digest(bytes: &[u8]) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// Returns the dotted names of the fields of `found`, below `place`, that `known` does not have.
+/// Dotted names of the fields of `found`, below `place`, that `known` does not have.
 fn unknown_names(found: &Value, known: &Value, place: &str) -> Vec<String> {
     match (found, known) {
         (Value::Object(found), Value::Object(known)) => found
@@ -296,7 +291,6 @@ fn unknown_names(found: &Value, known: &Value, place: &str) -> Vec<String> {
     }
 }
 
-/// Parses the step from the name of a checkpoint directory.
 pub(super) fn step_of(path: &Path) -> Option<u64> {
     let found = path.file_name()?.to_str()?;
     let step = found.strip_prefix("step-")?.parse().ok()?;
@@ -304,13 +298,12 @@ pub(super) fn step_of(path: &Path) -> Option<u64> {
     (directory_name(step) == found).then_some(step)
 }
 
-/// Returns the name of the directory of a step's checkpoint.
 pub(super) fn directory_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Serialization of floats as decimal text, which reads back as the same bits; JSON readers may
-/// round numbers, and JSON has none that are not finite.
+/// Serialization of floats as decimal text, which reads back bit by bit. JSON readers may round
+/// numbers, and JSON has no non-finite ones.
 pub(crate) mod exact {
     use serde::{Deserialize, Deserializer, Serializer};
 

@@ -1,19 +1,19 @@
 //! Checkpoints: the complete state from which a run resumes as if it had never stopped.
 //!
-//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files, a
-//! third if averages of the parameters are kept, a fourth of a model that carries its state from
-//! step to step, and `manifest.json`, which is written last and has the length and the BLAKE3 hash
-//! of each file and of itself. The directory is written under a temporary name, synced to the disk
-//! and then renamed, so that a crash at any moment leaves the earlier checkpoints intact. Tensors
-//! are stored by name and never by rank, so that a run with other devices can load them. They are
-//! written whole, under the names that the model gives them; a file may also have slices of a
-//! tensor, which the manifest lists, and which readers put together.
+//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files, one
+//! more if averages of the parameters are kept, another if the model carries its state from step to
+//! step, and `manifest.json`, which is written last and has the length and the BLAKE3 hash of each
+//! file and of itself. The directory is written under a temporary name, synced to the disk and then
+//! renamed, so that a crash at any moment leaves the earlier checkpoints intact. Tensors are stored
+//! by name and never by rank, so that a run with other devices can load them. They are written
+//! whole, under their names in the model. A file may also have slices of a tensor, which the
+//! manifest lists and readers join.
 //!
-//! The manifest has the number of its format, 5; format 4 is read too, and another one is refused.
-//! A later version that writes what an earlier one would misunderstand adds a name to the list
-//! `needs`, and a program that does not know a name refuses the checkpoint. Any other field may be
-//! added without it, and is warned of by programs that do not know it, and kept by their runs if it
-//! is directly in `meta`.
+//! The manifest has the number of its format, 5; format 4 is read too, and all others are refused.
+//! A later version that writes something an earlier one would misunderstand adds a name to the list
+//! `needs`; a program that does not know a name refuses the checkpoint. Other fields may be added
+//! freely: programs that do not know a field warn about it, and their runs keep it if it is
+//! directly in `meta`.
 
 pub mod error;
 mod lock;
@@ -34,39 +34,40 @@ use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{DataDescription, DataFile, Tokenizer};
 use potluck_parallel::Placement;
 
-/// The names of the tensor files, in the order in which they are written.
+/// Names of the tensor files, in writing order.
 const PARAMETERS: &str = "parameters.safetensors";
 const MOMENTS: &str = "moments.safetensors";
 const AVERAGES: &str = "averages.safetensors";
 const CARRIED: &str = "carried.safetensors";
 const FILES: [&str; 4] = [PARAMETERS, MOMENTS, AVERAGES, CARRIED];
 
-/// Those that are missing if they would have no tensors.
+/// Files that are omitted if they would contain no tensors.
 const OPTIONAL_FILES: [&str; 2] = [AVERAGES, CARRIED];
 
 /// State of a training run between two steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
     pub meta: Meta,
-    /// Parameters, by the names that the model gives them.
+    /// Parameters, by their names in the model.
     pub parameters: Vec<NamedTensor>,
     /// Optimizer state of parameter `NAME`, as `NAME.0`, `NAME.1`.
     pub moments: Vec<NamedTensor>,
     /// Exponential averages of the trained parameters, by their names; empty if none are kept.
     pub averages: Vec<NamedTensor>,
-    /// States that the slots of the batch carry into the next step, by the names of their inputs:
-    /// the batch first.
+    /// States that the slots of the batch carry into the next step, by the names of their inputs;
+    /// the first dimension is the batch.
     pub carried: Vec<NamedTensor>,
 }
 
-/// Metadata of a run: its state and description besides the tensors.
+/// Metadata of a run: its state and description, without the tensors.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Meta {
     /// Steps done.
     pub step: u64,
-    /// Updates done: steps without those that were skipped.
+    /// Updates done: steps that were not skipped.
     pub optimizer_step: u64,
-    /// What the moments are ([`Optimizer::kind_of_moments`]); `None` in earlier versions.
+    /// Meaning of the moments ([`Optimizer::kind_of_moments`]); `None` in checkpoints of earlier
+    /// versions.
     ///
     /// [`Optimizer::kind_of_moments`]: potluck_graph::optim::Optimizer::kind_of_moments
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,37 +80,37 @@ pub struct Meta {
     pub samples: u64,
     /// The model's configuration, as TOML.
     pub model: String,
-    /// The resolved configuration of the run, as TOML; empty for a trainer of the library, whose
-    /// model and options are code.
+    /// Resolved configuration of the run, as TOML; empty for a trainer of the library, whose model
+    /// and options are code.
     pub run: String,
-    /// Names of its keys that the user has set; the others have their defaults.
+    /// Names of the keys that the user has set; all others have their defaults.
     pub typed: Vec<String>,
-    /// Tokenizer, of a model of text.
+    /// Tokenizer, for a model of text.
     pub tokenizer: Option<Tokenizer>,
-    /// Description of the data, if they are no text.
+    /// Description of the data, if they are not text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<DataDescription>,
     /// Files of the data.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<DataFile>,
-    /// The best evaluation so far.
+    /// Best evaluation so far.
     pub best: Option<Best>,
     /// Evaluations since the best one.
     #[serde(default)]
     pub evaluations_since_best: u64,
-    /// Devices of the run, and the measured choices that can change a bit of the result.
+    /// Devices of the run, and the measured choices that can affect bits of the result.
     pub placement: Placement,
     /// Fingerprint of the data.
     pub data: String,
     /// Version of potluck that wrote the checkpoint.
     pub version: String,
-    /// Fields that this version of potluck does not know, which it writes again.
+    /// Fields unknown to this version of potluck, which it writes again.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 impl Meta {
-    /// Returns true for the state of a trainer of the library.
+    /// Returns true for a checkpoint of a trainer of the library, not of a run.
     pub fn is_of_library(&self) -> bool {
         self.run.is_empty()
     }
@@ -124,16 +125,16 @@ pub struct LossScale {
     pub clean_steps: u64,
 }
 
-/// An evaluation that was better than those before it.
+/// Best evaluation so far.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Best {
     pub step: u64,
     #[serde(with = "manifest::exact")]
     pub val_loss: f64,
-    /// Samples that were evaluated; losses on other numbers of samples are not comparable.
+    /// Samples evaluated; losses on other numbers of samples are not comparable.
     pub samples: u64,
-    /// Runs of consecutive samples through which the states of a model were carried; 0 of one that
-    /// carries none.
+    /// Runs of consecutive samples through which the states of a model were carried; 0 for a model
+    /// that carries none.
     #[serde(default)]
     pub runs: u64,
 }
@@ -143,7 +144,7 @@ pub struct Best {
 pub struct NamedTensor {
     pub name: String,
     pub shape: Vec<usize>,
-    /// Values, as many as the product of `shape`, which is 1 for a scalar.
+    /// Values; their number is the product of `shape`, which is 1 for a scalar.
     pub values: Vec<f32>,
 }
 
@@ -151,7 +152,7 @@ impl Checkpoint {
     /// Reads a checkpoint directory and verifies every length and hash.
     ///
     /// # Errors
-    /// Returns a `CheckpointError` that names the file that is wrong.
+    /// Returns a `CheckpointError` that names the faulty file.
     pub fn load(directory: &Path) -> Result<Self, CheckpointError> {
         Ok(Self::load_with_warnings(directory)?.0)
     }
@@ -161,9 +162,9 @@ impl Checkpoint {
         Self::load_files(directory, true)
     }
 
-    /// Like [`Checkpoint::load`] for use without training: without the moments, and with the
-    /// averages in the place of the parameters that have one, as evaluations take them. With a
-    /// warning if the manifest has unknown fields.
+    /// Like [`Checkpoint::load`] for use without training: without the moments, and with averages
+    /// instead of the parameters that have one, as in evaluations. Warns if the manifest has
+    /// unknown fields.
     fn load_parameters(directory: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
         let (mut checkpoint, warnings) = Self::load_files(directory, false)?;
         let averages = std::mem::take(&mut checkpoint.averages);
@@ -209,8 +210,8 @@ impl Checkpoint {
         Ok((Self { meta, parameters, moments, averages, carried }, warnings))
     }
 
-    /// Reads a checkpoint directory, or the newest good checkpoint of a run directory, in that
-    /// case with a warning if that is the one before the newest, which is damaged.
+    /// Reads a checkpoint directory, or the newest good checkpoint of a run directory. Warns if
+    /// that is the second newest because the newest is damaged.
     ///
     /// # Errors
     /// Returns the errors of [`Checkpoint::load`] and [`Store::load_latest`], and
@@ -224,10 +225,10 @@ impl Checkpoint {
     }
 
     /// Reads the parameters and states of a checkpoint directory, or of the newest checkpoint of a
-    /// run directory, with the averages in the place of the parameters that have one.
+    /// run directory, with averages instead of the parameters that have one.
     ///
     /// # Errors
-    /// Returns the errors of [`Checkpoint::load`], also if an older checkpoint is good, and
+    /// Returns the errors of [`Checkpoint::load`], even if an older checkpoint is good, and
     /// `CheckpointError::Ambiguous` for a directory that is both.
     pub fn parameters_of_path(path: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
         if is_one_checkpoint(path)? {
@@ -238,7 +239,7 @@ impl Checkpoint {
     }
 }
 
-/// Puts the averages of parameters in their place, by name.
+/// Replaces parameters by their averages, by name.
 pub(crate) fn put_averages(parameters: &mut [NamedTensor], averages: Vec<NamedTensor>) {
     let mut by_name: BTreeMap<String, NamedTensor> = BTreeMap::new();
     for average in averages {
@@ -251,7 +252,7 @@ pub(crate) fn put_averages(parameters: &mut [NamedTensor], averages: Vec<NamedTe
     }
 }
 
-/// Returns true for a checkpoint directory, and false for that of a run.
+/// Returns true for a checkpoint directory, and false for a run directory.
 fn is_one_checkpoint(path: &Path) -> Result<bool, CheckpointError> {
     let is_checkpoint = is_checkpoint(path);
     if is_checkpoint && store::directory(path).exists() {
@@ -260,12 +261,12 @@ fn is_one_checkpoint(path: &Path) -> Result<bool, CheckpointError> {
     Ok(is_checkpoint)
 }
 
-/// Returns true if the directory is a checkpoint, good or bad, as opposed to that of a run.
+/// Returns true for a checkpoint directory, good or bad, and false for a run directory.
 pub fn is_checkpoint(path: &Path) -> bool {
     path.join(manifest::NAME).exists()
 }
 
-/// Returns what to do about a matrix of the transposed shape; nothing for other shapes.
+/// Hint for a matrix of the transposed shape; empty for other shapes.
 pub(crate) fn transposed_hint(found: &[usize], wanted: &[usize]) -> &'static str {
     match (found, wanted) {
         ([a, b], [c, d]) if a != b && (a, b) == (d, c) => {
@@ -275,19 +276,19 @@ pub(crate) fn transposed_hint(found: &[usize], wanted: &[usize]) -> &'static str
     }
 }
 
-/// Returns true if a directory is that of a run with checkpoints, good or bad.
+/// Returns true for a run directory with checkpoints, good or bad.
 pub fn has_checkpoints(path: &Path) -> bool {
     store::directory(path).exists()
 }
 
-/// Returns the directory of the run that a checkpoint is one of: `RUN` for
-/// `RUN/checkpoints/step-00001234`, `None` for a copy elsewhere or one that was set aside. `path`
-/// may be relative and shortened, such as `.`.
+/// Returns the run directory of a checkpoint: `RUN` for `RUN/checkpoints/step-00001234`; `None` for
+/// a copy elsewhere or a checkpoint that was set aside. `path` may be relative and shortened, such
+/// as `.`.
 pub fn run_of(path: &Path) -> Option<PathBuf> {
     let full = path.canonicalize().ok()?;
     manifest::step_of(&full)?;
     let checkpoints = full.parent().filter(|parent| parent.ends_with(store::DIRECTORY))?;
-    // As it was typed, if that names the directories.
+    // As typed, if the path names these directories.
     let typed = path
         .parent()
         .filter(|parent| path.file_name().is_some() && parent.ends_with(store::DIRECTORY));
@@ -301,11 +302,11 @@ impl NamedTensor {
         self.values.iter().all(|value| value.is_finite())
     }
 
-    /// Returns the tensor of this name.
+    /// Returns the tensor with this name.
     ///
     /// # Errors
-    /// Returns `CheckpointError::NoTensor` if there is none, and `CheckpointError::Shape` if it
-    /// has another shape.
+    /// Returns `CheckpointError::NoTensor` if it is missing, and `CheckpointError::Shape` if it has
+    /// another shape.
     pub fn find<'a>(
         tensors: &'a [Self],
         name: &str,

@@ -18,39 +18,38 @@ use potluck_core::files;
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{Tokenizer, TokenizerFile};
 
-/// Name of the directory of checkpoints in that of a run.
 pub(super) const DIRECTORY: &str = "checkpoints";
 
-/// The file that names the best checkpoint.
+/// File that names the best checkpoint.
 const BEST: &str = "best";
 
-// Directories with these endings are not checkpoints: one that is being written, one that a new
-// one of the same step is about to replace, and one that is being removed. Those that were set
-// aside for the user are none either.
+// Endings of directories that are not checkpoints: one being written, one about to be replaced by a
+// new one of the same step, and one being removed. Checkpoints set aside for the user do not count
+// either.
 const TEMPORARY: &str = ".tmp";
 const OLD: &str = ".old";
 const GONE: &str = ".gone";
 
-/// Smallest number of checkpoints that pruning keeps: the newest one may turn out to be bad.
+/// Smallest number of checkpoints that pruning keeps, because the newest may turn out to be bad.
 const KEEP_MIN: usize = 2;
 
-/// Newest checkpoints of which a resume takes the first good one.
+/// Newest checkpoints among which a resume takes the first good one.
 const FALL_BACK_MAX: usize = 2;
 
-/// The checkpoints in `DIR/checkpoints`.
+/// Checkpoints in `DIR/checkpoints`.
 #[derive(Debug)]
 pub struct Store {
     directory: PathBuf,
-    /// `None` if the store was opened to read only.
+    /// `None` if the store is read-only.
     lock: Option<RunLock>,
     faults: Faults,
-    /// Steps that this store has written or verified, which pruning does not read again.
+    /// Steps that this store has written or verified; pruning does not read them again.
     verified: BTreeSet<u64>,
 }
 
 impl Store {
-    /// Opens the checkpoints of a run directory for writing. Creates the directory if it is
-    /// missing, and cleans up what a crash left unfinished.
+    /// Opens the checkpoints of a run directory for writing. Creates a missing directory, and
+    /// cleans up after a crash.
     ///
     /// # Errors
     /// Returns `CheckpointError::InUse` if another process writes there, and
@@ -103,16 +102,16 @@ impl Store {
         Ok(steps)
     }
 
-    /// Writes a checkpoint and returns its directory, which is then synced to the disk under its
-    /// final name. An existing checkpoint of the same step with the same content is kept. After
-    /// an error the other checkpoints are unchanged, and nothing unfinished is left.
+    /// Writes a checkpoint and returns its directory, synced to the disk under its final name.
+    /// Keeps an existing checkpoint of the same step and content. After an error the other
+    /// checkpoints are unchanged, and no unfinished files are left.
     pub fn save(&mut self, checkpoint: &Checkpoint) -> Result<PathBuf, CheckpointError> {
         self.save_with(checkpoint, |_, _| Ok(()))?;
         Ok(self.path(checkpoint.meta.step))
     }
 
-    /// Like [`Store::save`]; calls `before` with the complete new manifest and the place of the
-    /// checkpoint just before the checkpoint takes it.
+    /// Like [`Store::save`]; calls `before` with the complete new manifest and the final path of
+    /// the checkpoint, just before the checkpoint is moved there.
     fn save_with(
         &mut self,
         checkpoint: &Checkpoint,
@@ -168,13 +167,14 @@ impl Store {
         }
         let manifest = Manifest::new(checkpoint.meta.clone(), entries);
         at(Point::CheckpointManifest).map_err(|why| error(directory, why))?;
-        // This forces the directory to the disk too.
+        // This syncs the directory to the disk too.
         manifest.write(directory)?;
         at(Point::CheckpointRename).map_err(|why| error(directory, why))?;
         Ok(manifest)
     }
 
-    /// Renames a complete checkpoint to its final name; replaces another checkpoint of that name.
+    /// Renames a complete checkpoint to its final name; replaces an existing checkpoint of that
+    /// name.
     fn put_in_place(
         &self,
         manifest: &Manifest,
@@ -203,14 +203,14 @@ impl Store {
         Ok(())
     }
 
-    /// Loads the newest checkpoint or, if that is damaged, the one before, with a warning: going
-    /// back further loses more than a run should lose without being told to.
+    /// Loads the newest checkpoint or, if it is damaged, the one before, with a warning. An older
+    /// one would lose more than a run should without the user's decision.
     ///
     /// # Errors
-    /// Returns `CheckpointError::None` if there is no checkpoint, the newest one's
-    /// `CheckpointError::Format` or `CheckpointError::Needs` if all that were tried are of other
-    /// versions, and `CheckpointError::NoneGood`, with an older one that is left, if none of these
-    /// is good for other reasons.
+    /// Returns `CheckpointError::None` if there is no checkpoint. If all checkpoints tried are of
+    /// other versions, returns the `CheckpointError::Format` or `CheckpointError::Needs` of the
+    /// newest. Otherwise returns `CheckpointError::NoneGood`, which names an older checkpoint if
+    /// one is left.
     pub fn load_latest(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let mut errors = Vec::new();
         let texts = |errors: &[CheckpointError]| -> Vec<String> {
@@ -244,18 +244,19 @@ impl Store {
     }
 
     /// Loads the newest checkpoint for use without training: its moments are neither read nor
-    /// needed, and the averages are in the place of the parameters that have one.
+    /// needed, and averages replace the parameters that have one.
     ///
     /// # Errors
     /// Returns `CheckpointError::None` if there is no checkpoint, and the errors of
-    /// [`Checkpoint::load`] for its other files: an older one has other parameters.
+    /// [`Checkpoint::load`] for its other files. Does not fall back to an older checkpoint, which
+    /// has other parameters.
     pub fn load_newest_parameters(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let newest = self.steps()?.last().copied();
         let none = || CheckpointError::None { path: self.directory.clone() };
         Checkpoint::load_parameters(&self.path(newest.ok_or_else(none)?))
     }
 
-    /// Returns the metadata of the newest checkpoint whose manifest is good, without reading its
+    /// Returns the metadata of the newest checkpoint with a good manifest, without reading its
     /// tensors; `None` if there is no checkpoint.
     ///
     /// # Errors
@@ -271,7 +272,7 @@ impl Store {
         first.map_or(Ok(None), Err)
     }
 
-    /// Waits for half a second until no process writes to the run.
+    /// Waits up to half a second until no process writes to the run.
     ///
     /// # Errors
     /// Returns `CheckpointError::InUse` if one still does.
@@ -287,11 +288,11 @@ impl Store {
         self.directory.parent().is_some_and(lock::is_held)
     }
 
-    /// Loads the checkpoint that was marked as the best one like
-    /// [`Store::load_newest_parameters`], with a warning if its manifest has unknown fields.
+    /// Loads the checkpoint marked as the best one like [`Store::load_newest_parameters`], with a
+    /// warning if its manifest has unknown fields.
     ///
     /// # Errors
-    /// Returns `CheckpointError::None` if none was marked, `CheckpointError::Best` if the mark is
+    /// Returns `CheckpointError::None` if none is marked, `CheckpointError::Best` if the mark is
     /// damaged, and the errors of [`Checkpoint::load`].
     pub fn load_best(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let none = || CheckpointError::None { path: self.directory.join(BEST) };
@@ -299,8 +300,8 @@ impl Store {
         Checkpoint::load_parameters(&self.path(step))
     }
 
-    /// Removes old checkpoints and returns their steps. Kept are the newest `keep` (at least 2)
-    /// that verify, damaged ones newer than these, and the best one.
+    /// Removes old checkpoints and returns their steps. Keeps the newest `keep` (at least 2) that
+    /// verify, damaged ones newer than these, and the best one.
     pub fn prune(&mut self, keep: usize) -> Result<Vec<u64>, CheckpointError> {
         self.check_writable()?;
         let steps = self.steps()?;
@@ -328,7 +329,7 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes the mark of the best checkpoint, if there is one; the checkpoint stays.
+    /// Removes the mark of the best checkpoint, if any; the checkpoint stays.
     pub fn unmark_best(&mut self) -> Result<(), CheckpointError> {
         self.check_writable()?;
         let path = self.directory.join(BEST);
@@ -351,7 +352,7 @@ impl Store {
             .map_err(|why| CheckpointError::Write { path, why })
     }
 
-    /// Returns the step that was marked as the best one.
+    /// Returns the step of the checkpoint marked as the best one.
     ///
     /// # Errors
     /// Returns `CheckpointError::Best` if the mark is damaged or cannot be read.
@@ -367,8 +368,8 @@ impl Store {
         }
     }
 
-    /// Renames the checkpoint of a step to its name with an ending; replaces a directory of that
-    /// name, which only one that is about to be removed has.
+    /// Adds an ending to the directory name of a step's checkpoint. Replaces a directory of the new
+    /// name, which is one about to be removed.
     fn move_to(&mut self, step: u64, ending: &str) -> Result<(), CheckpointError> {
         let path = self.path(step);
         let target = files::beside(&path, ending);
@@ -410,12 +411,11 @@ impl Store {
     }
 }
 
-/// Returns the directory of the checkpoints of a run.
 pub(super) fn directory(run: &Path) -> PathBuf {
     run.join(DIRECTORY)
 }
 
-/// Returns the path without an ending, or `None` if it does not have the ending.
+/// Path without an ending; `None` if it does not have the ending.
 fn without(path: &Path, ending: &str) -> Option<PathBuf> {
     let stem = path.file_name()?.to_str()?.strip_suffix(ending)?;
     Some(path.with_file_name(stem))
@@ -430,7 +430,7 @@ fn tensors_of<'a>(checkpoint: &'a Checkpoint, file: &str) -> &'a [NamedTensor] {
     }
 }
 
-/// Writes the file of a tokenizer, which is synced to the disk on return.
+/// Writes the file of a tokenizer, synced to the disk on return.
 fn write_tokenizer(path: &Path, tokenizer: &TokenizerFile) -> io::Result<FileEntry> {
     let mut file = fs::File::create_new(path)?;
     file.write_all(tokenizer.json())?;
@@ -443,7 +443,7 @@ fn write_tokenizer(path: &Path, tokenizer: &TokenizerFile) -> io::Result<FileEnt
     })
 }
 
-/// Verifies the manifest of a checkpoint directory and its files against the manifest.
+/// Verifies the manifest of a checkpoint directory, and its files against the manifest.
 fn verify(directory: &Path) -> Result<Manifest, CheckpointError> {
     let manifest = Manifest::read(directory)?;
     for entry in &manifest.files {

@@ -80,11 +80,11 @@ pub fn read(path: &Path, entry: &FileEntry) -> Result<Vec<NamedTensor>, Checkpoi
     tensors.map_err(|why| CheckpointError::Damaged { path: path.into(), why })
 }
 
-/// Puts the tensors together that come in slices, each at the place of its first slice.
+/// Joins the slices of tensors, each tensor at the position of its first slice.
 ///
 /// # Errors
-/// Returns a sentence if a slice is missing, has other dimensions than its ranges, or if the slices
-/// of a tensor are not all of it, each element once.
+/// Returns a sentence if a slice is missing, if its dimensions do not match its ranges, or if the
+/// slices of a tensor do not cover each element exactly once.
 fn joined(
     tensors: Vec<NamedTensor>,
     slices: &BTreeMap<String, SavedSlice>,
@@ -92,7 +92,7 @@ fn joined(
     if slices.is_empty() {
         return Ok(tensors);
     }
-    // All of them before anything is made, so that nothing is larger than the file.
+    // All are checked before any allocation, so that no tensor exceeds the size of the file.
     for (name, SavedSlice { slice, .. }) in slices {
         let Some(part) = tensors.iter().find(|tensor| tensor.name == *name) else {
             return Err(format!("it has no slice '{name}'"));
@@ -103,7 +103,7 @@ fn joined(
         }
     }
     let mut whole: Vec<NamedTensor> = Vec::new();
-    // By name: its place in `whole`, and which of its elements the slices so far have.
+    // By name: its index in `whole`, and which of its elements the slices so far cover.
     let mut open: BTreeMap<&str, (usize, Vec<bool>)> = BTreeMap::new();
     for part in tensors {
         let Some(SavedSlice { tensor, slice }) = slices.get(&part.name) else {
@@ -120,7 +120,8 @@ fn joined(
             let of_tensor = slices.values().filter(|other| other.tensor == *tensor);
             let elements = of_tensor.map(|other| other.slice.elements()).sum();
             let shape = slice.whole_dims().to_vec();
-            // A slice that was read is of a tensor whose elements can be counted.
+            // The product does not overflow: a slice that was read belongs to a tensor with a
+            // countable number of elements.
             if shape.iter().product::<usize>() != elements {
                 return Err(format!("its slices of '{tensor}' are not all of it"));
             }
@@ -128,7 +129,7 @@ fn joined(
             let values = vec![0.0; elements];
             whole.push(NamedTensor { name: tensor.clone(), shape, values });
         }
-        // Inserted above, if not before.
+        // Always found: inserted above at the latest.
         let Some((at, is_known)) = open.get_mut(tensor.as_str()) else { continue };
         let tensor = &mut whole[*at];
         if tensor.shape != slice.whole_dims() || slice.cut(is_known).contains(&true) {
@@ -140,7 +141,7 @@ fn joined(
     Ok(whole)
 }
 
-/// Verifies the length and hash of a file against its entry, without keeping it in memory.
+/// Verifies the length and hash of a file against its entry, without holding it in memory.
 pub(crate) fn verify(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
     let mut hasher = blake3::Hasher::new();
     hasher
@@ -149,7 +150,7 @@ pub(crate) fn verify(path: &Path, entry: &FileEntry) -> Result<(), CheckpointErr
     compare(path, entry, hasher.finalize())
 }
 
-/// Opens a file whose length is that of its entry.
+/// Opens a file after comparing its length with its entry.
 fn open(path: &Path, entry: &FileEntry) -> Result<io::Take<File>, CheckpointError> {
     let damaged = |why| Err(CheckpointError::Damaged { path: path.into(), why });
     let read_error = |why| CheckpointError::Read { path: path.into(), why };
@@ -171,7 +172,7 @@ fn compare(path: &Path, entry: &FileEntry, hash: blake3::Hash) -> Result<(), Che
     Err(CheckpointError::Damaged { path: path.into(), why })
 }
 
-/// Returns the JSON header, padded to a multiple of 8 bytes.
+/// JSON header, padded to a multiple of 8 bytes.
 fn header(tensors: &[NamedTensor]) -> io::Result<Vec<u8>> {
     let mut offset = 0;
     let mut infos = Vec::with_capacity(tensors.len());
@@ -191,8 +192,8 @@ fn header(tensors: &[NamedTensor]) -> io::Result<Vec<u8>> {
     Ok(header)
 }
 
-/// Parses the tensors of a file, in the order of the file. Never panics, and allocates no more
-/// than the bytes ask for.
+/// Parses the tensors of a file, in file order. Never panics, and allocates no more than the size
+/// of the bytes requires.
 ///
 /// # Errors
 /// Returns a description of the first fault in the bytes.
@@ -204,7 +205,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
         .filter(|length| *length <= rest.len())
         .ok_or("it is too short for its header")?;
     let (header, values) = rest.split_at(length);
-    // This checks that the tensors follow each other without a gap, and that offsets fit shapes.
+    // This checks that tensors are contiguous and that offsets match shapes.
     let metadata: Metadata =
         serde_json::from_slice(header).map_err(|why| format!("its header is wrong: {why}"))?;
     if metadata.data_len() != values.len() {

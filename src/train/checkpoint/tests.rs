@@ -1,4 +1,4 @@
-//! Tests of checkpoints: crashes and damage that they survive, and files that they refuse.
+//! Tests of checkpoints: crashes and damage that are survived, and files that are refused.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::*;
 use potluck_core::faults::{FAULT_ENV, Faults};
 use potluck_parallel::{Mesh, ParallelOptions, RankPlacement, ReduceSite};
 
-/// Returns a placement of 12 samples on the devices B and C of A, B and C.
+/// Placement of 12 samples on the devices B and C of A, B and C.
 fn placement() -> Placement {
     let rank = |name: &str, position, share| RankPlacement {
         name: name.into(),
@@ -119,7 +119,6 @@ fn states_have_a_file_of_their_own_if_there_are_any() {
     assert_eq!(Checkpoint::load(&without).unwrap(), checkpoint(5));
 }
 
-/// Creates a store with checkpoints at these steps.
 fn store(run: &Path, steps: &[u64]) -> Store {
     let mut store = Store::open(run).unwrap();
     for step in steps {
@@ -128,7 +127,6 @@ fn store(run: &Path, steps: &[u64]) -> Store {
     store
 }
 
-/// Returns the sorted names in the directory of the checkpoints.
 fn listing(run: &Path) -> Vec<String> {
     let entries = fs::read_dir(run.join("checkpoints")).unwrap();
     let mut names: Vec<String> =
@@ -214,8 +212,8 @@ fn tensors_that_could_not_be_read_back_are_not_saved() {
     assert!(listing(run.path()).is_empty());
 }
 
-/// Damages one file of the newest checkpoint with `spoil`; the checkpoint must be refused with
-/// that file named, and the one before it be loaded. Returns the warning.
+/// Damages one file of the newest checkpoint with `spoil`. The checkpoint must be refused with a
+/// message that names the file, and the one before it loaded. Returns the warning.
 fn falls_back(file: &str, spoil: impl FnOnce(&Path)) -> String {
     let run = directory();
     let store = store(run.path(), &[10, 20]);
@@ -247,7 +245,7 @@ fn damaged_files_are_refused_and_the_checkpoint_before_is_used() {
             fs::remove_file(path).unwrap();
             fs::create_dir(path).unwrap();
         });
-        // The file of another checkpoint, intact in itself.
+        // File of another checkpoint, intact in itself.
         falls_back(file, |path| {
             let other = path.parent().unwrap().with_file_name("step-00000010");
             fs::copy(other.join(file), path).unwrap();
@@ -288,7 +286,7 @@ fn a_checkpoint_under_the_name_of_another_is_refused() {
     assert_eq!(store.steps().unwrap(), [10]);
 }
 
-/// Changes a manifest and recomputes its hash, so that only its content can be refused.
+/// Changes a manifest and recomputes its hash, so that it can be refused only for its content.
 fn forge(directory: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     let path = directory.join(manifest::NAME);
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -310,7 +308,7 @@ fn forged_manifests_are_refused() {
     forge(&path, |json| json["meta"]["seed"] = 1.into());
     assert_eq!(Checkpoint::load(&path).unwrap().meta.seed, 1);
 
-    // A file outside of the checkpoint, that is there and has the right hash.
+    // An existing file outside the checkpoint with the right hash.
     fs::copy(path.join(MOMENTS), path.with_file_name("outside")).unwrap();
     for name in ["../outside", "/etc/passwd", "manifest.json", PARAMETERS, ""] {
         restore();
@@ -336,7 +334,7 @@ fn forged_manifests_are_refused() {
     let expected = "needs blocks, float8, which this version of potluck does not know";
     assert!(error.contains(expected), "{error}");
     restore();
-    // A later version may write all else in another way.
+    // A later version may write everything else differently.
     forge(&path, |json| {
         json["needs"] = serde_json::json!(["float8"]);
         json["meta"]["samples"] = "many".into();
@@ -366,7 +364,7 @@ fn format_4_is_read_as_whole_tensors() {
     assert_eq!(Checkpoint::load(&path).unwrap(), checkpoint(1));
 }
 
-/// Needs and slices are fields that format 4 does not know, as it knows no others.
+/// Format 4 has no needs and slices, so these fields are unknown in it.
 #[test]
 fn fields_of_format_5_are_unknown_in_format_4() {
     let run = directory();
@@ -387,7 +385,7 @@ fn fields_of_format_5_are_unknown_in_format_4() {
     }
 }
 
-/// Writes slices of `wte (3, 4)` and the whole `bias`, which the manifest lists as `ranges` says.
+/// Writes slices of `wte (3, 4)` and the whole `bias`, listed in the manifest as in `ranges`.
 fn with_slices(path: &Path, parts: &[(&str, NamedTensor)], ranges: serde_json::Value) {
     let named = |(name, tensor): &(&str, NamedTensor)| NamedTensor {
         name: (*name).into(),
@@ -439,7 +437,7 @@ fn slices_of_a_tensor_are_put_together() {
     let wrong = [("wte/0", wte.clone()), ("wte/1", inner.clone())];
     let error = told(&wrong, serde_json::json!({ "wte/0": of_outer, "wte/1": of_inner }));
     assert!(error.contains("its slice 'wte/0' is [3, 4] instead of [3, 2]"), "{error}");
-    // One that claims more than the file has is refused before anything is made of it.
+    // A slice that claims more than the file has is refused before any allocation for it.
     let huge = serde_json::json!({ "wte/0": of_outer, "wte/1": [[[0, 3]], [[0, 4]]] });
     with_slices(&path, &parts, huge);
     forge(&path, |json| {
@@ -633,7 +631,7 @@ fn unknown_fields_of_the_same_format_are_read_kept_and_warned_of() {
     assert!(Checkpoint::load(&store.path(2)).is_ok());
 }
 
-/// Manifests of formats 4 and 5 as they were first written: whatever is added must still read them.
+/// Manifests of formats 4 and 5 as first written, which every version must still read.
 #[test]
 fn the_golden_manifests_are_read() {
     golden_is_read("manifest.json", 4);
@@ -661,7 +659,7 @@ fn golden_is_read(name: &str, format: u64) -> Manifest {
     assert_eq!(read.meta, meta);
     let bytes = |name| read.file(name).map(|file| file.bytes);
     assert_eq!((bytes(PARAMETERS), bytes(MOMENTS), bytes(CARRIED)), (Some(180), Some(232), None));
-    // One other blank is another content, although it is the same JSON.
+    // Another whitespace character changes the content, although the JSON is the same.
     let text = fs::read_to_string(path.join(manifest::NAME)).unwrap();
     let (found, changed) = (format!("\"format\": {format}"), format!("\"format\":  {format}"));
     assert!(text.contains(&found), "{text}");
@@ -747,7 +745,7 @@ fn later_checkpoints_can_be_set_aside() {
     assert_eq!(store.steps().unwrap(), [1]);
     assert_eq!(store.best().unwrap(), None);
     assert_eq!(Checkpoint::load(&aside[1]).unwrap(), checkpoint(3));
-    // Nothing that was set aside is ever replaced.
+    // Checkpoints set aside are never replaced.
     for seed in 1..=2 {
         let mut another = checkpoint(2);
         another.meta.seed = seed;
@@ -779,8 +777,8 @@ fn one_writer_at_a_time_and_any_number_of_readers() {
     Store::open(run.path()).unwrap();
 }
 
-/// Saves checkpoints in a child process, which is this test binary with the one test that calls
-/// this and `RUN` set; returns its exit code, or `None` if a signal ended it.
+/// Saves checkpoints in a child process: this test binary, running only the test that calls this,
+/// with `RUN` set. Returns its exit code, or `None` if a signal ended it.
 fn save_in_another_process(run: &Path, faults: &str) -> Option<i32> {
     let test = "a_process_killed_while_it_saves_leaves_good_checkpoints";
     let this = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
@@ -801,7 +799,7 @@ fn save_until_killed(run: &Path) {
         store.save(&checkpoint(step)).unwrap();
         store.prune(2).unwrap();
     }
-    // A checkpoint of the same step with another content.
+    // A checkpoint of the same step with other content.
     let mut other = checkpoint(4);
     other.meta.seed = 0;
     store.save(&other).unwrap();

@@ -4,8 +4,8 @@ use super::read::{ConfigError, Origin, Override};
 use super::schema::{is_of_parts, known_key};
 use super::unknown::with_section;
 
-/// Keys that have an effect besides those of pipelines, or sections of them; and those that a
-/// checkpoint keeps, which are refused later, with that reason.
+/// Keys that have an effect besides the keys of pipelines, or whole sections of keys; and keys kept
+/// in checkpoints, which are refused later with that reason.
 const EFFECTIVE: &[&str] = &[
     "data.",
     "model.",
@@ -22,18 +22,18 @@ const EFFECTIVE: &[&str] = &[
     "train.seed",
 ];
 
-/// Flags of `eval` and `generate` for what these keys set in a run.
+/// Flags of `eval` and `generate` that correspond to these keys of a run.
 const FLAGS: [(&str, &str); 3] = [
     ("parallel.devices", "give --devices instead"),
     ("train.eval_samples", "give --samples of eval instead"),
     ("train.micro_batch_size", "give --micro-batch instead"),
 ];
 
-/// Checks that the keys that `overrides` set have an effect on `eval` and `generate`. Names that
-/// are no keys are left to [`super::read::read`].
+/// Checks that the keys set by `overrides` have an effect on `eval` and `generate`. Unknown names
+/// are left to [`super::read::read`].
 ///
 /// # Errors
-/// Returns `ConfigError::Value` with the next action for the first key that has none, and
+/// Returns `ConfigError::Value` with the next action for the first key without an effect, and
 /// `ConfigError::Unknown` for a name without its section that several sections have.
 pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
     for Override { flag, key: name, .. } in overrides {

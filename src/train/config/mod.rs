@@ -1,5 +1,5 @@
-//! Configuration of a run: its keys (`schema`, those of the model from `families`), the reader that
-//! merges and checks the values set by file and flags (`read`), refusals of unknown names
+//! Configuration of a run: its keys (`schema`; the keys of models come from `families`), the reader
+//! that merges and checks values from a file and flags (`read`), refusals of unknown names
 //! (`unknown`), and the keys that have an effect without training (`effect`).
 
 pub mod effect;

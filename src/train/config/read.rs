@@ -28,14 +28,14 @@ pub enum ConfigError {
     Value { origin: Origin, name: String, why: String },
 }
 
-/// Place where a value was set. The order is that of precedence: later variants win.
+/// Place where a value was set, in the order of precedence: later variants win.
 #[derive(Clone, Debug, PartialEq, PartialOrd)]
 pub enum Origin {
     /// Not set anywhere: a constant default, or derived from other keys.
     Default,
     /// The configuration stored in a checkpoint.
     Saved,
-    /// The model of this name, from which a run starts.
+    /// The model of this name from which the run starts.
     Model(String),
     /// A file and its line, counted from 1.
     File(PathBuf, usize),
@@ -107,22 +107,22 @@ impl Override {
     }
 }
 
-/// Configuration, and the keys that were set.
+/// Resolved configuration, and the keys that were set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     pub config: RunConfig,
     pub typed: TypedKeys,
-    /// At a resume: the key by which the placement is decided anew, because it is set to another
-    /// value than the run had.
+    /// At a resume: the key set to another value than the run had, because of which the placement
+    /// is decided anew.
     pub other_placement: Option<&'static str>,
 }
 
 impl Resolved {
-    /// Reads a configuration that a checkpoint stores as [`RunConfig::to_toml`], with the names
-    /// of the keys that were set. Names that are no keys are ignored.
+    /// Reads a configuration that a checkpoint stores as [`RunConfig::to_toml`], with the names of
+    /// the keys that were set. Names of unknown keys are ignored.
     ///
     /// # Errors
-    /// Returns `ConfigError` for a key that is unknown, or a value that is not accepted.
+    /// Returns `ConfigError` for an unknown key or a value that is not accepted.
     pub fn saved(text: &str, typed: &[String]) -> Result<Self, ConfigError> {
         let place = Path::new("the checkpoint's configuration");
         let config = read_complete(place, text, &[])?.config;
@@ -135,8 +135,7 @@ impl Resolved {
         Ok(Self { config, typed: TypedKeys { now, before: None }, other_placement: None })
     }
 
-    /// Returns the keys that were set now to other values than those of `saved`, with the values
-    /// in TOML.
+    /// Returns the keys that are now set to other values than in `saved`, with the values in TOML.
     pub fn changes(&self, saved: &RunConfig) -> Vec<(&'static str, String)> {
         let mut changes = Vec::new();
         for key in self.config.keys() {
@@ -152,7 +151,7 @@ impl Resolved {
     }
 }
 
-/// Keys that a model has from which a run starts, with the name under which messages speak of it.
+/// Keys given by a model from which a run starts, with the model's name for messages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InitialModel {
     pub name: String,
@@ -162,11 +161,11 @@ pub struct InitialModel {
 }
 
 impl InitialModel {
-    /// Sets what the model is trained with by default: its own tokenizer, of a text, a tenth of the
-    /// learning rate of a new one, and a warm-up of 3 % of the steps.
+    /// Resolves a configuration with the training defaults for the model: its own tokenizer for
+    /// text, a tenth of the learning rate of a new model, and a warm-up of 3 % of the steps.
     ///
     /// # Errors
-    /// Those of [`read`], of the configuration without that.
+    /// Returns the errors of [`read`] for the configuration without these defaults.
     pub fn with_defaults(
         mut self,
         file: Option<(&Path, &str)>,
@@ -183,7 +182,8 @@ impl InitialModel {
         if !now.contains("optim.lr") {
             self.settings.push(("optim.lr", (config.optim.lr / 10.0).into()));
         }
-        // A run of 0 steps has an open schedule, and that of epochs follows from the data.
+        // A run of 0 steps has an open schedule; the schedule of a run in epochs follows from the
+        // data.
         let has_steps = config.train.epochs == 0 && config.train.steps > 0;
         if !now.contains("schedule.warmup") && has_steps {
             let steps = (config.train.steps as f64 * 0.03).ceil() as usize;
@@ -193,11 +193,11 @@ impl InitialModel {
     }
 }
 
-/// Resolves the configuration of a new run that starts from a model, whose keys are defaults: those
-/// of the file and the flags win.
+/// Resolves the configuration of a new run that starts from a model. The model's keys are defaults:
+/// keys of the file and the flags win.
 ///
 /// # Errors
-/// Those of [`read`].
+/// Returns the errors of [`read`].
 pub fn read_from(
     model: &InitialModel,
     file: Option<(&Path, &str)>,
@@ -207,11 +207,11 @@ pub fn read_from(
     reader.require_one_length(resolved)
 }
 
-/// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the
-/// defaults), the file's keys, the flags' keys, of which later ones win. Keys that are not set
-/// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`]. If a key of
-/// the placement is set to another value than the saved one, the saved values of the others do not
-/// count, but for that of the devices.
+/// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the defaults),
+/// the keys of the file, the keys of the flags; later ones win. Keys that are not set are derived
+/// from the keys they depend on, see [`RunConfig::apply_derived_defaults`]. If a key of the
+/// placement is set to another value than the saved one, the saved values of the other keys of the
+/// placement are ignored, except for the devices.
 pub fn read(
     saved: Option<&Resolved>,
     file: Option<(&Path, &str)>,
@@ -221,8 +221,8 @@ pub fn read(
     reader.require_one_length(resolved)
 }
 
-/// Resolves the complete configuration of a run like [`read`]: it has the steps beside the epochs
-/// from which they came.
+/// Resolves the complete configuration of a run like [`read`]: with both the epochs and the steps
+/// computed from them.
 pub(crate) fn read_complete(
     path: &Path,
     text: &str,
@@ -295,7 +295,7 @@ fn resolve(
     Ok((Resolved { config: reader.config.clone(), typed, other_placement }, reader))
 }
 
-/// Reads the text of a configuration file.
+/// Reads a configuration file.
 pub fn load(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|error| {
         let is_other = path.is_dir() || error.kind() == std::io::ErrorKind::InvalidData;
@@ -304,7 +304,7 @@ pub fn load(path: &Path) -> Result<String, ConfigError> {
     })
 }
 
-/// Returns a listing of all keys with their accepted values, defaults and meaning.
+/// Returns the listing of all keys with their accepted values, defaults and meanings.
 pub fn keys_help() -> String {
     let defaults = RunConfig::default();
     let mut text = String::new();
@@ -322,7 +322,6 @@ pub fn keys_help() -> String {
     text
 }
 
-/// Returns the listing of the keys of models, by family.
 fn model_help() -> String {
     let mut text = key_help(&KIND, None) + &key_help(&PRESET, None);
     for family in FAMILIES {
@@ -339,7 +338,7 @@ fn model_help() -> String {
     text
 }
 
-/// Returns the lines of the listing on a key with this default.
+/// Lines of the listing on a key with this default.
 fn key_help(key: &Key, default: Option<Value>) -> String {
     let default = match (key.follows, default) {
         (Some(follows), _) => follows.to_owned(),
@@ -347,7 +346,7 @@ fn key_help(key: &Key, default: Option<Value>) -> String {
         (None, None) => "none".to_owned(),
     };
     let accepts = in_lines(&key.accepts.to_string(), 78);
-    // Long lists of words leave no room for the default on their line.
+    // A long list of words leaves no room for the default on its line.
     let gap = if accepts.len() + default.len() < 68 { " " } else { "\n                    " };
     let mut text = format!(
         "  {:<17} {}\n{:20}{accepts};{gap}default: {default}\n",
@@ -362,8 +361,8 @@ fn key_help(key: &Key, default: Option<Value>) -> String {
     text
 }
 
-/// Breaks a text into lines of at most so many characters, those behind the first indented as the
-/// listing is.
+/// Breaks a text into lines of at most `columns` characters; all but the first are indented like
+/// the listing.
 fn in_lines(text: &str, columns: usize) -> String {
     let (mut lines, mut column) = (String::new(), 0);
     for word in text.split(' ') {
@@ -381,31 +380,31 @@ fn in_lines(text: &str, columns: usize) -> String {
     lines
 }
 
-/// Value that a file or a flag gives to a key, before it is known whether there is such a key.
+/// Value that a file or a flag assigns to a name, which may not be a key.
 struct Assignment<'a> {
     origin: Origin,
     /// Full name of the key.
     name: String,
     /// Value in TOML; `None` if it is the bare word `written`.
     value: Option<&'a DeValue<'a>>,
-    /// Beginning of the value as it is written, for messages.
+    /// Start of the value as written, for messages.
     written: String,
 }
 
-/// Keys on which it depends which others there are. They are applied first, wherever they are
-/// written.
+/// Keys that determine which other keys exist. They are applied first, regardless of their
+/// position.
 const SELECTING: [&str; 4] = ["data.path", "data.kind", KIND.full_name, PRESET.full_name];
 
 /// Configuration under construction, with the origin of the last value of each key that was set.
 struct ConfigReader {
     config: RunConfig,
     origins: BTreeMap<&'static str, Origin>,
-    /// Keys set by earlier starts of a run that is resumed.
+    /// Keys set by earlier starts of a resumed run.
     before: Option<BTreeSet<&'static str>>,
 }
 
 impl ConfigReader {
-    /// Sets keys, of which later ones win.
+    /// Sets keys; later assignments win.
     fn apply(&mut self, assignments: Vec<Assignment>) -> Result<(), ConfigError> {
         let is_of_model = |one: &&Assignment| matches!(one.origin, Origin::Model(_));
         let (model, others): (Vec<_>, Vec<_>) = assignments.iter().partition(is_of_model);
@@ -427,8 +426,8 @@ impl ConfigReader {
         Ok(())
     }
 
-    /// Gives keys of the model from which the run starts their defaults, if they have no effect
-    /// with what is set besides.
+    /// Resets keys of the initial model to their defaults if they have no effect with the other
+    /// keys.
     fn drop_ineffective(&mut self) {
         let model = self.config.model.of_defaults();
         for key in self.config.keys() {
@@ -471,8 +470,8 @@ impl ConfigReader {
         }
     }
 
-    /// Returns the error on a key that this configuration does not have: one of other families of
-    /// models, or none.
+    /// Error on a key that this configuration does not have: it belongs to other families of
+    /// models, or to none.
     fn no_key(&mut self, origin: Origin, name: &str) -> ConfigError {
         let Some(key) = known_key(name) else { return unknown_key(origin, name) };
         let mut kinds = Vec::new();
@@ -485,7 +484,7 @@ impl ConfigReader {
         self.attribute(self.config.without_effect(key.full_name, KIND.full_name, &kinds))
     }
 
-    /// Returns what was resolved, unless it has two lengths.
+    /// Returns `resolved`, unless it has two lengths.
     fn require_one_length(&self, resolved: Resolved) -> Result<Resolved, ConfigError> {
         let now = &resolved.typed.now;
         let epochs = resolved.config.train.epochs;
@@ -501,7 +500,6 @@ impl ConfigReader {
         Ok(resolved)
     }
 
-    /// Returns the keys that were set.
     fn typed(&self) -> TypedKeys {
         TypedKeys { now: self.origins.keys().copied().collect(), before: self.before.clone() }
     }
@@ -512,7 +510,7 @@ impl ConfigReader {
     }
 
     /// Attributes a contradiction to the place of the conflicting key that was set last, and names
-    /// the lines of a file that it contradicts.
+    /// the contradicted lines of a file.
     fn attribute(&self, invalid: ConstraintError) -> ConfigError {
         let mut origin = self.origin(invalid.keys[0]);
         for key in &invalid.keys[1..] {
@@ -530,7 +528,7 @@ impl ConfigReader {
     }
 }
 
-/// Refuses another kind of model than that of the one from which the run starts.
+/// Refuses a kind of model other than the initial model's.
 fn require_kind_of_model(model: &[&Assignment], others: &[&Assignment]) -> Result<(), ConfigError> {
     for key in [KIND, PRESET] {
         let value_of = |one: &Assignment| accepted_value(&key, one.value, &one.written);
@@ -549,7 +547,6 @@ fn require_kind_of_model(model: &[&Assignment], others: &[&Assignment]) -> Resul
     Ok(())
 }
 
-/// Parses the text of a file.
 fn parsed<'a>(path: &Path, text: &'a str) -> Result<toml::Spanned<DeTable<'a>>, ConfigError> {
     DeTable::parse(text).map_err(|error| {
         let span = error.span().unwrap_or(0..0);
@@ -564,7 +561,7 @@ fn parsed<'a>(path: &Path, text: &'a str) -> Result<toml::Spanned<DeTable<'a>>, 
     })
 }
 
-/// What to type if a path was meant as data and not as a configuration.
+/// Command to type if a path was meant as data and not as a configuration.
 fn as_data(path: &Path) -> String {
     format!(
         "a configuration is a file in TOML; to train on it, type --data {}",
@@ -572,7 +569,7 @@ fn as_data(path: &Path) -> String {
     )
 }
 
-/// Returns what a file sets, in the order of its text.
+/// Assignments of a file, in the order of its text.
 fn of_file<'a>(
     path: &Path,
     text: &str,
@@ -600,7 +597,7 @@ fn of_file<'a>(
     Ok(assignments)
 }
 
-/// Returns what the nth flag sets, whose value in TOML is `value` if it is one.
+/// Assignment of the nth flag. `value` is its value in TOML, if it parses as such.
 fn of_flag<'a>(
     index: usize,
     one: &Override,
@@ -609,18 +606,18 @@ fn of_flag<'a>(
     let origin = Origin::Flag(index, one.flag.clone());
     let name = with_section(&origin, &one.key)?.to_owned();
     let is_text = known_key(&name).is_some_and(|key| key.accepts == Constraint::Text);
-    // What is no string is one without its quotes, such as the index of a device.
+    // A text key takes a value that is not a TOML string as a bare word, such as the index of a
+    // device.
     let value = value.filter(|value| !is_text || matches!(value, DeValue::String(_)));
     Ok(Assignment { origin, name, value, written: one.value.clone() })
 }
 
-/// Returns the line of the byte at an offset in the text of a file.
 fn line(path: &Path, text: &str, offset: usize) -> Origin {
     let before = &text.as_bytes()[..offset.min(text.len())];
     Origin::File(path.into(), 1 + before.iter().filter(|byte| **byte == b'\n').count())
 }
 
-/// Returns the entries of a table in the order of the text, so that the first error is reported.
+/// Entries of a table in the order of the text, so that the first error is reported.
 fn in_order<'t, 'i>(
     table: &'t DeTable<'i>,
 ) -> Vec<(&'t toml::Spanned<toml::de::DeString<'i>>, &'t toml::Spanned<DeValue<'i>>)> {
@@ -629,7 +626,6 @@ fn in_order<'t, 'i>(
     entries
 }
 
-/// Converts a written number.
 fn real(value: &DeValue) -> Option<f64> {
     match value {
         DeValue::Float(number) => number.as_str().parse().ok(),
@@ -638,10 +634,10 @@ fn real(value: &DeValue) -> Option<f64> {
     }
 }
 
-/// Converts a written value to that of the key; `None` if the key does not accept it.
+/// Converts a written value to the type of the key; `None` if the key does not accept it.
 fn accepted_value(key: &Key, value: Option<&DeValue>, written: &str) -> Option<Value> {
     let value = match value {
-        // Without brackets, as a flag may have it: 4,4,4.
+        // Without brackets, as in a flag: 4,4,4.
         None if key.accepts == Constraint::IntList => {
             let mut counts = Vec::new();
             for count in written.split(',') {
@@ -707,7 +703,7 @@ fn whole(number: &toml::de::DeInteger) -> Option<i128> {
     i128::from_str_radix(number.as_str(), number.radix()).ok()
 }
 
-/// Returns the first line of a span of the text, cut to 40 characters.
+/// First line of a span of the text, cut to 40 characters.
 fn excerpt(text: &str, span: &Range<usize>) -> String {
     let line = text.get(span.clone()).unwrap_or_default().lines().next().unwrap_or_default();
     match line.char_indices().nth(40) {
@@ -742,7 +738,6 @@ mod tests {
         typed(text, sets).unwrap_or_else(|error| panic!("{error}")).config
     }
 
-    /// Asserts that a file and flags are refused with this message.
     fn refused(text: &str, sets: &[&str], expected: &str) {
         match typed(text, sets) {
             Err(error) => assert_eq!(error.to_string(), expected),
@@ -781,7 +776,7 @@ mod tests {
             let (section, name) = before.split_once('.').unwrap();
             refused(&format!("[{section}]\n{name} = 1"), &[], &format!("run.toml:2: {hint}"));
         }
-        // A short name that is still one belongs to another section now.
+        // A short name that is still a key now belongs to another section.
         assert_eq!(config("", &["hash_every=7"]).faults.hash_every, 7);
         refused(
             "",
@@ -1138,7 +1133,7 @@ mod tests {
     #[test]
     fn keys_of_models_are_those_of_the_kind_wherever_it_is_set() {
         let value = |text: &str, sets: &[&str], key: &str| config(text, sets).value(key);
-        // Also if the kind comes behind the key, or by a flag.
+        // Also if the kind follows the key, or is set by a flag.
         let file = "[model]\ncell = 'gru'\nkind = 'rnn'";
         assert_eq!(value(file, &[], "model.cell"), Some("gru".into()));
         assert_eq!(
@@ -1180,7 +1175,7 @@ mod tests {
         let value = |key: &str| changed.value(key).unwrap().to_string();
         assert_eq!([value("model.layers"), value("model.heads")], ["2", "16"]);
         assert_eq!([value("model.context"), value("model.bias")], ["32", "false"]);
-        // The last one counts.
+        // The last one wins.
         let xl = config(text, &["preset=gpt2-xl"]);
         assert_eq!(xl.value("model.width"), Some(1600.into()));
     }
@@ -1225,7 +1220,7 @@ mod tests {
         refused("model.kind = 'llama'", &sets, &format!("--set rope_low_freq=2: {low}"));
         let low = low.replace("linear", "none");
         refused("model.kind = 'llama'", &sets[1..], &format!("--set rope_low_freq=2: {low}"));
-        // Values of a preset that have no effect are not refused: nobody asked for them.
+        // Values of a preset without an effect are not refused, since the user did not set them.
         let plain = config("", &["preset=llama-3.2-1b", "rope_scaling=none"]);
         assert!(!plain.to_toml().contains("rope_factor"), "{}", plain.to_toml());
         let text = config("", &["preset=llama-3.2-1b"]).to_toml();
@@ -1240,13 +1235,13 @@ mod tests {
         let hidden = format!("model.hidden {}", of("gpt", "\"mlp\" or \"cnn\""));
         refused("[model]\nlayers = 2\nhidden = [8]", &[], &format!("run.toml:3: {hidden}"));
         refused("", &["hidden=8"], &format!("--set hidden=8: {hidden}"));
-        // Also if it would have its default.
+        // Also with its default value.
         let heads = format!("model.heads {}", of("rnn", "\"gpt\" or \"llama\""));
         refused("[model]\nheads = 4\nkind = 'rnn'", &[], &format!("run.toml:3: {heads}"));
         let line = "(model.heads is set in run.toml:1)";
         let flag = format!("--set model.kind=rnn: {heads} {line}");
         refused("model.heads = 4", &["model.kind=rnn"], &flag);
-        // Whatever its value is.
+        // For any value.
         refused(
             "",
             &["model.cell=2"],
@@ -1256,7 +1251,7 @@ mod tests {
         refused("model.hiden = [8]", &[], near);
     }
 
-    /// The keys of the model from which a run starts are those of no file and no flag.
+    /// The keys of the initial model count as set neither by a file nor by a flag.
     #[test]
     fn files_and_flags_win_over_the_model_that_a_run_starts_from() {
         let settings = vec![
@@ -1385,7 +1380,7 @@ mod tests {
             let text = config.to_run_toml(&BTreeSet::new());
             let mut of_run = read(None, Some((path, &text)), &[]).unwrap();
             if config.train.epochs > 0 {
-                // The steps come with the data.
+                // The steps are computed with the data.
                 of_run.config.set_steps_of_epochs(config.train.steps, &of_run.typed);
             }
             prop_assert_eq!(&of_run.config, &config);

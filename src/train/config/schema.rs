@@ -1,6 +1,6 @@
-//! Schema of a run's configuration: checked, resolved, printable as TOML and readable again.
-//! `read` builds a [`RunConfig`] from file and flags. A key is one entry of its section here, or of
-//! a family of models in `families`.
+//! Schema of a run's configuration: checked, resolved, printable as TOML and readable again. `read`
+//! builds a [`RunConfig`] from file and flags. A key is one entry of its section, here or in a
+//! family of models in `families`.
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Included};
@@ -26,9 +26,9 @@ pub enum DataKind {
     Builtin,
     /// A file of token ids.
     Tokens,
-    /// Images and labels as MNIST has them.
+    /// Images and labels in the format of MNIST.
     Idx,
-    /// CIFAR-10's binary version.
+    /// CIFAR-10 in its binary version.
     Cifar10,
     /// A table.
     Csv,
@@ -39,7 +39,7 @@ pub enum DataKind {
 }
 
 impl DataKind {
-    /// Returns the format of the samples; `None` for texts and tokens.
+    /// Format of the samples; `None` for texts and tokens.
     pub(crate) fn sample_format(self) -> Option<SampleFormat> {
         match self {
             Self::Text | Self::Builtin | Self::Tokens => None,
@@ -51,7 +51,7 @@ impl DataKind {
         }
     }
 
-    /// Returns the kind of what is at a path; that of a text, unless it looks like another.
+    /// Returns the kind of the data at a path: text, unless the path looks like another kind.
     pub fn of(path: &Path) -> Self {
         if tokens::is_described(path) {
             return Self::Tokens;
@@ -68,10 +68,10 @@ impl DataKind {
     }
 }
 
-/// Loss of a model of samples, in PyTorch's words.
+/// Loss of a model of samples, named as in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossKind {
-    /// Cross-entropy of classes, the mean squared error of values.
+    /// Cross-entropy for classes, mean squared error for values.
     Auto,
     /// Cross-entropy of classes.
     CrossEntropy,
@@ -130,7 +130,7 @@ impl ConfigValue for TokenizerSource {
     fn value(&self) -> Option<Value> {
         Some(Value::Text(match self {
             Self::Kind(kind) => kind.to_string(),
-            // A configuration holds Unicode only, and so does what was read from one.
+            // A configuration contains only Unicode, and so does a value read from one.
             Self::File(path) => path.to_string_lossy().into_owned(),
         }))
     }
@@ -143,19 +143,19 @@ impl ConfigValue for TokenizerSource {
     }
 }
 
-/// Value of `train.micro_batch_size` for what fits the memory of each device.
+/// Value of `train.micro_batch_size` for the largest that fits the memory of each device.
 const AUTO: &str = "auto";
 
-/// The most samples that a device runs in one pass.
+/// Largest number of samples that a device runs in one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroBatchSize {
-    /// As many as fit a device's memory.
+    /// As many samples as fit a device's memory.
     Auto,
     Samples(usize),
 }
 
 impl MicroBatchSize {
-    /// Returns the most samples, of a batch of so many.
+    /// Returns the largest number of samples in a pass, for this batch size.
     pub fn of_batch(self, batch: usize) -> usize {
         match self {
             Self::Auto => batch,
@@ -192,7 +192,7 @@ config_enum! {
         DataKind::Npy => "npy",
         DataKind::Images => "images",
     }
-    // `None`: as the targets suggest.
+    // `None`: follows the targets.
     Option<TargetKind> {
         None => "auto",
         Some(TargetKind::Classes) => "classification",
@@ -245,20 +245,19 @@ config_enum! {
     DeviceLoss { DeviceLoss::Stop => "stop", DeviceLoss::Continue => "continue", }
 }
 
-/// The most samples and tokens of an evaluation by default.
+/// Default limit of the samples, and of the tokens, of an evaluation.
 const EVAL_SAMPLES: u64 = 1024;
 const EVAL_TOKENS: u64 = 65_536;
-/// Largest count of steps: a billion steps take years on any device.
+/// Largest number of steps: a billion steps take years on any device.
 const STEPS: i64 = 1_000_000_000;
-/// Largest number of samples in a batch.
 const BATCH_MAX: i64 = 1 << 20;
-/// Largest number of blocks in a model chunk: far above what a model can have, and so small that
-/// sums of it do not wrap.
+/// Largest number of blocks in a model chunk: far above real models, and small enough that sums do
+/// not overflow.
 const BLOCKS_MAX: u64 = 65_536;
-/// Largest accepted learning rate: useful ones are far below, a larger one is a typing error.
+/// Largest accepted learning rate: useful ones are far smaller, so a larger one is a typing error.
 const LR_MAX: f64 = 1000.0;
 
-/// Keys on which it depends whether others have an effect, and words of them.
+/// Keys on whose values the effect of other keys depends, and such values.
 const MODEL_KIND: &str = KIND.full_name;
 const DATA_KIND: &str = "data.kind";
 const TRAIN_LOSS: &str = "train.loss";
@@ -269,7 +268,7 @@ const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
 const OPTIM_KIND: &str = "optim.kind";
 const SCHEDULE_KIND: &str = "schedule.kind";
 
-/// Generates the sections besides `[model]` and [`RunConfig`], which has them all.
+/// Generates the sections other than `[model]`, and [`RunConfig`], which has all sections.
 macro_rules! sections {
     ($(
         $(#[doc = $section_doc:literal])*
@@ -289,13 +288,13 @@ macro_rules! sections {
             $($(#[doc = $section_doc])* pub $section: $Section,)*
         }
 
-        /// Sections with a help sentence each, in printing order.
+        /// Sections, each with a sentence of help, in printing order.
         pub const SECTIONS: &[(&str, &str)] = &[
             ("model", "Architecture of the model."),
             $((stringify!($section), concat!($($section_doc),*)),)*
         ];
 
-        /// Keys of the sections besides `[model]`, in printing order.
+        /// Keys of the sections other than `[model]`, in printing order.
         pub(super) const FIXED_KEYS: &[&[Key]] = &[$($Section::KEYS,)*];
 
         impl RunConfig {
@@ -514,8 +513,8 @@ sections! {
     }
 }
 
-/// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
-/// derived again; so does it those of a preset.
+/// Keys whose default is derived from another key; [`RunConfig::to_run_toml`] leaves them to be
+/// derived again, like the values of a preset.
 const DERIVED: [&str; 10] = [
     "train.eval_samples",
     "optim.lr",
@@ -529,8 +528,8 @@ const DERIVED: [&str; 10] = [
     "schedule.gamma",
 ];
 
-/// Keys whose result is the placement of a run. A checkpoint saves the placement instead of them,
-/// and another value of one of them at a resume decides all of them anew.
+/// Keys whose result is the placement of a run. A checkpoint saves the placement instead; setting
+/// one of them to another value at a resume decides all of them anew.
 const DECIDED_BY_PLACEMENT: [&str; 6] = [
     "parallel.devices",
     "parallel.balance",
@@ -540,7 +539,7 @@ const DECIDED_BY_PLACEMENT: [&str; 6] = [
     "parallel.message_kib",
 ];
 
-/// Keys of pipelines and tensor groups, whose result is also the placement of a run.
+/// Keys of pipelines and tensor groups, whose result is also part of the placement of a run.
 const OF_PARTS: [&str; 6] = [
     "parallel.pipeline_stages",
     "parallel.blocks_per_stage",
@@ -550,7 +549,7 @@ const OF_PARTS: [&str; 6] = [
     "parallel.tensor_shares",
 ];
 
-/// Former names of keys, each with today's. No key may have a name of this list.
+/// Former names of keys, each with its current name. No key may have a name in this list.
 pub(crate) const RENAMED: [(&str, &str); 10] = [
     ("train.micro_batch", "train.micro_batch_size"),
     ("train.device_timeout_s", "faults.device_timeout_s"),
@@ -564,12 +563,10 @@ pub(crate) const RENAMED: [(&str, &str); 10] = [
     ("parallel.node_timeout_s", "faults.node_timeout_s"),
 ];
 
-/// Returns true for a key whose result is part of the placement of a run.
 pub(crate) fn is_of_placement(key: &str) -> bool {
     DECIDED_BY_PLACEMENT.contains(&key) || is_of_parts(key)
 }
 
-/// Returns true for a key of pipelines and tensor groups.
 pub(crate) fn is_of_parts(key: &str) -> bool {
     OF_PARTS.contains(&key)
 }
@@ -578,15 +575,15 @@ impl Optim {
     /// Returns the parameter groups.
     ///
     /// # Errors
-    /// Returns [`ParameterGroupError`] for the first that describes none.
+    /// Returns [`ParameterGroupError`] for the first text that does not describe a group.
     pub fn parameter_groups(&self) -> Result<Vec<ParameterGroup>, ParameterGroupError> {
         self.groups.iter().map(|text| text.parse()).collect()
     }
 }
 
 impl Parallel {
-    /// Returns the devices, with the stages of pipelines and the ranks of tensor groups if there
-    /// are any, for messages: `cpu*2 with parallel.pipeline_stages = 2`.
+    /// Returns the devices for messages, with pipeline stages and tensor ranks if there are any:
+    /// `cpu*2 with parallel.pipeline_stages = 2`.
     pub fn devices_text(&self) -> String {
         let stages = format!("parallel.pipeline_stages = {}", self.pipeline_stages);
         let ranks = format!("parallel.tensor_ranks = {}", self.tensor_ranks);
@@ -599,12 +596,12 @@ impl Parallel {
     }
 }
 
-/// Keys that the user has set, as opposed to those that have their default.
+/// Keys that the user has set, as opposed to keys with their defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TypedKeys {
     /// Keys set by the file and the flags of this start.
     pub now: BTreeSet<&'static str>,
-    /// Keys set by earlier starts of a run that is resumed; `None` for a new run.
+    /// Keys set by earlier starts of a resumed run; `None` for a new run.
     pub before: Option<BTreeSet<&'static str>>,
 }
 
@@ -614,8 +611,8 @@ impl TypedKeys {
         self.now.contains(key) || self.before.as_ref().is_some_and(|keys| keys.contains(key))
     }
 
-    /// Returns true if the default of `key` is derived from `other` at this start: in a new run,
-    /// or because `other` is set now.
+    /// Returns true if the default of `key` is derived from `other` at this start: in a new run, or
+    /// because `other` is set now.
     fn follows(&self, key: &str, other: &str) -> bool {
         !self.contains(key) && (self.before.is_none() || self.now.contains(other))
     }
@@ -631,25 +628,26 @@ impl TypedKeys {
 }
 
 impl RunConfig {
-    /// Returns the keys of this configuration, in printing order: those of its family of models,
-    /// and those of all other sections.
+    /// Returns the keys of this configuration, in printing order: first of its family of models,
+    /// then of all other sections.
     pub fn keys(&self) -> Vec<&'static Key> {
         let mut keys = self.model.keys();
         keys.extend(FIXED_KEYS.iter().copied().flatten());
         keys
     }
 
-    /// Returns the value of the key of this full name; `None` if it has none, or is no key of this
-    /// configuration.
+    /// Returns the value of the key with this full name; `None` if it is unset or is not a key of
+    /// this configuration.
     pub fn value(&self, name: &str) -> Option<Value> {
         let (section, key) = name.split_once('.')?;
         self.section(section)?.value(key)
     }
 
-    /// Sets the key of this full name to a value that it accepts.
+    /// Sets the key with this full name to a value that it accepts.
     ///
     /// # Panics
-    /// If it is no key of this configuration, and on a value of another type than the key's.
+    /// Panics if it is not a key of this configuration, or if the value has another type than the
+    /// key.
     pub fn set(&mut self, name: &str, value: Value) {
         let (section, key) = name.split_once('.').unwrap_or((name, ""));
         match self.section_mut(section) {
@@ -658,9 +656,8 @@ impl RunConfig {
         }
     }
 
-    /// Sets the keys whose default follows another key, except for those that were set. In a
-    /// resumed run they follow only a key that is set now; the warm-up and the end of the decay
-    /// keep their values.
+    /// Sets the keys whose default follows another key, unless they are set. In a resumed run they
+    /// follow only keys that are set now; the warm-up and the end of the decay keep their values.
     pub(crate) fn apply_derived_defaults(&mut self, typed: &TypedKeys) {
         let is_new = typed.before.is_none();
         let now = &typed.now;
@@ -674,7 +671,7 @@ impl RunConfig {
             let is_interleaved = self.parallel.schedule == PipelineSchedule::Interleaved;
             self.parallel.virtual_stages = if is_interleaved { 2 } else { 1 };
         }
-        // A run that becomes a pipeline has few micro-batches otherwise, and idle stages.
+        // A run that becomes a pipeline would otherwise have few micro-batches and idle stages.
         let becomes_pipeline = self.parallel.pipeline_stages > 1
             && ["parallel.pipeline_stages", "parallel.schedule"]
                 .iter()
@@ -686,7 +683,7 @@ impl RunConfig {
         {
             *samples = (*samples).min(self.train.batch);
         }
-        // Of a pipeline as many micro-batches as keep its stages busy.
+        // For a pipeline, enough micro-batches to keep its stages busy.
         if self.train.micro_batch_size == MicroBatchSize::Auto {
             self.train.micro_batch_size = self.default_micro_batch();
         }
@@ -710,23 +707,22 @@ impl RunConfig {
         if now.contains("train.steps") && !now.contains("train.epochs") {
             self.train.epochs = 0;
         }
-        // The steps of epochs are known with the data.
+        // The steps of a run in epochs are known once the data are.
         if !now.contains("train.epochs") || self.train.epochs == 0 {
             self.derive_schedule(typed);
         }
     }
 
-    /// Sets the number of steps of a run that is given in epochs, and what is derived from it.
+    /// Sets the number of steps of a run given in epochs, and the keys derived from it.
     pub(crate) fn set_steps_of_epochs(&mut self, steps: u64, typed: &TypedKeys) {
         self.train.steps = steps;
         self.derive_schedule(typed);
     }
 
-    /// Sets the warm-up and the end of the decay by the number of steps.
     fn derive_schedule(&mut self, typed: &TypedKeys) {
         let is_new = typed.before.is_none();
-        // A run of 0 steps only writes the checkpoint that another run starts from, so nothing is
-        // derived from it: its schedule is open, and so is a warm-up that was not set.
+        // A run of 0 steps only writes a checkpoint for another run to start from. Nothing is
+        // derived from it: its schedule stays open, and so does a warm-up that was not set.
         let is_open = is_new || self.schedule.decay_steps == 0;
         if is_open && !typed.contains("schedule.warmup") && self.train.steps > 0 {
             self.schedule.warmup = (self.train.steps / 10).min(100);
@@ -740,9 +736,8 @@ impl RunConfig {
         }
     }
 
-    /// Derives the kind of the data from what is at their path, and in a new run that of the model
-    /// from its preset or from the data, unless they are set. All other keys of the model depend on
-    /// its kind.
+    /// Derives the kind of the data from their path, and in a new run the kind of the model from
+    /// its preset or the data, unless they are set. All other keys of the model depend on its kind.
     pub(crate) fn select_kinds(&mut self, typed: &TypedKeys) {
         if let Some(path) = &self.data.path
             && typed.now.contains("data.path")
@@ -760,14 +755,14 @@ impl RunConfig {
         }
     }
 
-    /// Gives keys that are not set the defaults that they have with the model: those of its preset,
-    /// and then in other sections those that follow from its sizes.
+    /// Gives unset keys the defaults of the model: first the values of its preset, then keys of
+    /// other sections that follow from its sizes.
     fn apply_model_defaults(&mut self, now: &BTreeSet<&'static str>) {
         self.set_unless(now, self.model.preset_values());
         self.set_unless(now, self.model.defaults());
     }
 
-    /// Sets keys but those that are set already, and those without an effect.
+    /// Sets keys, except those already set and those without an effect.
     fn set_unless(&mut self, now: &BTreeSet<&'static str>, values: Vec<(&'static str, Value)>) {
         for (name, value) in values {
             let key = self.keys().into_iter().find(|key| key.full_name == name);
@@ -777,10 +772,9 @@ impl RunConfig {
         }
     }
 
-    /// Returns the micro-batch of a run that sets none: the batch, or in a pipeline of K stages the
-    /// most with which a pipeline of its own runs 4K micro-batches, so that its bubble is small, in
-    /// whole rounds of an interleaved schedule if there are such; no fewer samples than the model
-    /// needs.
+    /// Default micro-batch of a run: the batch, or in a pipeline of K stages the largest with which
+    /// one pipeline runs 4K micro-batches, so that its bubble is small. Prefers whole rounds of an
+    /// interleaved schedule if possible. Never below the minimum of the model.
     fn default_micro_batch(&self) -> MicroBatchSize {
         let batch = self.train.batch;
         let stages = self.parallel.pipeline_stages;
@@ -801,8 +795,7 @@ impl RunConfig {
         MicroBatchSize::Samples(most)
     }
 
-    /// Returns the first key of the placement, of those set now, with another value than in
-    /// `saved`.
+    /// Returns the first key of the placement that is set now to another value than in `saved`.
     pub fn other_placement(&self, saved: &Self, typed: &TypedKeys) -> Option<&'static str> {
         for name in Parallel::KEYS.iter().map(|key| key.full_name) {
             let is_other = if name == "parallel.devices" {
@@ -817,8 +810,8 @@ impl RunConfig {
         None
     }
 
-    /// Gives the keys of the placement that are not set now the defaults of a new run, except for
-    /// the devices.
+    /// Resets the keys of the placement that are not set now to the defaults of a new run, except
+    /// for the devices.
     pub(crate) fn forget_placement(&mut self, typed: &TypedKeys) {
         let Parallel { devices, overlap, .. } = self.parallel.clone();
         let before = std::mem::replace(
@@ -834,21 +827,21 @@ impl RunConfig {
         }
     }
 
-    /// Formats every key with its value as TOML; reading it gives this configuration again.
+    /// Formats every key with its value as TOML; reading it yields this configuration again.
     pub fn to_toml(&self) -> String {
         self.sections_toml(&|_| KeyLine::Value)
     }
 
-    /// Formats what a checkpoint saves of the configuration: all keys but those whose result is in
-    /// the placement, which it saves instead.
+    /// Formats the part of the configuration that a checkpoint saves: all keys except those whose
+    /// result is in the placement, which is saved instead.
     pub(crate) fn to_saved_toml(&self) -> String {
         self.sections_toml(&|key| {
             if is_of_placement(key.full_name) { KeyLine::None } else { KeyLine::Value }
         })
     }
 
-    /// Formats the configuration as TOML that is to be read, and edited, as that of a new run.
-    /// Derived defaults are comments: they follow their keys again. Reading it gives this
+    /// Formats the configuration as TOML to be read and edited as the configuration of a new run.
+    /// Derived defaults are comments, so that they follow their keys again. Reading it yields this
     /// configuration again.
     pub(crate) fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
         let of_preset: BTreeSet<_> =
@@ -866,7 +859,7 @@ impl RunConfig {
                 derived.insert(key.full_name);
             }
         }
-        // What is derived of a key that is not derived itself is so only of that key's value.
+        // A value derived from a key that is not itself derived depends on that key's value only.
         loop {
             let fresh = self.derived_again(&derived);
             let before = derived.len();
@@ -887,7 +880,7 @@ impl RunConfig {
         })
     }
 
-    /// Returns what this configuration is when it is read without some of its keys.
+    /// This configuration after reading it without some of its keys.
     fn derived_again(&self, without: &BTreeSet<&'static str>) -> Self {
         let defaults = Self { model: self.model.of_defaults(), ..Self::default() };
         let mut fresh = self.clone();
@@ -938,28 +931,26 @@ impl RunConfig {
     }
 }
 
-/// Returns a device selector in the spelling in which equal ones are compared.
+/// Device selector in normalized spelling, for comparisons.
 fn normalized(selector: &str) -> String {
     selector.replace(' ', "").to_lowercase()
 }
 
-/// Form of a key in the text of a configuration.
 enum KeyLine {
     Value,
-    /// A comment that ends with what the default follows.
+    /// Comment that ends with the key that the default follows.
     Comment(&'static str),
     None,
 }
 
-/// Returns the keys of all configurations: those with any family of models, of which several may
-/// have a key of the same name.
+/// Keys of all configurations, with any family of models; several families may have a key of the
+/// same name.
 pub(super) fn known_keys() -> Vec<&'static Key> {
     let mut keys = keys_of_all();
     keys.extend(FIXED_KEYS.iter().copied().flatten());
     keys
 }
 
-/// Returns a key of this full name, `section.key_name`, of any configuration.
 pub(super) fn known_key(name: &str) -> Option<&'static Key> {
     known_keys().into_iter().find(|key| key.full_name == name)
 }

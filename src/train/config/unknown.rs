@@ -1,17 +1,17 @@
-//! Refusals of unknown keys, sections and values: the nearest ones that exist, and the answers to
-//! names that users of other trainers type.
+//! Refusals of unknown keys, sections and values: suggests the nearest known names, and answers
+//! names typed by users of other trainers.
 
 use super::read::{ConfigError, Origin};
 use super::schema::{RENAMED, SECTIONS, known_keys};
 
-/// Number of keys that are suggested for a name that is near to none.
+/// Number of keys suggested for a name that is near to none.
 const SUGGESTIONS: usize = 3;
 
-/// Where all keys are listed.
+/// Hint to the list of all keys.
 const ALL_KEYS: &str = "`potluck train --explain keys` lists all";
 
-/// Names of settings in other trainers, in lower case with underscores, and the setting that it is
-/// here.
+/// Names of settings in other trainers, in lower case with underscores, with the corresponding
+/// setting here.
 const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     (
         &[
@@ -147,7 +147,7 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     (&["criterion", "loss_fn", "loss_function", "objective"], "set train.loss"),
 ];
 
-/// Values of keys that users of other trainers type, and what is meant by them here.
+/// Values of keys typed by users of other trainers, with their meaning here.
 const OTHER_VALUES: &[(&str, &[&str], &str)] = &[
     (
         "train.precision",
@@ -197,7 +197,7 @@ const OTHER_VALUES: &[(&str, &[&str], &str)] = &[
 ];
 
 /// Full name of a key that a flag names without its section, if only one section has it; any other
-/// name as it is.
+/// name unchanged.
 pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str, ConfigError> {
     let mut found = Vec::new();
     for key in known_keys() {
@@ -215,8 +215,8 @@ pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str
     }
 }
 
-/// Tells where a setting of another trainer is here. `name` is a key, with its section or without,
-/// or a flag without its hyphens.
+/// Returns the counterpart of another trainer's setting. `name` is a key, with or without its
+/// section, or a flag without its hyphens.
 pub fn of_other_trainers(name: &str) -> Option<&'static str> {
     let name = in_words(name);
     let setting = name.rsplit('.').next().unwrap_or(&name);
@@ -230,7 +230,7 @@ pub fn key_of_flag(flag: &str) -> Option<&'static str> {
     known_keys().into_iter().find(|key| key.name == name).map(|key| key.full_name)
 }
 
-/// Explains a refused value, if it is one of another trainer.
+/// Explanation of a refused value that is known from another trainer.
 pub(super) fn value_of_other_trainers(key: &str, written: &str) -> Option<&'static str> {
     let value = written.trim_matches('"').to_lowercase();
     let found = OTHER_VALUES.iter().find(|(of, values, _)| *of == key && values.contains(&&*value));
@@ -269,7 +269,7 @@ fn hint_for_key(name: &str) -> String {
     }
 }
 
-/// Today's name of a key by its former one, with its section or without.
+/// Current name of a key by its former one, with or without its section.
 fn renamed(name: &str) -> Option<&'static str> {
     let name = in_words(name);
     for (before, now) in RENAMED {
@@ -280,8 +280,8 @@ fn renamed(name: &str) -> Option<&'static str> {
     None
 }
 
-/// The key that is meant if the section is misspelled, if only another section has the key, or if
-/// the key is misspelled; in this order.
+/// Key that is probably meant: if the section is misspelled, if only another section has the key,
+/// or if the key is misspelled; in this order.
 fn likely_key(name: &str) -> Option<&'static str> {
     let key_name = name.rsplit('.').next().unwrap_or(name);
     let keys = known_keys();
@@ -301,7 +301,7 @@ fn likely_key(name: &str) -> Option<&'static str> {
         .or_else(|| nearest(key_name, keys.iter().map(|key| (key.name, key.full_name))))
 }
 
-/// The keys whose names are most similar; of the section that is named, if there is one.
+/// Keys with the most similar names, within the named section if it exists.
 fn nearest_keys(name: &str) -> Vec<&'static str> {
     let name = in_words(name);
     let (section, key_name) = name.rsplit_once('.').unwrap_or(("", &name));
@@ -319,8 +319,8 @@ fn nearest_keys(name: &str) -> Vec<&'static str> {
     similar.into_iter().map(|(_, key)| key).collect()
 }
 
-/// The meaning of the spelling nearest to `typed`, of pairs (spelling, meaning), if it is near
-/// enough to be a typo: one edit per four letters (rounded up), at most three.
+/// Meaning of the spelling nearest to `typed` among pairs (spelling, meaning), if it is near enough
+/// to be a typo: one edit per four letters (rounded up), at most three.
 fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> Option<&'a str> {
     let typed = in_words(typed);
     let mut near = None;
@@ -335,7 +335,7 @@ fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> 
     near
 }
 
-/// A name as keys are written: in lower case, with underscores.
+/// Name in the form of keys: lower case, with underscores.
 fn in_words(name: &str) -> String {
     name.to_lowercase().replace('-', "_")
 }

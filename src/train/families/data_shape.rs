@@ -1,10 +1,10 @@
-//! Sizes of data, to which a model is built.
+//! Sizes of data, which determine the inputs and outputs of a model.
 
 use super::FamilyError;
 use potluck_data::{DataDescription, TargetNames};
 use potluck_graph::model::{MlpLoss, PictureSizes};
 
-/// Sizes of the data, to which the inputs and outputs of a model must be built.
+/// Sizes of the data, which determine the inputs and outputs of a model.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum DataShape {
     Tokens {
@@ -21,7 +21,6 @@ pub enum DataShape {
 }
 
 impl DataShape {
-    /// Returns the sizes of data with this description.
     pub(crate) fn of(description: &DataDescription) -> Self {
         match description {
             DataDescription::Tokens { vocabulary } => Self::Tokens { vocabulary: *vocabulary },
@@ -33,7 +32,7 @@ impl DataShape {
         }
     }
 
-    /// Returns the vocabulary of the data of a model of tokens, which `model` names: "a gpt".
+    /// Vocabulary of the data of a token model. `model` names it for messages: "a gpt".
     ///
     /// # Errors
     /// Returns `FamilyError::Unfit` for samples.
@@ -46,10 +45,10 @@ impl DataShape {
         Ok(vocabulary)
     }
 
-    /// Returns the sizes of the data of a model of pictures, which `model` names: "a cnn".
+    /// Picture sizes of the data of a model. `model` names it for messages: "a cnn".
     ///
     /// # Errors
-    /// Returns `FamilyError::Unfit` for texts, tokens and samples that are no pictures.
+    /// Returns `FamilyError::Unfit` for texts, tokens and samples that are not pictures.
     pub(super) fn pictures(&self, model: &str) -> Result<PictureSizes, FamilyError> {
         let Self::Samples { shape, outputs, has_classes } = self else {
             let other = "set model.kind = \"gpt\" for texts and tokens";
@@ -70,7 +69,6 @@ impl DataShape {
     }
 }
 
-/// Returns the loss of a model of samples, whose targets are classes or values.
 pub(super) fn loss_of(has_classes: bool) -> MlpLoss {
     if has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError }
 }

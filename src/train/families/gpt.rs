@@ -1,4 +1,4 @@
-//! Transformers of the kind of GPT-2.
+//! Transformers of the GPT-2 kind.
 
 use super::{DataShape, Family, FamilyError, ModelFamily, Preset, TrainedOn, language};
 use crate::keys::{ConfigEnum, Constraint, ConstraintError, FRACTION, Value, refused, section};
@@ -22,7 +22,6 @@ pub(super) const FAMILY: Family = Family {
     new: || Box::new(GptFamily::default()),
 };
 
-/// Returns the keys of a published GPT-2 of these sizes.
 fn gpt2(layers: usize, heads: usize, width: usize) -> Vec<(&'static str, Value)> {
     vec![
         ("model.layers", layers.into()),
@@ -100,10 +99,10 @@ impl ModelFamily for GptFamily {
         format!("{layers}, {heads}, width {width}, {context}")
     }
 
-    /// The tables, and of each layer queries, keys, values and projection, and two matrices of 4
+    /// Counts the tables, and per layer queries, keys, values and projection, and two matrices of 4
     /// widths.
     fn parameters_at_least(&self) -> u64 {
-        // Does not wrap: widths are at most 65,536, layers 1,024 and rows 2^24.
+        // Does not overflow: widths are at most 65,536, layers 1,024 and rows 2^24.
         let rows = self.table_rows() as u64 + self.vocabulary.unwrap_or(0) as u64;
         let width = self.width as u64;
         rows * width + 12 * self.layers as u64 * width.pow(2)
@@ -119,7 +118,7 @@ impl ModelFamily for GptFamily {
         cached_sequences: Option<usize>,
     ) -> Result<Option<Graph>, FamilyError> {
         let config = self.config(data)?;
-        // Without layers, there is nothing to keep.
+        // Without layers, a cache would be empty.
         let graph = match cached_sequences.filter(|_| self.layers > 0) {
             Some(sequences) => cached_gpt(&config, sequences)?,
             None => next_token_gpt(&config)?,

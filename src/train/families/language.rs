@@ -1,10 +1,10 @@
-//! Rules that families of language models have in common.
+//! Rules common to families of language models.
 
 use super::{DataShape, FamilyError};
 use crate::keys::{ConstraintError, refused};
 
-/// Returns the tokens that a model knows, which `model` names: "a gpt". They are those of the data,
-/// or more if `model.vocabulary` says so.
+/// Number of tokens that a model knows: the vocabulary of the data, or more if `model.vocabulary`
+/// says so. `model` names it for messages: "a gpt".
 pub(super) fn vocabulary(
     model: &str,
     typed: Option<usize>,
@@ -30,19 +30,19 @@ pub(super) fn check_positions(positions: usize, context: usize) -> Result<(), Co
     Ok(())
 }
 
-/// Formats the context of a model for its summary, with its positions if they are more.
+/// Context of a model for its summary, with the number of positions if it is larger.
 pub(super) fn context_text(context: usize, positions: usize) -> String {
     let spare = positions > context;
     let of = if spare { format!(" of {positions} positions") } else { String::new() };
     format!("context {context}{of}")
 }
 
-/// Returns the learning rate of a transformer of this width that sets none: 4e-3 at width 64, and
-/// less for wider ones, 6.2e-4 at 768, to two digits, so that it is the number that is printed.
+/// Default learning rate of a transformer of this width: 4e-3 at width 64, less for wider ones, and
+/// 6.2e-4 at 768. Rounded to two digits, so that the printed number is exact.
 pub(super) fn default_lr(width: usize) -> f64 {
     let lr = 4e-3 * (64.0 / width.max(1) as f64).powf(0.75);
     let exponent = lr.log10().floor() - 1.0;
     let digits = (lr / 10f64.powf(exponent)).round();
-    // Through decimal digits, which give the nearest number to what is printed.
+    // Through decimal digits, which give the float nearest to the printed number.
     format!("{digits}e{exponent}").parse().unwrap_or(lr)
 }

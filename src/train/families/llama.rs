@@ -1,4 +1,4 @@
-//! Transformers of the kind of Llama: Llama 2 and 3, Qwen2 and Qwen3, Mistral, SmolLM2 and SmolLM3.
+//! Transformers of the Llama kind: Llama 2 and 3, Qwen2 and Qwen3, Mistral, SmolLM2 and SmolLM3.
 
 use std::ops::Bound::{Excluded, Included};
 
@@ -30,7 +30,7 @@ pub(super) const FAMILY: Family = Family {
     new: || Box::new(LlamaFamily::default()),
 };
 
-/// Word of `model.rope_scaling`, the names of Hugging Face's `rope_type`. The factors of a scaling
+/// Word of `model.rope_scaling`, named like Hugging Face's `rope_type`. The factors of a scaling
 /// are keys of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeScaling {
@@ -55,7 +55,7 @@ config_enum! {
 const ROPE_SCALING: &str = "model.rope_scaling";
 const SCALED: &[&str] = &["linear", "llama3"];
 const LLAMA3: &[&str] = &["llama3"];
-/// Largest factor of a scaling: far above those of models.
+/// Largest factor of a scaling, far above real ones.
 const FACTOR_MAX: f64 = 1e6;
 
 section! {
@@ -112,7 +112,6 @@ section! {
     }
 }
 
-/// SmolLM2 of these sizes.
 fn smollm2(layers: usize, heads: usize, width: usize) -> LlamaFamily {
     LlamaFamily {
         layers,
@@ -203,7 +202,7 @@ fn llama3_of_1b() -> LlamaFamily {
     }
 }
 
-/// The first version, which has a window.
+/// First version, which has a window.
 fn mistral() -> LlamaFamily {
     LlamaFamily {
         layers: 32,
@@ -220,7 +219,7 @@ fn mistral() -> LlamaFamily {
 }
 
 impl LlamaFamily {
-    /// Returns all values that a preset with these has.
+    /// All values of a preset with these keys.
     fn preset(&self) -> Vec<(&'static str, Value)> {
         let mut values = Vec::new();
         for key in self.keys() {
@@ -357,10 +356,10 @@ impl ModelFamily for LlamaFamily {
         format!("{layers}, {heads}{shared}, width {width}, {context}")
     }
 
-    /// The tables, and of each layer queries, keys, values and projection, and the three matrices
-    /// of the perceptron.
+    /// Counts the tables, and per layer queries, keys, values and projection, and the three
+    /// matrices of the perceptron.
     fn parameters_at_least(&self) -> u64 {
-        // Does not wrap: columns of heads are below 2^20, of the perceptron at most 2^18.
+        // Does not overflow: columns of heads are below 2^20, of the perceptron at most 2^18.
         let tables = if self.tie { 1 } else { 2 };
         let rows = (tables * self.vocabulary.unwrap_or(0)) as u64;
         let heads = 2 * (self.heads + self.heads_of_keys()) as u64;
@@ -378,7 +377,7 @@ impl ModelFamily for LlamaFamily {
         cached_sequences: Option<usize>,
     ) -> Result<Option<Graph>, FamilyError> {
         let config = self.config(data)?;
-        // Without layers, there is nothing to keep.
+        // Without layers, a cache would be empty.
         let graph = match cached_sequences.filter(|_| self.layers > 0) {
             Some(sequences) => cached_llama(&config, sequences)?,
             None => next_token_llama(&config)?,

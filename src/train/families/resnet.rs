@@ -49,9 +49,9 @@ impl ModelFamily for ResnetFamily {
         )
     }
 
-    /// The first stage: two convolutions of 3 x 3 per block.
+    /// Counts the first stage: two convolutions of 3 x 3 per block.
     fn parameters_at_least(&self) -> u64 {
-        // Does not wrap: widths are at most 65,536 and layers 1,024.
+        // Does not overflow: widths are at most 65,536 and layers 1,024.
         18 * self.layers as u64 * (self.width as u64).pow(2)
     }
 
@@ -64,7 +64,7 @@ impl ModelFamily for ResnetFamily {
         })?)
     }
 
-    /// Returns what statistics of a micro-batch need.
+    /// Minimum for statistics of a micro-batch.
     fn micro_batch_min(&self) -> usize {
         if self.norm == PictureNorm::Batch { STATISTICS_ROWS_MIN as usize } else { 1 }
     }

@@ -72,9 +72,9 @@ impl ModelFamily for RnnFamily {
         )
     }
 
-    /// Of each gate the matrices of the input and of the state.
+    /// Counts the matrices of the input and of the state for each gate.
     fn parameters_at_least(&self) -> u64 {
-        // Does not wrap: widths are at most 65,536 and layers 1,024.
+        // Does not overflow: widths are at most 65,536 and layers 1,024.
         2 * self.cell.gates() as u64 * self.layers as u64 * (self.width as u64).pow(2)
     }
 

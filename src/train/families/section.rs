@@ -1,16 +1,15 @@
-//! Section `[model]` of a configuration: the family of the model, with the values of its keys, and
-//! the published model whose sizes it has.
+//! Section `[model]` of a configuration: the family of the model, the values of its keys, and the
+//! published model that gives their defaults.
 
 use std::ops::Deref;
 
 use super::{DEFAULT, FAMILIES, Family, KINDS, ModelFamily, PRESETS, Preset, family, preset};
 use crate::keys::{Constraint, ConstraintError, Key, Section, Value, refused};
 
-/// Context length of a model with a preset that sets none: that of GPT-2. Most published models are
-/// trained on more, for which small devices have no memory.
+/// Default context length of a model with a preset: GPT-2's. Most published models are trained on
+/// longer contexts, for which small devices have too little memory.
 pub(crate) const PRESET_CONTEXT: usize = 1024;
 
-/// Key that selects the family.
 pub(crate) const KIND: Key = Key {
     full_name: "model.kind",
     section: "model",
@@ -21,7 +20,7 @@ pub(crate) const KIND: Key = Key {
     only: None,
 };
 
-/// Key of a published model, whose sizes are the defaults of the family's keys.
+/// Key of a published model, whose sizes become the defaults of the family's keys.
 pub(crate) const PRESET: Key = Key {
     full_name: "model.preset",
     section: "model",
@@ -32,8 +31,8 @@ pub(crate) const PRESET: Key = Key {
     only: None,
 };
 
-/// Returns the keys of the section with any family, in the order of the help listing. Several
-/// families may have a key of the same name.
+/// Keys of the section with any family, in the order of the help listing. Several families may have
+/// a key of the same name.
 pub(crate) fn keys_of_all() -> Vec<&'static Key> {
     let mut keys = vec![&KIND, &PRESET];
     for family in FAMILIES {
@@ -42,8 +41,7 @@ pub(crate) fn keys_of_all() -> Vec<&'static Key> {
     keys
 }
 
-/// Section `[model]`. It has the keys `kind` and `preset`, and those of the family that `kind`
-/// selects.
+/// Section `[model]`: the keys `kind` and `preset`, and the keys of the family selected by `kind`.
 #[derive(Clone, Debug)]
 pub struct ModelSection {
     pub family: Box<dyn ModelFamily>,
@@ -72,17 +70,17 @@ impl Deref for ModelSection {
 }
 
 impl ModelSection {
-    /// Returns the section of a model of the same family whose keys have their defaults.
+    /// Section of a model of the same family with default keys.
     pub(crate) fn of_defaults(&self) -> Self {
         Self { family: (self.family.family().new)(), preset: None }
     }
 
-    /// Returns the name of the family that the preset is one of, if there is a preset.
+    /// Name of the preset's family, if a preset is set.
     pub(crate) fn kind_of_preset(&self) -> Option<&'static str> {
         self.preset.map(|(_, family)| family.name)
     }
 
-    /// Returns the defaults that the preset gives to keys of the family, by their full names.
+    /// Defaults that the preset gives to keys of the family, by their full names.
     pub(crate) fn preset_values(&self) -> Vec<(&'static str, Value)> {
         let Some((preset, _)) = self.preset else { return Vec::new() };
         let mut values = (preset.values)();
@@ -92,7 +90,6 @@ impl ModelSection {
         values
     }
 
-    /// Checks that the preset is one of the family.
     pub(crate) fn check_preset(&self) -> Result<(), ConstraintError> {
         let Some((preset, family)) = self.preset else { return Ok(()) };
         let kind = self.family.family().name;
@@ -124,8 +121,8 @@ impl Section for ModelSection {
         }
     }
 
-    /// Sets a key. Another kind than before gives all keys of the family their defaults; a preset
-    /// gives none a value ([`ModelSection::preset_values`]).
+    /// Sets a key. A new kind resets all keys of the family to their defaults; a preset sets none
+    /// of them ([`ModelSection::preset_values`]).
     fn set(&mut self, name: &str, value: Value) {
         if name == KIND.name {
             let kind = of_word(&value, family);
@@ -140,7 +137,7 @@ impl Section for ModelSection {
     }
 }
 
-/// Returns what the word of a value names; panics if it names nothing.
+/// Item named by the word of a value; panics if the word is unknown.
 fn of_word<T>(value: &Value, named: impl Fn(&str) -> Option<T>) -> T {
     let found = match value {
         Value::Text(word) => named(word),

@@ -1,4 +1,4 @@
-//! Tests of all families by the registry: another family is tested by its line there.
+//! Tests of all families in the registry: a new family is tested by its entry there.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,6 @@ use potluck_graph::Parameter;
 use potluck_graph::model::AttentionBias;
 use potluck_graph::model::names::their_name;
 
-/// Data on which models of this family are trained.
 fn data_of(family: &Family) -> DataShape {
     match family.trained_on {
         TrainedOn::Tokens => DataShape::Tokens { vocabulary: 65 },
@@ -153,7 +152,7 @@ fn presets_are_models_of_their_family_with_the_published_number_of_parameters() 
             }
             assert!((preset.values)().iter().all(|(name, _)| *name != "model.context"));
             assert_eq!(section.check(), Ok(()), "{}", preset.name);
-            // Of data with fewer tokens, which do not change the model.
+            // On data with fewer tokens, which do not change the model.
             let graph = section.graph(&data_of(family)).unwrap();
             let count = published.iter().find(|(name, _)| *name == preset.name);
             let (_, count) = count.unwrap_or_else(|| panic!("{} has no count", preset.name));
@@ -164,7 +163,7 @@ fn presets_are_models_of_their_family_with_the_published_number_of_parameters() 
     assert_eq!(names.len(), PRESETS.len());
 }
 
-/// Returns the parameters of a llama of these sizes by the formula of its layers.
+/// Number of parameters of a llama of these sizes, by the formula of its layers.
 fn llama_count(model: &llama::LlamaFamily) -> usize {
     let (width, heads) = (model.width, model.heads);
     let kv_heads = model.kv_heads.unwrap();

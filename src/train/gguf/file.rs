@@ -1,4 +1,4 @@
-//! The form of a GGUF file, version 3: keys with values, then the names and shapes of tensors, then
+//! Format of a GGUF file, version 3: keys with values, then the names and shapes of tensors, then
 //! their values (ggml-org/ggml, docs/gguf.md). All numbers are little-endian.
 
 use std::borrow::Cow;
@@ -8,7 +8,7 @@ use crate::hugging_face::FileType;
 
 const MAGIC: &[u8] = b"GGUF";
 const VERSION: u32 = 3;
-/// Tensors begin at multiples of so many bytes behind the start of all values.
+/// Alignment of tensors in bytes, from the start of all values.
 const ALIGNMENT: usize = 32;
 
 /// Value of a key.
@@ -23,7 +23,7 @@ pub enum GgufValue {
     Texts(Vec<String>),
 }
 
-/// Codes of types of values in the format.
+/// Codes of value types in the format.
 const WHOLE: u32 = 4;
 const INTEGER: u32 = 5;
 const REAL: u32 = 6;
@@ -78,7 +78,6 @@ fn put_list(out: &mut impl Write, kind: u32, length: usize) -> io::Result<()> {
     put_length(out, length)
 }
 
-/// Returns the code of a type of values of tensors in the format.
 fn code_of(kind: FileType) -> u32 {
     match kind {
         FileType::F32 => 0,
@@ -91,7 +90,7 @@ fn code_of(kind: FileType) -> u32 {
 /// Tensor of a file.
 pub struct GgufTensor<'a> {
     pub name: String,
-    /// Dimensions, the one of neighbouring values last; a file has them the other way round.
+    /// Dimensions, the innermost (contiguous) one last; a file has the reverse order.
     pub shape: Vec<usize>,
     pub kind: FileType,
     /// Returns the values, row by row.
@@ -156,7 +155,7 @@ mod tests {
         let mut expected = b"GGUF\x03\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0".to_vec();
         expected.extend(b"\x01\0\0\0\0\0\0\0k\x09\0\0\0\x08\0\0\0\x01\0\0\0\0\0\0\0");
         expected.extend(b"\x02\0\0\0\0\0\0\0ab");
-        // Of the tensor, the fastest dimension comes first.
+        // The innermost dimension of the tensor comes first.
         expected.extend(b"\x01\0\0\0\0\0\0\0t\x02\0\0\0\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0");
         expected.extend(b"\x01\0\0\0\0\0\0\0\0\0\0\0");
         expected.resize(expected.len().next_multiple_of(32), 0);

@@ -1,5 +1,5 @@
-//! Models as GGUF files, which llama.cpp, ollama and LM Studio read. Names and keys are those of
-//! llama.cpp's converter.
+//! Models as GGUF files, for llama.cpp, ollama and LM Studio. Names and keys follow llama.cpp's
+//! converter.
 
 mod file;
 mod vocabulary;
@@ -23,7 +23,7 @@ use potluck_graph::{RotaryAngles, RotaryScaling};
 /// Reason why a model cannot be written as a GGUF file.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
-    /// Of the configuration, or of writing.
+    /// Error of the configuration, or of writing.
     #[error(transparent)]
     Files(#[from] HuggingFaceError),
     #[error("the model has no form in a GGUF file: {0}")]
@@ -32,7 +32,7 @@ pub enum GgufError {
     Tokenizer(String),
 }
 
-/// Model and what is written beside its parameters.
+/// Model with the data written beside its parameters.
 pub struct GgufModel<'a> {
     pub family: &'a dyn ModelFamily,
     pub parameters: &'a [NamedTensor],
@@ -43,11 +43,10 @@ pub struct GgufModel<'a> {
     pub special: SpecialTokens,
     /// Jinja template of conversations.
     pub chat_template: Option<&'a str>,
-    /// Type of matrices; vectors and positions are in f32, as llama.cpp needs them.
+    /// Type of matrices; vectors and positions are in f32, as llama.cpp requires.
     pub kind: FileType,
 }
 
-/// Parameters of a GPT.
 const GPT_NAMES: &[FileName] = &[
     FileName::same("wte.weight", "token_embd.weight"),
     FileName::same("wpe.weight", POSITIONS),
@@ -68,7 +67,6 @@ const GPT_NAMES: &[FileName] = &[
     FileName::same("lm_head.weight", "output.weight"),
 ];
 
-/// Parameters of a Llama.
 const LLAMA_NAMES: &[FileName] = &[
     FileName::same("model.embed_tokens.weight", "token_embd.weight"),
     FileName::same("model.layers.#.input_layernorm.weight", "blk.#.attn_norm.weight"),
@@ -93,11 +91,11 @@ const LLAMA_NAMES: &[FileName] = &[
 /// Table of learned positions.
 const POSITIONS: &str = "position_embd.weight";
 
-/// Writes a model to a new file, which is there as a whole or not at all.
+/// Writes a model to a new file, atomically.
 ///
 /// # Errors
-/// Returns [`GgufError`] if the file is there already, if the model or its tokenizer has no form in
-/// it, or if it cannot be written.
+/// Returns [`GgufError`] if the file exists, if the format does not support the model or its
+/// tokenizer, or if the file cannot be written.
 pub fn export(out: &Path, model: &GgufModel) -> Result<(), GgufError> {
     hugging_face::require_free(out)?;
     let vocabulary = hugging_face::vocabulary_of(model.family, model.parameters);
@@ -132,7 +130,6 @@ impl ModelShape<'_> {
         self.config[key].as_f64().unwrap_or(0.0) as f32
     }
 
-    /// Returns the name of the architecture.
     fn architecture(&self) -> Result<&'static str, GgufError> {
         match self.kind() {
             "gpt2" => Ok("gpt2"),
@@ -146,8 +143,9 @@ impl ModelShape<'_> {
         }
     }
 
-    /// Returns the heads of a matrix whose rows are to be permuted: in the architecture `llama`,
-    /// llama.cpp turns neighbouring columns by an angle where Hugging Face's files turn halves.
+    /// Number of heads of a matrix whose rows must be permuted. In the architecture `llama`,
+    /// llama.cpp rotates pairs of neighbouring columns, whereas Hugging Face's files rotate pairs
+    /// of columns from the two halves.
     fn permuted_heads(&self, name: &str) -> Option<usize> {
         if !matches!(self.kind(), "llama" | "mistral") {
             return None;
@@ -162,7 +160,6 @@ impl ModelShape<'_> {
     }
 }
 
-/// Returns the keys of a file.
 fn keys(
     model: &GgufModel,
     shape: &ModelShape,
@@ -218,7 +215,7 @@ fn llama_keys(shape: &ModelShape) -> Result<Vec<(&'static str, GgufValue)>, Gguf
     }
     let whole = |key: &str| GgufValue::Whole(shape.whole(key));
     let mut context = shape.whole("max_position_embeddings");
-    // llama.cpp sees all of the context, where the window would hide what is before it.
+    // llama.cpp attends to the whole context, so the context is limited to the window.
     let window = shape.whole("sliding_window");
     if window > 0 {
         context = context.min(window);
@@ -243,7 +240,7 @@ fn llama_keys(shape: &ModelShape) -> Result<Vec<(&'static str, GgufValue)>, Gguf
             keys.push(("rope.scaling.type", GgufValue::Text("linear".into())));
             keys.push(("rope.scaling.factor", GgufValue::Real(factor)));
         }
-        // Its factors are a tensor, which only this architecture has.
+        // The factors of this scaling are a tensor, which only this architecture has.
         Some("llama3") if shape.architecture()? == "llama" => {}
         None => {}
         Some(other) => {
@@ -253,7 +250,6 @@ fn llama_keys(shape: &ModelShape) -> Result<Vec<(&'static str, GgufValue)>, Gguf
     Ok(keys)
 }
 
-/// Returns the tensors of a file.
 fn tensors<'a>(
     model: &GgufModel<'a>,
     shape: &ModelShape,
@@ -300,8 +296,8 @@ fn tensors<'a>(
     Ok(tensors)
 }
 
-/// Returns the rows of a matrix (or the values of a bias) with the two halves of each head in turn:
-/// row `i` of the first, then row `i` of the second.
+/// Rows of a matrix (or values of a bias) with the halves of each head interleaved: row `i` of the
+/// first half, then row `i` of the second.
 fn permute(values: &[f32], heads: usize, columns: usize) -> Vec<f32> {
     let of_head = values.len() / heads;
     let half = of_head / columns / 2;
@@ -316,8 +312,8 @@ fn permute(values: &[f32], heads: usize, columns: usize) -> Vec<f32> {
     permuted
 }
 
-/// Returns the factors by which the angles of `llama3` are divided, of each pair of a head's
-/// columns; `None` for others.
+/// Factors that divide the angles of `llama3`, one per pair of a head's columns; `None` for other
+/// scalings.
 fn frequency_factors(angles: &RotaryAngles, shape: &ModelShape) -> Option<Vec<f32>> {
     if shape.config["rope_scaling"]["rope_type"].as_str() != Some("llama3") {
         return None;

@@ -1,5 +1,5 @@
 //! Keys of a tokenizer in a GGUF file, from a `tokenizer.json` of byte pair encoding: with bytes as
-//! symbols, as GPT-2, Llama 3 and Qwen have it, or with SentencePiece's, as Llama 2 has it.
+//! symbols, as in GPT-2, Llama 3 and Qwen, or with SentencePiece's symbols, as in Llama 2.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,16 +7,16 @@ use serde_json::Value as Json;
 
 use super::file::GgufValue;
 
-/// Tokens of a meaning of their own.
+/// Tokens with a special meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// In front of a text.
+    /// Token at the beginning of a text.
     pub begin: Option<u32>,
-    /// Behind a text.
+    /// Token at the end of a text.
     pub end: Option<u32>,
 }
 
-/// Types of tokens in the format.
+/// Token types in the format.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
@@ -24,8 +24,7 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// Patterns by which texts are divided before pairs are merged, and the names that llama.cpp has
-/// for them.
+/// Patterns that split texts before pairs are merged, with llama.cpp's names for them.
 const PATTERNS: [(&str, &str); 2] = [
     (
         concat!(
@@ -46,7 +45,6 @@ const PATTERNS: [(&str, &str); 2] = [
 /// Symbol of a space in SentencePiece's tokens.
 const SPACE: &str = "\u{2581}";
 
-/// Parts of a `tokenizer.json`.
 #[derive(serde::Deserialize)]
 struct TokenizerJson {
     #[serde(default)]
@@ -81,7 +79,7 @@ struct ModelJson {
     unk_token: Option<String>,
 }
 
-/// Pair of symbols that becomes one, in the older and the newer form.
+/// Pair of symbols that is merged, in the older or the newer form.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Merge {
@@ -98,10 +96,10 @@ impl Merge {
     }
 }
 
-/// Returns the keys of a tokenizer for a model with so many tokens.
+/// Returns the keys of a tokenizer for a model with `vocabulary` tokens.
 ///
 /// # Errors
-/// Returns why it has no form in the format.
+/// Returns the reason if the format does not support the tokenizer.
 pub fn keys(
     json: &[u8],
     vocabulary: usize,
@@ -166,15 +164,15 @@ pub fn keys(
     Ok(keys.into_iter().map(named).collect())
 }
 
-/// Returns all tokens by id, and their types: those that the model knows and the tokenizer has not
-/// are unused.
+/// All tokens by id, and their types. Tokens that the model knows but the tokenizer lacks are
+/// unused.
 fn tokens(read: &TokenizerJson, vocabulary: usize) -> Result<(Vec<String>, Vec<i32>), String> {
     let of_model: BTreeMap<String, u32> = serde_json::from_value(read.model.vocab.clone())
         .map_err(|why| format!("its vocabulary is not understood: {why}"))?;
     let mut tokens: Vec<String> = (0..vocabulary).map(|id| format!("[PAD{id}]")).collect();
     let mut types = vec![UNUSED; vocabulary];
     let added = read.added_tokens.iter().map(|token| {
-        // As llama.cpp's converter has it: what looks special is.
+        // As in llama.cpp's converter: tokens that look special are special.
         let looks_special = token.content.starts_with("<|") && token.content.ends_with("|>");
         let kind = if token.special || looks_special { CONTROL } else { USER_DEFINED };
         (&token.content, token.id, kind)
@@ -191,8 +189,8 @@ fn tokens(read: &TokenizerJson, vocabulary: usize) -> Result<(Vec<String>, Vec<i
     Ok((tokens, types))
 }
 
-/// Returns the score of each token, by which SentencePiece chooses the pair that it merges next:
-/// the earlier a pair is in the list, the higher.
+/// Score of each token, by which SentencePiece chooses the next pair to merge: the earlier a pair
+/// is in the list, the higher.
 fn scores(merges: &[Merge], tokens: &[String]) -> Vec<f32> {
     let mut ranks: HashMap<String, usize> = HashMap::new();
     for (rank, merge) in merges.iter().enumerate() {
@@ -203,7 +201,7 @@ fn scores(merges: &[Merge], tokens: &[String]) -> Vec<f32> {
     tokens.iter().map(score).collect()
 }
 
-/// Returns the parts of a step of a tokenizer, which may be a sequence of them.
+/// Parts of a step of a tokenizer, which may be a sequence.
 fn pieces(step: &Json) -> Vec<&Json> {
     let lists = ["pretokenizers", "normalizers", "processors"];
     match lists.iter().find_map(|list| step.get(*list)?.as_array()) {
@@ -217,11 +215,11 @@ fn kind_of(piece: &Json) -> &str {
     piece["type"].as_str().unwrap_or_default()
 }
 
-/// Returns the name that llama.cpp has for the way in which a text is divided.
+/// llama.cpp's name for the way in which a text is split.
 fn pattern(pre_tokenizer: &Json) -> Result<&'static str, String> {
     let (of_bytes, others): (Vec<&Json>, Vec<&Json>) =
         pieces(pre_tokenizer).into_iter().partition(|piece| kind_of(piece) == "ByteLevel");
-    // The defaults of the format are true.
+    // Both settings default to true in the format.
     let is_set = |key: &str| of_bytes.iter().any(|piece| piece[key].as_bool() != Some(false));
     if is_set("add_prefix_space") {
         return Err("it puts a space in front of every text, which llama.cpp does not".into());
@@ -243,8 +241,8 @@ fn pattern(pre_tokenizer: &Json) -> Result<&'static str, String> {
     })
 }
 
-/// Returns true if a tokenizer of SentencePiece's kind puts a space in front of a text: by a
-/// normalizer in older files, and in newer ones by the step that makes words of it.
+/// Returns true if a tokenizer of SentencePiece's kind puts a space in front of a text: with a
+/// normalizer in older files, and in newer ones with the step that splits the text into words.
 fn has_space_prefix(read: &TokenizerJson) -> Result<bool, String> {
     let mut has_prefix = false;
     for piece in pieces(&read.normalizer).into_iter().chain(pieces(&read.pre_tokenizer)) {
@@ -268,7 +266,7 @@ fn has_space_prefix(read: &TokenizerJson) -> Result<bool, String> {
     Ok(has_prefix)
 }
 
-/// Returns the token that a template puts in front of every text, if there is one.
+/// Token that a template puts in front of every text, if any.
 fn first_of_template(post_processor: &Json) -> Option<String> {
     let all = pieces(post_processor);
     let template = all.iter().find(|piece| kind_of(piece) == "TemplateProcessing")?;

@@ -1,6 +1,6 @@
-//! `config.json` of a model directory: the keys of ours that it stands for, and the one that an
-//! export writes. Names and defaults are those of transformers 5.23; files of 4.57 are read too,
-//! and what is written is read by both.
+//! `config.json` of a model directory: conversion to keys of this program, and its export. Names
+//! and defaults follow transformers 5.23; files of 4.57 are read too, and both versions read
+//! exported files.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use super::HuggingFaceError;
 use crate::families::ModelFamily;
 use crate::keys::Value;
 
-/// Keys of the model that a configuration stands for, with their values.
+/// Keys of the model equivalent to a configuration, with their values.
 pub type ModelSettings = Vec<(&'static str, Value)>;
 
-/// Returns the keys of the model that a configuration stands for.
+/// Converts a configuration to keys of the model.
 ///
 /// # Errors
-/// Returns [`HuggingFaceError::Config`] for the first key that the model cannot have.
+/// Returns [`HuggingFaceError::Config`] for the first key that is not supported.
 pub fn settings(path: &Path, text: &str) -> Result<ModelSettings, HuggingFaceError> {
     let refused = |why: String| HuggingFaceError::Config { path: path.into(), why };
     let json: Json =
@@ -38,7 +38,7 @@ pub fn settings(path: &Path, text: &str) -> Result<ModelSettings, HuggingFaceErr
     found.map_err(refused)
 }
 
-/// Keys of a configuration. A key that is `null` is as one that is absent.
+/// Keys of a configuration. A key that is `null` counts as absent.
 struct Keys<'a>(&'a Map<String, Json>);
 
 impl Keys<'_> {
@@ -73,10 +73,10 @@ impl Keys<'_> {
         text.map(Some).ok_or_else(|| format!("{name} = {value} is no string"))
     }
 
-    /// Refuses a key with another value than this, which is also its default.
+    /// Refuses any value of a key but this one, which is also its default.
     fn require(&self, name: &str, only: &Json) -> Result<(), String> {
         let Some(value) = self.get(name) else { return Ok(()) };
-        // 1 and 1.0 are one number.
+        // 1 and 1.0 are equal.
         let is_number = value.is_number() && value.as_f64() == only.as_f64();
         if value == only || is_number {
             return Ok(());
@@ -85,7 +85,7 @@ impl Keys<'_> {
     }
 }
 
-/// Refuses what no family has.
+/// Refuses features that no family has.
 fn require_plain(keys: &Keys) -> Result<(), String> {
     match keys.get("quantization_config") {
         Some(_) => Err("quantization_config: weights that are quantized are not read".into()),
@@ -122,7 +122,7 @@ fn gpt2(keys: &Keys) -> Result<ModelSettings, String> {
     ])
 }
 
-/// Returns the probability of dropout, which has three keys there; 0 if they differ.
+/// Probability of dropout, from three keys; 0 if they differ.
 fn gpt2_dropout(keys: &Keys) -> Result<f64, String> {
     let mut all = Vec::new();
     for name in ["resid_pdrop", "embd_pdrop", "attn_pdrop"] {
@@ -131,7 +131,7 @@ fn gpt2_dropout(keys: &Keys) -> Result<f64, String> {
     Ok(if all.iter().all(|one| *one == all[0]) { all[0] } else { 0.0 })
 }
 
-/// Layer norms of a GPT have one epsilon.
+/// Checks that the epsilon of the layer norms of a GPT is [`EPSILON`].
 fn require_epsilon(keys: &Keys) -> Result<(), String> {
     match keys.real("layer_norm_epsilon")? {
         Some(epsilon) if epsilon != EPSILON => {
@@ -141,25 +141,23 @@ fn require_epsilon(keys: &Keys) -> Result<(), String> {
     }
 }
 
-/// Epsilon of the layer norms of a GPT.
 const EPSILON: f64 = 1e-5;
 
-/// Kind of model that is a Llama with some keys fixed, or with other defaults.
+/// Model type that is a Llama with some keys fixed, or with other defaults.
 struct LlamaType {
     model_type: &'static str,
-    /// Biases in attention if there is no key for them: of queries, keys and values.
+    /// True for biases of queries, keys and values if no key sets them.
     qkv_bias: bool,
-    /// True if `attention_bias` is a key.
     has_attention_bias: bool,
     qk_norm: bool,
     tie: bool,
     /// Window of attention if the key is absent; 0: none.
     window: usize,
-    /// True if the window counts only with `use_sliding_window`.
+    /// True if the window applies only with `use_sliding_window`.
     window_is_optional: bool,
-    /// Heads of keys and values if the key is absent; 0: as many as of queries.
+    /// Heads of keys and values if the key is absent; 0: as many as for queries.
     kv_heads: usize,
-    /// Every Nth layer has no positions if there is no key for that; 0: all have them.
+    /// Every Nth layer has no positions if no key sets this; 0: all have them.
     no_rope_every: usize,
     theta: f64,
 }
@@ -247,7 +245,7 @@ impl LlamaType {
         Ok(settings)
     }
 
-    /// Returns the heads of keys and values; `null` says that there are as many as of queries.
+    /// Number of heads of keys and values; `null` means as many as for queries.
     fn kv_heads(&self, keys: &Keys, heads: usize) -> Result<usize, String> {
         match keys.0.get("num_key_value_heads") {
             None if self.kv_heads > 0 => Ok(self.kv_heads),
@@ -256,11 +254,11 @@ impl LlamaType {
         }
     }
 
-    /// Returns the tokens that a query sees; 0: all. Where only some layers have a window, it is
-    /// that of all: a run whose context is longer than it is refused.
+    /// Number of tokens that a query sees; 0: all. A window of some layers is applied to all, so a
+    /// run with a longer context is refused.
     fn window(&self, keys: &Keys) -> Result<usize, String> {
         let is_used = !self.window_is_optional || keys.flag("use_sliding_window", false)?;
-        // An absent window is the default, and `null` says that there is none.
+        // An absent window means the default, and `null` means none.
         let window = match keys.0.get("sliding_window") {
             None => self.window,
             Some(Json::Null) => 0,
@@ -278,9 +276,9 @@ impl LlamaType {
         Ok(window)
     }
 
-    /// Returns the number N with which every Nth layer has no rotary positions; 0: all have them.
+    /// N such that every Nth layer has no rotary positions; 0: all have them.
     fn no_rope_every(&self, keys: &Keys) -> Result<usize, String> {
-        // Other models have no such keys.
+        // Other model types have no such keys.
         if self.no_rope_every == 0 {
             return Ok(0);
         }
@@ -308,8 +306,8 @@ impl LlamaType {
         Ok(every)
     }
 
-    /// Returns the keys of rotary positions: of the older `rope_scaling` where there is one, as
-    /// transformers does, or else of `rope_parameters`.
+    /// Keys of rotary positions, from the older `rope_scaling` if it exists, as in transformers,
+    /// otherwise from `rope_parameters`.
     fn positions(&self, keys: &Keys) -> Result<ModelSettings, String> {
         let mut table = Map::new();
         for name in ["rope_parameters", "rope_scaling"] {
@@ -372,10 +370,10 @@ impl LlamaType {
     }
 }
 
-/// Does the same as [`exported`], with the error of a model without a form.
+/// Like [`exported`], with an error for an unsupported model.
 ///
 /// # Errors
-/// Returns [`HuggingFaceError::NoForm`] if there is no such model in these files.
+/// Returns [`HuggingFaceError::NoForm`] if these files do not support the model.
 pub fn configuration(
     family: &dyn ModelFamily,
     vocabulary: usize,
@@ -383,11 +381,11 @@ pub fn configuration(
     exported(family, vocabulary).map_err(HuggingFaceError::NoForm)
 }
 
-/// Returns the configuration of a model with so many tokens, with the keys of transformers 5 and
-/// of 4.57, which reads rotary positions elsewhere.
+/// Returns the configuration of a model with `vocabulary` tokens. It has the keys of transformers 5
+/// and also of 4.57, which reads rotary positions elsewhere.
 ///
 /// # Errors
-/// Returns what no kind of model in these files has.
+/// Returns the property that no model type in these files supports.
 pub fn exported(family: &dyn ModelFamily, vocabulary: usize) -> Result<Json, String> {
     let keys = ModelKeys(family);
     match family.family().name {
@@ -404,7 +402,7 @@ pub fn exported(family: &dyn ModelFamily, vocabulary: usize) -> Result<Json, Str
 struct ModelKeys<'a>(&'a dyn ModelFamily);
 
 impl ModelKeys<'_> {
-    /// Returns the value of a key; `null` if it is unset.
+    /// Value of a key; `null` if it is unset.
     fn get(&self, name: &str) -> Json {
         match self.0.value(name) {
             Some(Value::Whole(number)) => json!(number as i64),

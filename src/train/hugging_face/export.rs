@@ -1,6 +1,6 @@
-//! Export of a model as a directory that transformers reads: `config.json`,
-//! `generation_config.json`, `model.safetensors` or shards of it, the `tokenizer.json` of a model
-//! that has one, and the files of the model that it was trained from.
+//! Export of a model as a directory for transformers: `config.json`, `generation_config.json`,
+//! `model.safetensors` or its shards, the `tokenizer.json` if the model has one, and files kept
+//! from the model that the training started from.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ use potluck_data::TokenizerFile;
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_graph::model::names::their_name;
 
-/// Parameter as it is written, converted when it is.
+/// Parameter to be written; it is converted during writing.
 struct WrittenTensor<'a> {
     values: &'a [f32],
     /// Shape in the file.
@@ -34,7 +34,7 @@ struct WrittenTensor<'a> {
 }
 
 impl<'a> WrittenTensor<'a> {
-    /// Returns a parameter as it is written under a name, if all its values are finite then.
+    /// Parameter to be written under a name, if all its values are finite after the conversion.
     fn of(
         out: &Path,
         name: &str,
@@ -53,7 +53,6 @@ impl<'a> WrittenTensor<'a> {
         Ok(Self { values: &tensor.values, shape, is_transposed, kind, dtype })
     }
 
-    /// Returns the bytes of the values in the file.
     fn bytes(&self) -> usize {
         self.kind.bytes(self.values.len())
     }
@@ -81,30 +80,29 @@ impl View for &WrittenTensor<'_> {
     }
 }
 
-/// Model and the files that are written beside its parameters.
+/// Model and the files written beside its parameters.
 pub struct ExportedModel<'a> {
     pub family: &'a dyn ModelFamily,
     pub parameters: &'a [NamedTensor],
     pub tokenizer: Option<&'a TokenizerFile>,
-    /// Token in front of a text, if there is one.
+    /// Token in front of a text, if any.
     pub begin: Option<u32>,
     /// Tokens that end a text.
     pub ends: &'a [u32],
-    /// Files of the model that this one was trained from.
+    /// Files of the model that the training started from.
     pub files: &'a ModelFiles,
     pub kind: FileType,
-    /// The most bytes of a file of parameters, unless a single one is larger.
+    /// Largest number of bytes of a file of parameters, unless a single parameter is larger.
     pub shard_bytes: u64,
 }
 
-/// Writes a model to a new directory, with its tokenizer if it has one; it is there as a whole
-/// or not at all.
+/// Writes a model to a new directory, with its tokenizer if it has one, atomically.
 ///
 /// # Errors
-/// Returns [`HuggingFaceError`] if the directory is there already, if the model has no form in
-/// Hugging Face's files, if a value is not finite in the type, or if a file cannot be written.
+/// Returns [`HuggingFaceError`] if the directory exists, if Hugging Face's files do not support the
+/// model, if a value is not finite in the type, or if a file cannot be written.
 pub fn export(out: &Path, model: &ExportedModel) -> Result<(), HuggingFaceError> {
-    // Without a separator at the end, so that what is beside it is not in it.
+    // Without a trailing separator, so that a temporary directory beside it is not inside it.
     let out = out.components().collect::<PathBuf>();
     let out = out.as_path();
     require_free(out)?;
@@ -141,7 +139,7 @@ pub fn export(out: &Path, model: &ExportedModel) -> Result<(), HuggingFaceError>
         if let Some(file) = model.tokenizer {
             write_tokenizer(&temporary, file)?;
         }
-        // Those of the model before it say more.
+        // These overwrite the files above, because the initial model's say more.
         model.files.write(&temporary)?;
         write_shards(&temporary, &written, model.shard_bytes)?;
         fs::rename(&temporary, out).map_err(|why| unwritable(out, why))?;
@@ -149,18 +147,17 @@ pub fn export(out: &Path, model: &ExportedModel) -> Result<(), HuggingFaceError>
     };
     let done = write();
     if done.is_err() {
-        // What is left of it is of no use; that it cannot be removed is no news.
+        // The remains are useless, and a failure to remove them is not worth reporting.
         let _ = fs::remove_dir_all(&temporary);
     }
     done
 }
 
-/// Writes parameters of any model to a new file under their own names; it is there as a whole or
-/// not at all.
+/// Writes the parameters of any model to a new file under their own names, atomically.
 ///
 /// # Errors
-/// Returns [`HuggingFaceError`] if the file is there already, if a value is not finite in the type,
-/// or if it cannot be written.
+/// Returns [`HuggingFaceError`] if the file exists, if a value is not finite in the type, or if the
+/// file cannot be written.
 pub fn export_parameters(
     out: &Path,
     parameters: &[NamedTensor],
@@ -180,13 +177,12 @@ pub fn export_parameters(
         files::sync_directory(parent).map_err(|why| unwritable(out, why))
     });
     if done.is_err() {
-        // What is left of it is of no use; that it cannot be removed is no news.
+        // The remains are useless, and a failure to remove them is not worth reporting.
         let _ = fs::remove_file(&temporary);
     }
     done
 }
 
-/// Returns the names that transformers and safetensors have for a type.
 fn names_of(kind: FileType) -> Result<(&'static str, Dtype), HuggingFaceError> {
     match kind {
         FileType::F32 => Ok(("float32", Dtype::F32)),
@@ -199,10 +195,10 @@ fn names_of(kind: FileType) -> Result<(&'static str, Dtype), HuggingFaceError> {
     }
 }
 
-/// Refuses to write where there is something already.
+/// Checks that nothing exists at a path.
 ///
 /// # Errors
-/// Returns [`HuggingFaceError::Exists`].
+/// Returns [`HuggingFaceError::Exists`] otherwise.
 pub fn require_free(out: &Path) -> Result<(), HuggingFaceError> {
     if fs::symlink_metadata(out).is_ok() {
         return Err(HuggingFaceError::Exists { path: out.into() });
@@ -210,7 +206,7 @@ pub fn require_free(out: &Path) -> Result<(), HuggingFaceError> {
     Ok(())
 }
 
-/// Creates the directory of a file that is about to be written, and returns it.
+/// Creates the parent directory of a file that is about to be written, and returns it.
 ///
 /// # Errors
 /// Returns [`HuggingFaceError::Write`].
@@ -220,15 +216,14 @@ pub fn create_parent(out: &Path) -> Result<&Path, HuggingFaceError> {
     Ok(parent)
 }
 
-/// Returns the number of tokens of a model: the rows of its embedding, the first of its family's
-/// table.
+/// Returns the number of tokens of a model: the rows of its embedding, which is the first entry of
+/// its family's table.
 pub fn vocabulary_of(family: &dyn ModelFamily, parameters: &[NamedTensor]) -> usize {
     let table = family.names().first().map_or("", |name| name.ours);
     let embedding = parameters.iter().find(|tensor| tensor.name == table);
     embedding.map_or(0, |tensor| tensor.shape[0])
 }
 
-/// Creates a directory of a new name beside another.
 fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {
     create_parent(out)?;
     let mut number = 0u32;
@@ -242,11 +237,11 @@ fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {
     }
 }
 
-/// Writes the file of a tokenizer, and how transformers is to read it.
+/// Writes the file of a tokenizer, and its configuration for transformers.
 fn write_tokenizer(directory: &Path, tokenizer: &TokenizerFile) -> Result<(), HuggingFaceError> {
     let path = directory.join(TOKENIZER);
     fs::write(&path, tokenizer.json()).map_err(|why| unwritable(&path, why))?;
-    // Texts come back as they are: transformers 4 would leave out spaces before full stops.
+    // Decoded texts stay unchanged: transformers 4 would remove spaces before full stops.
     let class = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": false
@@ -258,7 +253,7 @@ fn write_json(path: &Path, json: &Json) -> Result<(), HuggingFaceError> {
     fs::write(path, format!("{json:#}\n")).map_err(|why| unwritable(path, why))
 }
 
-/// Writes tensors to one file, or if that is too large to several with an index.
+/// Writes tensors to one file, or if it would be too large, to several with an index.
 fn write_shards(
     directory: &Path,
     written: &[(String, WrittenTensor)],
@@ -313,7 +308,6 @@ fn write_tensors(
     synced.map_err(|why| unwritable(path, why))
 }
 
-/// Returns the error of a file that cannot be written.
 pub(super) fn unwritable(path: &Path, why: std::io::Error) -> HuggingFaceError {
     HuggingFaceError::Write { path: PathBuf::from(path), why }
 }

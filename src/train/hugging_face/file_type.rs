@@ -6,7 +6,7 @@ pub enum FileType {
     F32,
     F16,
     Bf16,
-    /// Blocks of 32 values of GGUF files: a factor in f16, and 32 bytes that it multiplies.
+    /// Blocks of 32 values in GGUF files: a factor in f16, and 32 signed bytes that it multiplies.
     Q8_0,
 }
 
@@ -14,7 +14,7 @@ pub enum FileType {
 pub const BLOCK: usize = 32;
 
 impl FileType {
-    /// Names of all types, as flags have them.
+    /// Names of all types, as in flags.
     pub const NAMES: [(&str, Self); 4] =
         [("f32", Self::F32), ("f16", Self::F16), ("bf16", Self::Bf16), ("q8_0", Self::Q8_0)];
 
@@ -29,7 +29,7 @@ impl FileType {
         }
     }
 
-    /// Returns why a value cannot be written in this type, which does not hold it.
+    /// Returns the reason why this type cannot represent a value.
     pub fn why_not(self, value: f32) -> String {
         if value.is_finite() {
             format!("has {value:e}, too large for the type; use --dtype f32")
@@ -38,7 +38,7 @@ impl FileType {
         }
     }
 
-    /// Returns the bytes of so many values, of whole blocks.
+    /// Returns the bytes of this many values, in whole blocks.
     pub fn bytes(self, values: usize) -> usize {
         match self {
             Self::F32 => 4 * values,
@@ -47,8 +47,8 @@ impl FileType {
         }
     }
 
-    /// Returns values, of whole blocks, in this type: rounded to nearest, ties to even, and in
-    /// blocks away from zero, as in ggml.
+    /// Converts values, in whole blocks, to this type. Rounds to nearest, ties to even, but in
+    /// blocks ties away from zero, as in ggml.
     pub fn bytes_of(self, values: &[f32]) -> Vec<u8> {
         match self {
             Self::F32 => bytemuck::cast_slice(values).to_vec(),

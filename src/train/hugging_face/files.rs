@@ -1,5 +1,5 @@
-//! Tensors of a model directory: `model.safetensors`, or the shards that an index names, read
-//! tensor by tensor and converted to f32.
+//! Tensors of a model directory: `model.safetensors`, or shards named by an index, read tensor by
+//! tensor and converted to f32.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,19 +15,18 @@ use potluck_core::arithmetic::transpose;
 use potluck_graph::Graph;
 use potluck_graph::model::names::{FileName, their_name};
 
-/// The only file of a model that is not in shards.
+/// File of a model without shards.
 pub const SINGLE: &str = "model.safetensors";
-/// Tensor of the head, under our name and theirs.
+/// Tensor of the head, whose name is the same in this program and in their files.
 const HEAD: &str = "lm_head.weight";
 /// Index of a model in shards.
 pub const INDEX: &str = "model.safetensors.index.json";
-/// Files that are no tensors, but a program.
+/// Files that contain a program instead of tensors.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
-/// Endings of such files.
 const PICKLED_ENDINGS: [&str; 3] = ["bin", "pt", "pth"];
-/// The largest header of a file, as of the safetensors crate.
+/// Largest header of a file, as in the safetensors crate.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// The largest index: far above those of models with thousands of layers.
+/// Largest index, far above real ones, even with thousands of layers.
 const INDEX_BYTES_MAX: u64 = 100_000_000;
 
 /// Tensor in one of the files.
@@ -35,18 +34,18 @@ struct StoredTensor {
     file: PathBuf,
     dtype: Dtype,
     shape: Vec<usize>,
-    /// First byte in the file, and their number.
+    /// First byte in the file, and number of bytes.
     start: u64,
     bytes: usize,
 }
 
-/// Index of a model in shards: the file of each tensor.
 #[derive(serde::Deserialize)]
 struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Returns the file of a directory, or the path itself, that is a program by its name.
+/// Returns the file of a directory, or the path itself, that contains a program, judged by its
+/// name.
 pub fn pickled(path: &Path) -> Option<PathBuf> {
     if path.is_dir() {
         return PICKLED.into_iter().map(|name| path.join(name)).find(|path| path.exists());
@@ -55,14 +54,14 @@ pub fn pickled(path: &Path) -> Option<PathBuf> {
     PICKLED_ENDINGS.iter().any(|known| ending == *known).then(|| path.into())
 }
 
-/// Tensors of a model directory or of one file by name, of which nothing but the headers is read.
+/// Tensors of a model directory or of one file by name; only the headers are read.
 pub struct StoredTensors {
     directory: PathBuf,
     tensors: BTreeMap<String, StoredTensor>,
 }
 
 impl StoredTensors {
-    /// Reads the headers of the files of a model directory, or that of a single file.
+    /// Reads the headers of the files of a model directory, or of a single file.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] if there is no such file, or if one is damaged or missing.
@@ -88,7 +87,7 @@ impl StoredTensors {
                 if !shards.contains_key(shard.as_str()) {
                     shards.insert(shard, header(&directory.join(shard))?);
                 }
-                // Inserted above, if not before.
+                // Always found: inserted above at the latest.
                 let Some(of_shard) = shards.get_mut(shard.as_str()) else { continue };
                 let Some(tensor) = of_shard.remove(name) else {
                     return Err(refused(format!("{shard} has no tensor '{name}'")));
@@ -103,15 +102,14 @@ impl StoredTensors {
         Ok(Self { directory: directory.into(), tensors })
     }
 
-    /// Finds the parameters of a graph, whose names in the files are those of a table. The files
-    /// may have masks and tables of angles beside them, which are computed, and the head of a
-    /// model whose head is the embedding; and a file of GPT-2 may leave out the prefix
-    /// `transformer.`. Tables of tokens have `tokens` rows, if that is given, whatever the graph's
-    /// have.
+    /// Finds the parameters of a graph, whose names in the files are given by a table. The files
+    /// may also contain masks and tables of angles, which are computed here, and the head of a
+    /// model whose head is the embedding; a file of GPT-2 may omit the prefix `transformer.`. If
+    /// `tokens` is given, it overrides the graph's number of rows in tables of tokens.
     ///
     /// # Errors
-    /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape, or is
-    /// none of the model.
+    /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape, or
+    /// does not belong to the model.
     pub fn of_model(
         mut self,
         graph: &Graph,
@@ -126,7 +124,7 @@ impl StoredTensors {
             let (theirs, is_transposed) = named.unwrap_or_else(|| (ours.clone(), false));
             let short = theirs.strip_prefix("transformer.").unwrap_or(&theirs);
             let stored = self.tensors.remove(&theirs).or_else(|| self.tensors.remove(short));
-            // A head that is the embedding may be stored in its place.
+            // A head that is the embedding may be stored instead of it.
             let is_table = names.first().is_some_and(|table| table.theirs == theirs);
             let stored = stored
                 .or_else(|| if is_table && !has_head { self.tensors.remove(HEAD) } else { None });
@@ -155,11 +153,12 @@ impl StoredTensors {
             let ours = ours.clone();
             found.push(FoundTensor { ours, theirs, shape, is_transposed, stored });
         }
-        // A graph of one's own has no names of theirs, and no head that may be an embedding.
+        // A user's own graph has no names in Hugging Face's files, and no head that may be an
+        // embedding.
         let is_language_model = !names.is_empty();
         let head = if is_language_model { self.tensors.remove(HEAD) } else { None };
         let is_left_out = |name: &String| {
-            // PyTorch counts the batches of a batch norm, for a momentum that it may not have.
+            // PyTorch counts the batches of a batch norm, for the case that it has no momentum.
             name.ends_with(".num_batches_tracked") || is_language_model && is_computed(name)
         };
         match self.tensors.keys().find(|name| !is_left_out(name)) {
@@ -169,17 +168,16 @@ impl StoredTensors {
     }
 }
 
-/// Returns true for a parameter with a row for every token: the embedding, which is the first of a
-/// family's table, or a head of its own.
+/// Returns true for a parameter with a row for every token: the embedding, which is the first entry
+/// of a family's table, or a separate head.
 pub fn is_table_of_tokens(names: &[FileName], ours: &str) -> bool {
     names.first().is_some_and(|table| table.ours == ours || ours == HEAD)
 }
 
-/// Parameter of a model and its place in the files.
 struct FoundTensor {
     ours: String,
     theirs: String,
-    /// Shape in the files, of a matrix that is not transposed.
+    /// Shape in the graph; reversed in the files if `is_transposed`.
     shape: Vec<usize>,
     is_transposed: bool,
     stored: StoredTensor,
@@ -189,13 +187,13 @@ struct FoundTensor {
 pub struct ModelTensors {
     directory: PathBuf,
     tensors: Vec<FoundTensor>,
-    /// Head of a model whose head is the embedding, if the files have it too.
+    /// Head of a model whose head is the embedding, if the files contain it too.
     head: Option<StoredTensor>,
 }
 
 impl ModelTensors {
-    /// Reads all parameters, in the order of the graph and under our names, converted to f32.
-    /// Beside what is returned, memory holds one tensor as it is in its file.
+    /// Reads all parameters, in the order of the graph and under the graph's names, converted to
+    /// f32. Besides the result, memory holds one tensor in its stored form.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] if a file cannot be read, or if a value is not finite.
@@ -213,7 +211,7 @@ impl ModelTensors {
             read.push(NamedTensor { name: ours.clone(), shape: shape.clone(), values });
         }
         if let Some(head) = &self.head {
-            // The embedding is the first of a family's table, and of its graph.
+            // The embedding comes first in a family's table, and in its graph.
             let is_alike = read.first().is_some_and(|table| table.shape == head.shape)
                 && head.is_half_or_float()
                 && read.first().map(|table| &table.values) == Some(&head.read()?);
@@ -227,7 +225,7 @@ impl ModelTensors {
     }
 }
 
-/// Returns true for a tensor that a file may have and a model computes.
+/// Returns true for a tensor that a file may contain and a model computes.
 fn is_computed(name: &str) -> bool {
     let is_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     is_mask || name.ends_with(".rotary_emb.inv_freq")
@@ -252,7 +250,7 @@ impl StoredTensor {
         Ok(match self.dtype {
             Dtype::BF16 => widened(&bytes, |pair| f32::from_bits(u32::from(pair) << 16)),
             Dtype::F16 => widened(&bytes, |pair| half::f16::from_bits(pair).to_f32()),
-            // Of other types none is read.
+            // Other types are never read.
             _ => bytemuck::pod_collect_to_vec(&bytes),
         })
     }
@@ -262,7 +260,6 @@ fn widened(bytes: &[u8], value: impl Fn(u16) -> f32) -> Vec<f32> {
     bytes.chunks_exact(2).map(|pair| value(u16::from_le_bytes([pair[0], pair[1]]))).collect()
 }
 
-/// Reads the header of a file.
 fn header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, HuggingFaceError> {
     let unreadable = |why| HuggingFaceError::Read { path: path.into(), why };
     let mut file = File::open(path).map_err(unreadable)?;
@@ -299,12 +296,11 @@ fn header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, HuggingFaceErro
     Ok(tensors)
 }
 
-/// Returns true for a name that leads to no other directory.
+/// Returns true for a name that does not lead to another directory.
 fn is_file_name(name: &str) -> bool {
     Path::new(name).file_name().is_some_and(|file| file == name) && !name.contains(['/', '\\'])
 }
 
-/// Returns the error of a tensor.
 pub(super) fn refused(directory: &Path, tensor: &str, why: String) -> HuggingFaceError {
     HuggingFaceError::Tensor { directory: directory.into(), tensor: tensor.into(), why }
 }
@@ -313,7 +309,7 @@ fn damaged(path: &Path, why: String) -> HuggingFaceError {
     HuggingFaceError::Damaged { path: path.into(), why }
 }
 
-/// Reads a file of JSON of at most so many bytes.
+/// Reads a JSON file of at most `bytes_max` bytes.
 pub fn read_json<T: serde::de::DeserializeOwned>(
     path: &Path,
     bytes_max: u64,
@@ -323,13 +319,13 @@ pub fn read_json<T: serde::de::DeserializeOwned>(
         .map_err(|why| damaged(path, format!("is not what it should be: {why}")))
 }
 
-/// Reads a text file of at most so many bytes.
+/// Reads a text file of at most `bytes_max` bytes.
 pub fn read_text(path: &Path, bytes_max: u64) -> Result<String, HuggingFaceError> {
     let bytes = read_bytes(path, bytes_max)?;
     String::from_utf8(bytes).map_err(|_| damaged(path, "is no text in UTF-8".into()))
 }
 
-/// Reads a file of at most so many bytes.
+/// Reads a file of at most `bytes_max` bytes.
 pub fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, HuggingFaceError> {
     let unreadable = |why| HuggingFaceError::Read { path: path.into(), why };
     if !fs::metadata(path).map_err(unreadable)?.is_file() {

@@ -1,6 +1,6 @@
-//! Models in Hugging Face's files: a directory with `config.json` and `model.safetensors`, or
-//! shards of it, as `save_pretrained` of transformers writes it. Names of tensors are tables beside
-//! the families ([`ModelFamily::names`]).
+//! Models in Hugging Face's files: a directory with `config.json` and `model.safetensors` or its
+//! shards, as written by `save_pretrained` of transformers. Names of tensors are tables beside the
+//! families ([`ModelFamily::names`]).
 
 mod config;
 mod export;
@@ -24,19 +24,18 @@ use crate::keys::Value;
 use files::StoredTensors;
 use potluck_graph::Graph;
 
-/// The largest configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// Branch of a repository in the cache whose files are taken.
+/// Branch of a repository in the cache whose files are used.
 const REVISION: &str = "main";
 
-/// Reason why a model cannot be read from Hugging Face's files, or written as such.
+/// Reason why a model cannot be read from Hugging Face's files, or written to them.
 #[derive(Debug, thiserror::Error)]
 pub enum HuggingFaceError {
     #[error("{}: cannot be read: {why}", path.display())]
     Read { path: PathBuf, why: io::Error },
     #[error("{}: {why}", path.display())]
     Damaged { path: PathBuf, why: String },
-    /// Key that the model cannot have.
+    /// Key that the model does not support.
     #[error("{}: {why}", path.display())]
     Config { path: PathBuf, why: String },
     #[error("{}: the tensor '{tensor}' {why}", directory.display())]
@@ -61,7 +60,7 @@ pub enum HuggingFaceError {
     NotInCache { name: String, cache: PathBuf },
     #[error("{name}: there is no such directory")]
     NoDirectory { name: String },
-    /// Parameters without what says which model they are of.
+    /// Parameters without a configuration that identifies their model.
     #[error(
         "{}: has weights but no configuration; give a run, a checkpoint, or a directory with \
          config.json and model.safetensors; Trainer::set_parameters of the library takes the \
@@ -75,7 +74,7 @@ pub enum HuggingFaceError {
         path.display()
     )]
     NoModel { path: PathBuf },
-    /// Model that no file of theirs can hold.
+    /// Model that these files do not support.
     #[error("the model has no form in Hugging Face's files: {0}")]
     NoForm(String),
     #[error("{}: cannot be written: {why}", path.display())]
@@ -84,7 +83,7 @@ pub enum HuggingFaceError {
     Exists { path: PathBuf },
 }
 
-/// Directory with a model, whose configuration was read.
+/// Directory with a model, whose configuration has been read.
 #[derive(Clone, Debug)]
 pub struct ModelDirectory {
     path: PathBuf,
@@ -92,11 +91,12 @@ pub struct ModelDirectory {
 }
 
 impl ModelDirectory {
-    /// Opens a directory, or if there is none the one of `org/name` in the cache of `hf download`.
+    /// Opens a directory, or if none exists, the directory of `org/name` in the cache of
+    /// `hf download`.
     ///
     /// # Errors
-    /// Returns [`HuggingFaceError`] if there is none, or if its configuration cannot be read or is
-    /// of a model that potluck does not have.
+    /// Returns [`HuggingFaceError`] if there is no such directory, or if its configuration cannot
+    /// be read or potluck does not support the model.
     pub fn open(name: &str) -> Result<Self, HuggingFaceError> {
         let path = located(name)?;
         let config = path.join("config.json");
@@ -110,7 +110,7 @@ impl ModelDirectory {
         &self.path
     }
 
-    /// Returns the keys of the model that the configuration stands for, `model.kind` first.
+    /// Returns the keys of the model equivalent to the configuration, `model.kind` first.
     pub fn settings(&self) -> &ModelSettings {
         &self.settings
     }
@@ -124,12 +124,12 @@ impl ModelDirectory {
         }
     }
 
-    /// Finds the parameters of a graph in the files, of which nothing but the headers is read.
-    /// Tables of tokens have `tokens` rows, if that is given, whatever the graph's have.
+    /// Finds the parameters of a graph in the files; only the headers are read. If `tokens` is
+    /// given, it overrides the graph's number of rows in tables of tokens.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape or
-    /// type, or is none of the model, and for a file that is damaged.
+    /// type, or does not belong to the model, and for a damaged file.
     pub fn tensors(
         &self,
         graph: &Graph,
@@ -144,7 +144,7 @@ impl ModelDirectory {
 /// files: a directory with a configuration, or the name of one in the cache.
 ///
 /// # Errors
-/// Returns [`HuggingFaceError`] for anything else that is there, with what it is.
+/// Returns [`HuggingFaceError`] for anything else at the path, and says what it is.
 pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
     if !path.exists() || path.join("config.json").is_file() {
         return Ok(());
@@ -163,7 +163,7 @@ pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
     }
 }
 
-/// Tokens of a model that begin and end a text, by the files of a directory.
+/// Tokens of a model that begin and end a text, in the files of a directory.
 #[derive(Debug, Default, serde::Deserialize)]
 struct TextTokens {
     #[serde(default)]
@@ -172,23 +172,23 @@ struct TextTokens {
     eos_token_id: serde_json::Value,
 }
 
-/// Files that name such tokens, in the order in which they are asked.
+/// Files that name such tokens, in the order of precedence.
 const NAMING_TOKENS: [&str; 2] = ["generation_config.json", "config.json"];
 
-/// Returns the tokens that end a text, by the files of a directory: `eos_token_id` of
+/// Returns the tokens that end a text, from the files of a directory: `eos_token_id` of
 /// `generation_config.json`, or else of `config.json`.
 ///
 /// # Errors
-/// Returns [`HuggingFaceError`] if one of them is no JSON.
+/// Returns [`HuggingFaceError`] if one of the files is not JSON.
 pub fn end_tokens(directory: &Path) -> Result<Vec<u32>, HuggingFaceError> {
     tokens_named(directory, |tokens| &tokens.eos_token_id)
 }
 
-/// Returns the token in front of a text, by the files of a directory: `bos_token_id` of
+/// Returns the token in front of a text, from the files of a directory: `bos_token_id` of
 /// `generation_config.json`, or else of `config.json`.
 ///
 /// # Errors
-/// Returns [`HuggingFaceError`] if one of them is no JSON.
+/// Returns [`HuggingFaceError`] if one of the files is not JSON.
 pub fn begin_token(directory: &Path) -> Result<Option<u32>, HuggingFaceError> {
     Ok(tokens_named(directory, |tokens| &tokens.bos_token_id)?.first().copied())
 }
@@ -214,8 +214,8 @@ fn tokens_named(
     Ok(Vec::new())
 }
 
-/// Returns the context of a run that sets none: the positions of the model, or its window if that
-/// is shorter, but no more than of a preset.
+/// Default context of a run: the positions of the model, or its window if shorter, but no more than
+/// the default of presets.
 fn context_of(settings: &ModelSettings) -> usize {
     let mut context = PRESET_CONTEXT;
     for (name, value) in settings {
@@ -228,7 +228,7 @@ fn context_of(settings: &ModelSettings) -> usize {
     context
 }
 
-/// Returns the directory of a name.
+/// Directory of a model, by its path or its name in the cache.
 fn located(name: &str) -> Result<PathBuf, HuggingFaceError> {
     let path = PathBuf::from(name);
     if path.is_dir() {
@@ -255,8 +255,8 @@ fn located(name: &str) -> Result<PathBuf, HuggingFaceError> {
     if is_commit && snapshot.is_dir() { Ok(snapshot) } else { Err(not_there()) }
 }
 
-/// Returns the directory of the cache: that of `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or else in
-/// `huggingface` in the user's cache; `None` if there is no user's cache.
+/// Directory of the cache: `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or else `huggingface/hub` in the
+/// user's cache; `None` if the user has no cache.
 fn cache() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     if let Some(cache) = variable("HF_HUB_CACHE") {

@@ -1,5 +1,5 @@
-//! Files of a model that say how it is used, which a run that starts from it keeps, and its exports
-//! have again.
+//! Files that describe how a model is used. A run that starts from the model keeps them, and its
+//! exports include them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,19 @@ use super::{HuggingFaceError, begin_token, end_tokens};
 use crate::checkpoint::{is_checkpoint, run_of};
 use potluck_core::files;
 
-/// Directory of a run with the files of the model that it started from.
+/// Directory in a run's directory with the files of the initial model.
 pub const MODEL_FILES: &str = "model_files";
 
 /// File with the tokens that begin and end a text.
 const GENERATION: &str = "generation_config.json";
 
-/// Names of the files.
 const NAMES: [&str; 4] =
     [GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
 
-/// The largest file: a configuration of a tokenizer may have the whole vocabulary.
+/// Largest file: a configuration of a tokenizer may contain the whole vocabulary.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// Files of a model beside its parameters, configuration and tokenizer, as they are.
+/// Files of a model beside its parameters, configuration and tokenizer, unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFiles(Vec<(&'static str, Vec<u8>)>);
 
@@ -33,10 +32,10 @@ impl ModelFiles {
     /// No files.
     pub const NONE: Self = Self(Vec::new());
 
-    /// Reads those that a directory has; none if there is no such directory.
+    /// Reads the files that a directory has; none if the directory does not exist.
     ///
     /// # Errors
-    /// Returns [`HuggingFaceError`] if one cannot be read, or is too large.
+    /// Returns [`HuggingFaceError`] if a file cannot be read, or is too large.
     pub fn read(directory: &Path) -> Result<Self, HuggingFaceError> {
         let mut files = Vec::new();
         for name in NAMES {
@@ -48,11 +47,11 @@ impl ModelFiles {
         Ok(Self(files))
     }
 
-    /// Reads those of a model directory. The tokens that begin and end a text, which may stand in
-    /// its `config.json` only, are in the `generation_config.json` then.
+    /// Reads the files of a model directory. If only its `config.json` has the tokens that begin
+    /// and end a text, adds them to the `generation_config.json`.
     ///
     /// # Errors
-    /// Returns [`HuggingFaceError`] if one cannot be read, is too large, or is no JSON.
+    /// Returns [`HuggingFaceError`] if a file cannot be read, is too large, or is not JSON.
     pub fn of_model(directory: &Path) -> Result<Self, HuggingFaceError> {
         let mut files = Self::read(directory)?;
         let path = directory.join(GENERATION);
@@ -74,11 +73,11 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// Reads those that a run keeps, by the path of the run or of one of its checkpoints; none if
+    /// Reads the files kept by a run, by the path of the run or of one of its checkpoints; none if
     /// it keeps none.
     ///
     /// # Errors
-    /// Those of [`Self::read`].
+    /// Returns the errors of [`Self::read`].
     pub fn of_run(path: &Path) -> Result<Self, HuggingFaceError> {
         match directory_of_run(path) {
             Some(directory) => Self::read(&directory),
@@ -86,7 +85,7 @@ impl ModelFiles {
         }
     }
 
-    /// Writes them to a directory that is there.
+    /// Writes the files to an existing directory.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] if one cannot be written.
@@ -98,7 +97,7 @@ impl ModelFiles {
         Ok(())
     }
 
-    /// Keeps them in the directory of a run. Those of another run there are set aside.
+    /// Stores the files in the directory of a run. Sets existing files of another run aside.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] if they cannot be written.
@@ -115,7 +114,7 @@ impl ModelFiles {
     }
 }
 
-/// Returns the ids of tokens as the files have them: one, or a list; `None` without any.
+/// Returns ids of tokens in the form of the files: one number, or a list; `None` without ids.
 pub fn token_ids(ids: &[u32]) -> Option<Json> {
     match ids {
         [] => None,
@@ -125,7 +124,7 @@ pub fn token_ids(ids: &[u32]) -> Option<Json> {
 }
 
 /// Returns the directory in which a run keeps the files of its model, by the path of the run or of
-/// one of its checkpoints; `None` if it keeps none.
+/// one of its checkpoints; `None` if there is no such directory.
 pub fn directory_of_run(path: &Path) -> Option<PathBuf> {
     let run = if is_checkpoint(path) { run_of(path)? } else { path.to_path_buf() };
     Some(run.join(MODEL_FILES)).filter(|directory| directory.is_dir())

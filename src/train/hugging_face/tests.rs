@@ -11,7 +11,7 @@ use crate::keys::Value;
 use potluck_core::ParamId;
 use potluck_graph::init;
 
-/// Returns a model without a tokenizer and without files beside its parameters.
+/// Model without a tokenizer and without files beside its parameters.
 fn plain<'a>(
     family: &'a dyn ModelFamily,
     parameters: &'a [NamedTensor],
@@ -29,7 +29,6 @@ fn plain<'a>(
     }
 }
 
-/// Returns a model of these keys.
 fn model(settings: &[(&'static str, Value)]) -> Box<dyn ModelFamily> {
     let Some((_, Value::Text(kind))) = settings.first() else { panic!("the kind is first") };
     let mut model = (family(kind).unwrap().new)();
@@ -50,7 +49,7 @@ fn value<'a>(settings: &'a ModelSettings, name: &str) -> Option<&'a Value> {
 const GPT2: &str = r#"{"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2,
     "n_positions": 16, "vocab_size": 11, "attn_pdrop": 0.1, "task_specific_params": {}}"#;
 
-/// Configurations as transformers 4 and 5 write them, with what is special in each.
+/// Configurations as written by transformers 4 and 5, with the special features of each.
 const LLAMAS: [(&str, &str, Value); 12] = [
     ("\"llama\", \"attention_bias\": true", "model.attention_bias", Value::Flag(true)),
     (
@@ -72,7 +71,7 @@ const LLAMAS: [(&str, &str, Value); 12] = [
         "model.sliding_window",
         Value::Whole(4096),
     ),
-    // The older key counts where both are.
+    // The older key wins if both are present.
     (
         "\"llama\", \"rope_parameters\": {\"rope_type\": \"default\"}, \"rope_scaling\": \
          {\"type\": \"linear\", \"factor\": 4}",
@@ -153,7 +152,6 @@ fn what_a_model_cannot_have_is_refused_by_its_key() {
     }
 }
 
-/// Returns the initial parameters of a model.
 fn parameters(model: &dyn ModelFamily) -> (Graph, Vec<NamedTensor>) {
     let graph = model.graph(&DataShape::Tokens { vocabulary: 11 }).unwrap();
     let of = |(index, parameter): (usize, &potluck_graph::Parameter)| NamedTensor {
@@ -194,7 +192,7 @@ fn what_is_exported_is_read_back() {
             for (found, tensor) in found.iter().zip(&tensors) {
                 assert_eq!((&found.name, &found.shape), (&tensor.name, &tensor.shape));
                 for (found, value) in found.values.iter().zip(&tensor.values) {
-                    // Half of the distance of the smallest numbers of f16.
+                    // Half of the spacing of the smallest numbers of f16.
                     let error = (found - value).abs();
                     assert!(error <= tolerance * value.abs() + tolerance * 1e-4, "{found} {value}");
                 }
@@ -208,7 +206,7 @@ fn what_is_exported_is_read_back() {
     }
 }
 
-/// Files in shards, with what old files have beside the parameters; and damaged ones.
+/// Files in shards, with the additional contents of old files; and damaged files.
 #[test]
 fn shards_are_read_and_bad_files_are_refused() {
     let place = tempfile::tempdir().unwrap();
@@ -230,7 +228,7 @@ fn shards_are_read_and_bad_files_are_refused() {
         let file = safetensors::SafeTensors::deserialize(&whole).unwrap();
         file.names().into_iter().map(str::to_string).collect()
     };
-    // One file under the name of a shard, and an index that leads to it.
+    // One file under the name of a shard, and an index that names it.
     fs::rename(out.join("model.safetensors"), out.join("model-00001-of-00001.safetensors"))
         .unwrap();
     let index = |shard: &str, more: &[&str]| {
@@ -282,7 +280,7 @@ fn shards_are_read_and_bad_files_are_refused() {
     );
 }
 
-/// A head that is stored beside the embedding is the same, or the model is another one.
+/// A head stored beside the embedding must equal it, or else the model is a different one.
 #[test]
 fn a_tied_head_may_be_stored_and_must_be_the_embedding() {
     let place = tempfile::tempdir().unwrap();
@@ -305,7 +303,7 @@ fn a_tied_head_may_be_stored_and_must_be_the_embedding() {
     let head = tensors.iter().position(|tensor| tensor.name == "lm_head.weight").unwrap();
     tensors[head].values = tensors[0].values.clone();
     assert_eq!(read_tied(&tensors).unwrap().len(), tensors.len() - 1);
-    // What no type of 16 bits holds.
+    // A value that no 16-bit type can represent.
     tensors[1].values[0] = 3.4e38;
     for kind in [FileType::F16, FileType::Bf16] {
         let told =

@@ -1,5 +1,5 @@
-//! Evaluations of a run: one that a signal dropped, and those with which later ones cannot be
-//! compared.
+//! Evaluations of a run: repetition of one interrupted by a signal, and comparability with earlier
+//! ones.
 
 use super::Run;
 use crate::best::{EvalExtent, Incomparable, incomparable};
@@ -9,8 +9,8 @@ use crate::evaluate::extent_of;
 use potluck_data::Split;
 
 impl Run {
-    /// Repeats the evaluation that was due at the step from which the run resumes, if the record
-    /// does not have it: a signal dropped it.
+    /// Repeats the evaluation that was due at the step from which the run resumes, if it is missing
+    /// in the record because a signal interrupted it.
     pub(super) fn evaluate_dropped(&mut self) -> Result<(), TrainError> {
         let is_between = self.step() > 0 && self.step() < self.spec.steps;
         if is_between && self.trainer.is_due(self.spec.every.evaluation) {
@@ -19,8 +19,8 @@ impl Run {
         Ok(())
     }
 
-    /// Returns the reason for which later evaluations cannot be compared with those of a
-    /// checkpoint, if there is one: other data, or another extent.
+    /// Reason why later evaluations are not comparable with a checkpoint's: other data, or another
+    /// extent; `None` if they are comparable.
     pub(super) fn incomparable(&self, meta: &Meta) -> Option<String> {
         // The fingerprint covers the data and their split.
         let data = (&*meta.data, &*self.trainer.data);
@@ -38,7 +38,7 @@ impl Run {
         })
     }
 
-    /// Returns the extent of an evaluation; no samples if nothing is held out.
+    /// Extent of an evaluation; 0 samples if nothing is held out.
     fn eval_extent(&self) -> EvalExtent {
         extent_of(&self.fit.source, Split::Validation, self.spec.eval_samples)
     }

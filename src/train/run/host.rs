@@ -9,13 +9,12 @@ use crate::trainer::Trainer;
 use crate::trainer::steps::{Fit, FitHooks, SkippedStep};
 use potluck_core::metrics::{Event, Sink, Sinks};
 
-/// Surroundings of the trainer of a run.
 pub(super) struct RunHost {
     pub options: RunOptions,
     pub store: Store,
-    /// The record on disk first, then what the caller gave.
+    /// The record on disk first, then the caller's sink.
     pub sinks: Sinks,
-    /// Tensor in which the first of the skipped steps in a row was not finite.
+    /// Tensor that was non-finite in the first of the current consecutive skipped steps.
     pub began: String,
 }
 
@@ -50,7 +49,7 @@ impl FitHooks for RunHost {
     }
 
     fn saved(&mut self) {
-        // The checkpoint has them.
+        // The checkpoint contains them.
         self.options.unsaved.clear();
     }
 }

@@ -1,4 +1,4 @@
-//! Measure of a run's model at its end, as its task makes it, and the files of measures.
+//! Measure of a run's model at its end, defined by its task, and the files of measures.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -11,8 +11,8 @@ use potluck_core::metrics::Event;
 
 impl Run {
     /// Measures the model, writes the text of the measure to `NAME-STEP.txt`, and emits its values.
-    /// Returns the sentence for the user; `None` if the task measures nothing, if the run samples
-    /// nothing, or if a signal arrives.
+    /// Returns the sentence for the user; `None` if the task has no measure, if the run generates
+    /// no samples, or if a signal arrives.
     ///
     /// # Errors
     /// Returns `TrainError` if a device or a sink fails, or if the file cannot be written.
@@ -25,7 +25,7 @@ impl Run {
         if let Some(text) = text {
             let path = self.host.options.out.join(file_name(&record.name, self.step()));
             if self.is_there(&path, &text)? {
-                // The record has it.
+                // The record already contains it.
                 return Ok(Some(summary));
             }
             files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
@@ -34,7 +34,8 @@ impl Run {
         Ok(Some(summary))
     }
 
-    /// Returns true if a file has this text already; sets one of another course of the run aside.
+    /// Returns true if a file already has this text; sets a file from another course of the run
+    /// aside.
     fn is_there(&mut self, path: &Path, text: &str) -> Result<bool, TrainError> {
         match fs::read(path) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -46,7 +47,8 @@ impl Run {
         Ok(false)
     }
 
-    /// Sets the files of steps after this start's aside and returns their new paths, oldest first.
+    /// Sets the files of steps after the step of this start aside and returns their new paths,
+    /// oldest first.
     pub(super) fn set_later_measures_aside(&self) -> Result<Vec<PathBuf>, TrainError> {
         let out = &self.host.options.out;
         let entries = fs::read_dir(out).map_err(|why| TrainError::Io { path: out.clone(), why })?;
@@ -69,12 +71,10 @@ impl Run {
     }
 }
 
-/// Returns the name of the file of a measure after a step.
 fn file_name(measure: &str, step: u64) -> String {
     format!("{measure}-{step:08}.txt")
 }
 
-/// Returns the step of a file of a measure.
 fn step_of(path: &Path) -> Option<u64> {
     let (measure, step) = path.file_name()?.to_str()?.strip_suffix(".txt")?.rsplit_once('-')?;
     if !MEASURES.contains(&measure) {

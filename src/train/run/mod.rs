@@ -42,44 +42,44 @@ use host::RunHost;
 pub use outcome::RunOutcome;
 pub use starting::StartingModel;
 
-/// Options of a run besides its specification.
+/// Options of a run that are not in its specification.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// The run's directory.
     pub out: PathBuf,
-    /// Newest step of the run in `out` when the checkpoint to resume was loaded, if the run goes on
-    /// there; `None` for a new run.
+    /// Newest step of the run in `out` at the time when the checkpoint to resume was loaded, if the
+    /// run continues there; `None` for a new run.
     pub continued: Option<u64>,
-    /// Keys that the resumed checkpoint has otherwise, with their values in TOML: a command that
-    /// continues the run before its next checkpoint sets them again.
+    /// Keys whose values differ from the resumed checkpoint, with their values in TOML: a command
+    /// that continues the run before its next checkpoint sets them again.
     pub unsaved: Vec<(&'static str, String)>,
-    /// File of the trace, if one is to be written.
+    /// File for the trace, if any.
     pub trace: Option<PathBuf>,
     /// True to time the kernels again, ignoring recorded timings.
     pub retune: bool,
     /// Faults to inject, for tests.
     pub faults: Faults,
-    /// Other nodes that take part.
+    /// Other participating nodes.
     pub nodes: Option<Arc<RunNodes>>,
     pub signals: RunSignals,
-    /// Model whose parameters a new run starts from, in place of random ones.
+    /// Model whose parameters a new run starts from, instead of random ones.
     pub init: Option<StartingModel>,
-    /// Number of tokens of that model, if others are added to it.
+    /// Number of tokens of that model, if further tokens are added.
     pub add_tokens: Option<usize>,
-    /// Files of the model that a run in a new directory keeps, unless it has another tokenizer.
+    /// Files of the model kept by a run in a new directory, unless it has another tokenizer.
     pub files: ModelFiles,
 }
 
-/// Signals to a run, of this process and of other nodes, which the caller catches.
+/// Signals to a run, from this process and other nodes, caught by the caller.
 #[derive(Clone, Debug, Default)]
 pub struct RunSignals {
     pub flags: SignalFlags,
-    /// Set once the run saves its state when a signal to end arrives. Before that it does not look,
-    /// and there is nothing to save.
+    /// Set once the run saves its state when a signal to end arrives. Before, the run ignores
+    /// signals, and has nothing to save.
     pub has_begun: Arc<AtomicBool>,
 }
 
-/// Run in progress: a trainer, its steps, and the directory, record and signals around them.
+/// Running training: a trainer, its steps, and the directory, record and signals around them.
 pub struct Run {
     spec: RunSpec,
     data: RunData,
@@ -92,10 +92,10 @@ pub struct Run {
 ///
 /// # Errors
 /// Returns the `TrainError` that ends the run early: `TrainError::Stopped` with the command that
-/// continues the run if it can be continued.
+/// continues the run, if it can be continued.
 pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     let mut ended = steps(run);
-    // Each recovery leaves a device out.
+    // Each recovery removes a device, so the loop ends.
     while let Err(error) = ended {
         ended = match run.recover(error) {
             Ok(checkpoint) => run.go_on(checkpoint),
@@ -106,7 +106,7 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
         };
     }
     let shown = run.emit(Event::Ended);
-    // Written also after an error: the trace of a failed run is read for its end.
+    // Written even after an error, since the end of the trace of a failed run is of interest.
     let traced = run.finish_trace();
     let ending = ended.map_err(|error| run.stopped(error))?;
     shown?;
@@ -114,7 +114,7 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     Ok(ending)
 }
 
-/// Takes the steps that are left, and measures the model as its task does.
+/// Runs the remaining steps, and measures the model as defined by its task.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     run.evaluate_dropped()?;
     let end = run.trainer.run_steps(&mut run.fit, &mut run.host)?;
@@ -133,8 +133,8 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
 }
 
 impl Run {
-    /// Opens the devices and the run's directory, and starts from new parameters or from
-    /// `resumed`. Events go to the record `metrics.jsonl` and to `sink`.
+    /// Opens the devices and the run's directory, and starts from new parameters or from `resumed`.
+    /// Events go to the record `metrics.jsonl` and to `sink`.
     ///
     /// # Errors
     /// Returns `TrainError` if the data, the checkpoint, the devices or the directory do not fit
@@ -158,7 +158,7 @@ impl Run {
             None => (0, 0),
         };
         let source = spec.batch_source(training.whole(), &data, steps, samples)?;
-        // Before anything is opened: the files may be of another model.
+        // Before anything is opened: the files may belong to another model.
         let initial = match &options.init {
             Some(model) if resumed.is_none() => {
                 Some(model.parameters(training.whole(), &*spec.model, options.add_tokens)?)
@@ -196,7 +196,7 @@ impl Run {
         let store = startup::open_store(&options)?;
         let tokenizer = data.saved().tokenizer;
         let is_of_model = match &options.init {
-            // A tokenizer with more tokens is used as the model's own.
+            // A tokenizer with more tokens counts as the model's own.
             Some(_) if options.add_tokens.is_some() => true,
             Some(model) if resumed.is_none() => model.has_tokenizer(tokenizer.as_ref())?,
             _ => true,
@@ -210,7 +210,7 @@ impl Run {
             steps: spec.steps,
             device: trainer.device().to_string(),
         })?;
-        // Before this there was nothing to save.
+        // Earlier there was nothing to save.
         let _ = options.signals.flags.take_save_request();
         options.signals.has_begun.store(true, Ordering::SeqCst);
         trainer.data = source.data.fingerprint();
@@ -230,8 +230,8 @@ impl Run {
         }
     }
 
-    /// Compares the parameters of all devices, and makes them equal again, with a warning, or ends
-    /// the run, as faults.on_mismatch requires.
+    /// Compares the parameters of all devices. If they differ, makes them equal with a warning, or
+    /// ends the run, as configured by faults.on_mismatch.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
         let compared = self.trainer.compare_parameters();
         for text in mem::take(&mut self.trainer.notes) {
@@ -240,7 +240,7 @@ impl Run {
         compared
     }
 
-    /// Tells the user what the trainer has noted about its devices and its state.
+    /// Emits the trainer's notes about its devices and its state.
     fn tell_notes(&mut self) -> Result<(), TrainError> {
         for text in mem::take(&mut self.trainer.notes) {
             self.note(text)?;
@@ -270,12 +270,11 @@ impl Run {
         Ok(())
     }
 
-    /// Returns the number of steps done.
     fn step(&self) -> u64 {
         self.trainer.steps()
     }
 
-    /// Generates `train.sample_tokens` tokens of text, if the model is one of text.
+    /// Generates `train.sample_tokens` tokens of text, if the model generates text.
     ///
     /// # Errors
     /// Returns `TrainError` if a device fails.
@@ -284,7 +283,7 @@ impl Run {
         self.at_end(|task, ending| task.sample(ending, tokens))
     }
 
-    /// Calls a function with the run's task and what it needs at the end of a run.
+    /// Calls a function with the run's task and the context for the end of a run.
     fn at_end<R>(
         &mut self,
         function: impl FnOnce(&dyn Task, &EvalContext) -> Result<R, TrainError>,
@@ -306,11 +305,11 @@ impl Run {
     }
 }
 
-/// Checks that the disk has room for the checkpoints of the first steps: two of a new run, or one
-/// more of a run that goes on. It may fill up later, but not be full from the start.
+/// Checks that the disk has room for the checkpoints of the first steps: two for a new run, one
+/// more for a continued one. The disk may fill up later, but must not be full from the start.
 ///
 /// # Errors
-/// Returns `TrainError::DiskFull` if it has not.
+/// Returns `TrainError::DiskFull` if there is too little room.
 fn require_room(
     spec: &RunSpec,
     plans: &Plans,
@@ -325,9 +324,9 @@ fn require_room(
     let checkpoint = parameters * copies * DType::F32.bytes() as u64;
     let count = if options.continued.is_some() || spec.steps == 0 { 1 } else { 2 };
     let needed = checkpoint.saturating_mul(count);
-    // A system that does not tell its free space has what it has.
+    // Systems that do not report their free space are not checked.
     let Some(free) = files::free_space(&options.out) else { return Ok(()) };
-    // That nothing can ever be written there is an error of its own, which no space mends. Some
+    // A path that can never be written has its own error, since freeing space does not help. Some
     // such file systems report no free space.
     if free >= needed || !files::may_create(&options.out) {
         return Ok(());
@@ -335,8 +334,8 @@ fn require_room(
     Err(TrainError::DiskFull { path: options.out.clone(), count, needed, free })
 }
 
-/// Checks, before anything in the run's directory is touched, that a checkpoint fits the model
-/// and that the run fits the host's memory.
+/// Checks, before the run's directory is touched, that a checkpoint fits the model and that the run
+/// fits the host's memory.
 fn check(
     spec: &RunSpec,
     plans: &Plans,

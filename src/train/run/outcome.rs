@@ -1,4 +1,4 @@
-//! Outcome of a run, which the first node tells the others.
+//! Outcome of a run, which the first node sends to the others.
 
 use crate::signals::Interruption;
 
@@ -7,9 +7,9 @@ use crate::signals::Interruption;
 pub enum RunOutcome {
     /// All steps are done.
     Done {
-        /// Last loss on the validation split, if there is one.
+        /// Last loss on the validation split, if any.
         val_loss: Option<f64>,
-        /// Sentence for the user about what the task measured, if it did; other nodes get none.
+        /// Sentence for the user about the task's measure, if any; not sent to other nodes.
         #[serde(skip)]
         measure: Option<String>,
     },

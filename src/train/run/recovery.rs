@@ -1,5 +1,5 @@
-//! Recovery: after the loss of a device a run goes on in its process, from its last checkpoint and
-//! with the devices that are left, to the bits of a resume by hand.
+//! Recovery: after the loss of a device a run continues in the same process, from its last
+//! checkpoint on the devices that are left, bit by bit like a resume by hand.
 
 use super::{Run, RunOptions, RunOutcome, startup, steps};
 use crate::checkpoint::{Checkpoint, Meta};
@@ -16,8 +16,8 @@ use potluck_core::metrics::{Event, Sinks};
 use potluck_parallel::DeviceLoss;
 
 impl Run {
-    /// Opens the session again after the loss of a device, with those that are left, if the run is
-    /// to go on; returns the checkpoint from which it does.
+    /// Reopens the session after the loss of a device, on the devices that are left, if the run is
+    /// to continue; returns the checkpoint to continue from.
     ///
     /// # Errors
     /// Returns the error if the run ends with it.
@@ -41,9 +41,9 @@ impl Run {
         }
     }
 
-    /// Returns the devices of this node with which the run goes on, and leaves out what was lost of
-    /// other nodes: a device, or, because the cluster is over with the loss of a node, all of them.
-    /// A run of pipelines over several nodes does not go on by itself.
+    /// Devices of this node with which the run continues. Excludes what was lost on other nodes: a
+    /// device, or all their devices if the cluster has ended with the loss of a node. A run of
+    /// pipelines over several nodes does not continue by itself.
     fn devices_left(&self, cause: &TrainError, position: usize) -> Option<LeftDevices> {
         let own = self.own_devices();
         let Some(nodes) = self.host.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0)
@@ -64,7 +64,7 @@ impl Run {
         Some(LeftDevices { devices, stages: None, tensor: None, spare: 0, are_as_typed: true })
     }
 
-    /// Returns the number of requested devices that are on this node.
+    /// Number of requested devices on this node.
     pub(super) fn own_devices(&self) -> usize {
         match self.host.options.nodes {
             Some(_) => selections(&self.spec.devices).map_or(0, |own| own.len()),
@@ -72,14 +72,12 @@ impl Run {
         }
     }
 
-    /// Goes on from the checkpoint that [`Run::recover`] returned.
     pub(super) fn go_on(&mut self, checkpoint: Checkpoint) -> Result<RunOutcome, TrainError> {
         self.restore(checkpoint)?;
         self.write_files()?;
         steps(self)
     }
 
-    /// Returns the step of the last checkpoint.
     pub(super) fn last_saved(&self) -> Option<u64> {
         match &self.trainer.saved {
             Some((step, _)) => Some(*step),
@@ -87,7 +85,8 @@ impl Run {
         }
     }
 
-    /// Opens the session on devices that are left, at a checkpoint, and says what is left out.
+    /// Reopens the session on the devices that are left, at a checkpoint, and reports what is left
+    /// out.
     fn reopen(
         &mut self,
         cause: &TrainError,
@@ -95,7 +94,7 @@ impl Run {
         step: u64,
     ) -> Result<Checkpoint, TrainError> {
         let checkpoint = Checkpoint::load(&self.host.store.path(step))?;
-        // What is on the devices is freed before they are opened again.
+        // Frees the memory of the devices before they are opened again.
         self.trainer.session.group.close();
         self.finish_trace()?;
         let options = self.recovery_options(step);
@@ -105,7 +104,7 @@ impl Run {
             format!("the failed device: {cause}")
         };
         let Self { spec, data, trainer, fit, host } = self;
-        // They were told as they came.
+        // These notes were already shown.
         trainer.notes.clear();
         trainer.go_on_with(left, |trainer, left| {
             let mut devices = left.devices.clone();
@@ -141,14 +140,14 @@ impl Run {
         Ok(checkpoint)
     }
 
-    /// Returns the options of the run from a step of its own on.
+    /// Options of the run when it continues from its own step.
     fn recovery_options(&self, step: u64) -> RunOptions {
         let trace = trace_from(self.host.options.trace.as_deref(), step);
         RunOptions { continued: Some(step), retune: false, trace, ..self.host.options.clone() }
     }
 }
 
-/// Opening of the devices of a run in the place of those of a trainer.
+/// Opening of a run's devices in place of a trainer's.
 struct RunOpening<'a> {
     spec: &'a RunSpec,
     data: &'a RunData,
@@ -157,7 +156,7 @@ struct RunOpening<'a> {
 }
 
 impl RunOpening<'_> {
-    /// Opens the devices at a checkpoint, for steps that go on from there.
+    /// Opens the devices at a checkpoint, for steps that continue from there.
     fn at(
         &self,
         checkpoint: &Checkpoint,

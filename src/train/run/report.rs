@@ -48,11 +48,11 @@ impl Run {
         self.emit_end_notes()
     }
 
-    /// Returns warnings about the data: their own, and about few samples.
+    /// Warnings about the data: the data's own, and about too few samples.
     fn data_warnings(&self) -> Vec<String> {
         let data = &self.fit.source.data;
         let mut warnings = data.warnings();
-        // Windows of a text have many targets each, and training draws them from anywhere.
+        // Each window of a text has many targets, and training draws windows from anywhere.
         if self.fit.options.task.unit() == Unit::Samples {
             let held_out = match self.spec.every.evaluation {
                 0 => None,
@@ -64,7 +64,7 @@ impl Run {
         warnings
     }
 
-    /// Formats the size of an epoch, in which as many tokens or samples are trained as there are.
+    /// Formats the size of an epoch, which trains on as many tokens or samples as the data have.
     fn epoch_text(&self) -> String {
         let unit = self.fit.options.task.unit();
         let epoch = self.spec.epoch(&self.fit.source.sampler, unit);
@@ -81,7 +81,6 @@ impl Run {
         )
     }
 
-    /// Formats the memory that the run takes on each device.
     fn memory_text(&self) -> String {
         let placed = &self.trainer.session.placement.ranks;
         let mut ranks = Vec::with_capacity(placed.len());
@@ -95,7 +94,7 @@ impl Run {
         format!("device memory {}", ranks.join(", "))
     }
 
-    /// Emits a note that training ends before its last step, for lack of a better evaluation.
+    /// Emits a note that training ends before its last step, because evaluations did not improve.
     pub(super) fn tell_lost_patience(&mut self) -> Result<(), TrainError> {
         let (step, patience) = (self.step(), self.spec.patience);
         let count = counted_large(patience, "evaluation", "evaluations");
@@ -111,15 +110,15 @@ impl Run {
         })
     }
 
-    /// Emits notes for a user who resumes with another number of steps: that no step is left to
-    /// do, or that the learning rate falls no further.
+    /// Emits notes for a user who resumes with another number of steps: no step is left, or the
+    /// learning rate does not decrease further.
     fn emit_end_notes(&mut self) -> Result<(), TrainError> {
         let steps = self.spec.steps;
         let schedule = self.spec.schedule;
         let decay_steps = schedule.decay_steps;
         if self.step() > 0 && self.step() >= steps {
             let step = self.step();
-            // A script, which is quiet, must not take this for training.
+            // A warning, so that a quiet script does not mistake this for training.
             self.warn(format!(
                 "step {step} of {steps} is already done: nothing is left to train; to continue, \
                  raise --steps or --epochs"
@@ -137,11 +136,11 @@ impl Run {
     }
 }
 
-/// Held-out samples below which a loss says little.
+/// Number of held-out samples below which a loss is unreliable.
 const HELD_OUT_MIN: u64 = 30;
 
-/// Returns warnings about a training part that is smaller than a batch, and about few held-out
-/// samples, if the run evaluates.
+/// Warnings about a training part smaller than a batch, and about few held-out samples if the run
+/// evaluates.
 fn few_samples(training: u64, held_out: Option<u64>, batch: u64) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(held_out @ 1..HELD_OUT_MIN) = held_out {

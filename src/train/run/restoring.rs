@@ -1,4 +1,4 @@
-//! Start of a run: from new parameters, or from the state of a checkpoint; and the command that
+//! Start of a run from new parameters or from the state of a checkpoint, and the command that
 //! continues the run after its end.
 
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use potluck_core::metrics::{Recorder, Sink, TensorBoard, aside};
 use potluck_parallel::{Placement, PlacementChange};
 
 impl Run {
-    /// Brings the first state onto the devices: that of a checkpoint, or a new one, which is
-    /// saved. The same is done if the run starts in another directory than the checkpoint's.
+    /// Loads the first state onto the devices: a checkpoint's, or a new one, which is saved. The
+    /// state is also saved if the run starts in another directory than the checkpoint's.
     pub(super) fn begin(
         &mut self,
         resumed: Option<Checkpoint>,
@@ -34,7 +34,7 @@ impl Run {
     }
 
     fn initialize(&mut self, initial: Option<StartingParameters>) -> Result<(), TrainError> {
-        // Before anything is written: a value may be of no use.
+        // Before anything is written, since a value may be invalid.
         let initial = initial.map(StartingParameters::read).transpose()?;
         self.create_record()?;
         self.trainer.session.initialize()?;
@@ -44,21 +44,21 @@ impl Run {
         }
     }
 
-    /// Brings the state of a checkpoint onto the devices, and sets a later course of the run aside.
+    /// Loads the state of a checkpoint onto the devices, and sets a later course of the run aside.
     pub(super) fn restore(&mut self, mut checkpoint: Checkpoint) -> Result<(), TrainError> {
         let meta = checkpoint.meta.clone();
         self.fit.found = Some(meta.step).filter(|step| self.host.store.path(*step).is_dir());
         self.trainer.saved = self.fit.found.map(|step| (step, self.host.options.out.clone()));
         self.trainer.of_run.unknown = meta.unknown.clone();
         self.warn_if_changed(&meta.placement)?;
-        // Slots of a batch go through other texts in other data.
+        // In other data, the slots of a batch continue other texts.
         if meta.data != self.trainer.data {
             checkpoint.carried.clear();
         }
         self.trainer.bring(&checkpoint)?;
         self.tell_notes()?;
         self.compare_parameters()?;
-        // Only now, with the state on the devices, does the run replace its other course.
+        // The other course of the run is replaced only now, after the devices have the state.
         match self.host.options.continued {
             Some(_) => self.set_later_aside()?,
             None => self.create_record()?,
@@ -73,7 +73,8 @@ impl Run {
         self.host.options.out.join("metrics.jsonl")
     }
 
-    /// Creates the record of a new run. That of another run whose checkpoints are gone is kept.
+    /// Creates the record of a new run. Keeps the record of an earlier run whose checkpoints are
+    /// gone.
     fn create_record(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
         let (recorder, moved) = Recorder::create(&metrics)?;
@@ -85,8 +86,8 @@ impl Run {
         Ok(())
     }
 
-    /// Opens a new event file for TensorBoard, if the run has them, which supersedes what earlier
-    /// ones have from the step `first` on.
+    /// Opens a new event file for TensorBoard, if enabled. It supersedes the events of earlier
+    /// files from step `first` on.
     fn open_tensorboard(&mut self, first: u64) -> Result<(), TrainError> {
         if !self.spec.tensorboard {
             return Ok(());
@@ -127,12 +128,12 @@ impl Run {
         Ok(())
     }
 
-    /// Takes over the best evaluation of a checkpoint and its mark. A damaged mark is replaced or
-    /// removed, with a warning.
+    /// Takes over the best evaluation of a checkpoint and its mark. Replaces or removes a damaged
+    /// mark, with a warning.
     fn take_over_best(&mut self, meta: &Meta) -> Result<(), TrainError> {
-        // A best checkpoint that is gone (pruned after a later one, or of another directory) must
-        // not keep the next from being marked; one that exists may not have been marked yet.
-        // The checkpoint of this start is saved, and marked then, if it is not there yet.
+        // A best checkpoint that is gone (pruned after a later one, or in another directory) must
+        // not prevent marking the next; one that exists may not be marked yet. The checkpoint of
+        // this start, if not saved yet, is marked when it is saved.
         self.trainer.best = meta
             .best
             .filter(|best| best.step == self.step() || self.host.store.path(best.step).is_dir());
@@ -162,8 +163,8 @@ impl Run {
         Ok(())
     }
 
-    /// Forgets the best and the last evaluation of a checkpoint, with which later ones cannot be
-    /// compared. The best checkpoint is set aside, because pruning no longer keeps it.
+    /// Forgets the best and the last evaluation of a checkpoint, because later ones are not
+    /// comparable. Sets the best checkpoint aside, because pruning no longer keeps it.
     fn forget_evaluations(&mut self, meta: &Meta, why: String) -> Result<(), TrainError> {
         self.trainer.best = None;
         self.trainer.evaluations_since_best = 0;
@@ -183,11 +184,11 @@ impl Run {
         }
         let text =
             format!("{why}: earlier evaluations are not compared with later ones{forgotten}");
-        // Other data may be a mistake; another number of samples was set.
+        // Other data may be a mistake; another number of samples was set deliberately.
         if meta.data == self.trainer.data { self.note(text) } else { self.warn(text) }
     }
 
-    /// Reports that a resumed run decided otherwise than before, if that changes bits.
+    /// Reports decisions of a resumed run that differ from earlier ones, if they change bits.
     fn warn_if_changed(&mut self, before: &Placement) -> Result<(), TrainError> {
         let changes = self
             .trainer
@@ -206,7 +207,7 @@ impl Run {
                 format!("the run continues with {}", changes.join(" and "))
             }
         };
-        // Some changes of pipelines have no effect on the bits.
+        // Some changes of pipelines do not affect the bits.
         let has_stages =
             self.trainer.session.placement.mesh.is_divided() || before.mesh.is_divided();
         let verb = if has_stages { "may" } else { "will" };
@@ -223,8 +224,8 @@ impl Run {
         ResumeCommand { settings, nodes, ..ResumeCommand::of_run(&self.host.options.out) }
     }
 
-    /// Adds the last checkpoint and the command that continues the run to an error after which
-    /// it can be continued. If one of several devices failed, the command leaves it out.
+    /// Adds the last checkpoint and the command that continues the run to an error after which it
+    /// can be continued. The command leaves out a device that failed, if the run has several.
     pub(super) fn stopped(&self, cause: TrainError) -> TrainError {
         let Some(step) = self.last_saved() else { return cause };
         if !cause.can_go_on() {
@@ -236,7 +237,7 @@ impl Run {
             && let Some(rank) = cause.failed_rank()
         {
             let failed = ranks[rank.index()].position;
-            // A device of another node is none of those that the command could leave out.
+            // The command cannot leave out a device of another node.
             if failed < self.own_devices() {
                 position = Some(failed);
             }
@@ -250,7 +251,6 @@ impl Run {
     }
 }
 
-/// Returns a text about lines of a record that were set aside.
 fn lines_aside(lines: u64, metrics: &Path) -> String {
     let lines = counted(lines as usize, "line", "lines");
     format!("{lines} of metrics.jsonl in {}", aside(metrics).display())

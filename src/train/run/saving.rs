@@ -8,13 +8,12 @@ use crate::error::TrainError;
 use crate::resolved::resolved_toml;
 use potluck_core::files;
 
-/// Version of potluck, as resolved.toml records it.
+/// Version of potluck, for resolved.toml.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Name of the file with the configuration of a run.
 const RUN_TOML: &str = "run.toml";
 
-/// Begins the line of `run.toml` that names the model from which the run started.
+/// Start of the line of `run.toml` that names the initial model.
 const STARTED_FROM: &str = "# Started from ";
 
 impl Run {
@@ -35,8 +34,8 @@ impl Run {
         Ok(())
     }
 
-    /// Returns the line that names the model from which the run started, also of a run that goes
-    /// on in its directory; an empty text if there is none.
+    /// Line that names the initial model, also of a run that continues in its directory; empty if
+    /// there is no initial model.
     fn origin(&self) -> String {
         if let Some(model) = &self.host.options.init {
             let named = model.path();
@@ -46,7 +45,7 @@ impl Run {
         if self.host.options.continued.is_none() {
             return String::new();
         }
-        // A comment only: a file that cannot be read has none.
+        // Only a comment is lost: an unreadable file is treated as having none.
         let before = fs::read_to_string(self.host.options.out.join(RUN_TOML)).unwrap_or_default();
         match before.split_inclusive('\n').next() {
             Some(line) if line.starts_with(STARTED_FROM) => line.to_string(),

@@ -1,4 +1,4 @@
-//! Skipped steps: a step that is not finite updates nothing, and many in a row end the run.
+//! Skipped steps: a non-finite step updates nothing, and many consecutive ones end the run.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use potluck_kernels::RandomContext;
 use potluck_kernels::exec::PassContext;
 
 impl RunHost {
-    /// Reports a skipped step, the first of a row with the tensor in which the non-finite value
-    /// arose, and ends the run after too many in a row.
+    /// Reports a skipped step, for the first of consecutive ones with the tensor in which the
+    /// non-finite value arose, and ends the run after too many of them.
     pub(super) fn handle_skipped(
         &mut self,
         trainer: &Trainer,
@@ -47,8 +47,8 @@ impl RunHost {
     }
 }
 
-/// Returns the first of the tensors that ranks have found, with its rank: the lowest one of several
-/// that have found the same.
+/// First in the order of a step among the tensors found by ranks, with its rank: the lowest one if
+/// several found the same.
 fn first_of_ranks(found: Vec<Option<NotFinite>>) -> Option<(NotFinite, Rank)> {
     let mut first: Option<(NotFinite, Rank)> = None;
     for (rank, what) in found.into_iter().enumerate() {
@@ -60,15 +60,14 @@ fn first_of_ranks(found: Vec<Option<NotFinite>>) -> Option<(NotFinite, Rank)> {
     first
 }
 
-/// Search for the first tensor of a skipped step that is not finite.
 struct Diagnosis<'a> {
     session: &'a Session,
     source: &'a BatchSource,
 }
 
 impl Diagnosis<'_> {
-    /// Runs a skipped step again on all devices. Returns the first non-finite tensor in the order
-    /// of a step, and of equal ones that of the lowest rank; names the device if there are several.
+    /// Repeats a skipped step on all devices. Returns the first non-finite tensor in the order of a
+    /// step, and of equal ones the lowest rank's; names the device if there are several.
     fn diagnose(&self, inputs: &[Arc<StepInput>]) -> Result<String, TrainError> {
         let inputs = self.with_inputs(inputs)?;
         if self.session.placement.mesh.is_divided() {
@@ -88,8 +87,8 @@ impl Diagnosis<'_> {
         })
     }
 
-    /// Returns the input of all ranks, also of those whose nodes have read theirs: a diagnosis
-    /// computes on their devices from here.
+    /// Inputs of all ranks, including those whose nodes have read their own: a diagnosis sends
+    /// inputs to all devices from here.
     fn with_inputs(&self, inputs: &[Arc<StepInput>]) -> Result<Vec<Arc<StepInput>>, TrainError> {
         let mut all = Vec::with_capacity(inputs.len());
         for input in inputs {
@@ -107,7 +106,7 @@ impl Diagnosis<'_> {
         Ok(all)
     }
 
-    /// Runs a skipped step again on pipelines, micro-batch by micro-batch through the stages.
+    /// Repeats a skipped step on pipelines, micro-batch by micro-batch through the stages.
     fn diagnose_pipelines(
         &self,
         pipelines: &ModelPipelines,
@@ -135,7 +134,7 @@ impl Diagnosis<'_> {
         })
     }
 
-    /// Returns the first activation that is not finite, with the rank that computes it.
+    /// First non-finite activation, with the rank that computes it.
     fn bad_pass(
         &self,
         pipelines: &ModelPipelines,

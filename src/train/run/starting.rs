@@ -1,4 +1,4 @@
-//! Models from which new runs start, in place of random parameters.
+//! Models from which new runs start, instead of random parameters.
 
 use std::fs;
 use std::io;
@@ -17,9 +17,9 @@ use potluck_graph::Graph;
 /// Model from which a new run starts.
 #[derive(Clone, Debug)]
 pub enum StartingModel {
-    /// One in Hugging Face's files.
+    /// Model in Hugging Face's files.
     Files(ModelDirectory),
-    /// That of a checkpoint, without its moments, at this path.
+    /// Model of a checkpoint at this path, without its moments.
     Checkpoint { path: PathBuf, checkpoint: Arc<Checkpoint> },
 }
 
@@ -31,8 +31,8 @@ impl StartingModel {
         }
     }
 
-    /// Returns what a checkpoint knows of the data that the model was trained on; nothing is known
-    /// of files.
+    /// Returns the description of the model's training data in a checkpoint; Hugging Face's files
+    /// have none.
     pub fn saved(&self) -> SavedData {
         match self {
             Self::Files(_) => SavedData::default(),
@@ -40,7 +40,7 @@ impl StartingModel {
         }
     }
 
-    /// Reads the files that say how the model is used.
+    /// Reads the files that describe how the model is used.
     ///
     /// # Errors
     /// Returns `TrainError` if one cannot be read.
@@ -51,15 +51,15 @@ impl StartingModel {
         })
     }
 
-    /// Returns true if the model has this tokenizer, or both have none.
+    /// Returns true if the model has this tokenizer, or neither has one.
     ///
     /// # Errors
-    /// Returns `TrainError` if that of the model cannot be read.
+    /// Returns `TrainError` if the model's tokenizer cannot be read.
     pub(super) fn has_tokenizer(&self, tokenizer: Option<&Tokenizer>) -> Result<bool, TrainError> {
         let Self::Files(directory) = self else {
             return Ok(self.saved().tokenizer.as_ref() == tokenizer);
         };
-        // By its hash: a file that cannot be parsed is no obstacle to a run with another tokenizer.
+        // By its hash: an invalid file must not prevent a run with another tokenizer.
         let path = directory.path().join(TOKENIZER);
         let own = match fs::read(&path) {
             Ok(json) => Some(blake3::hash(&json).to_hex().to_string()),
@@ -74,7 +74,7 @@ impl StartingModel {
     }
 
     /// Returns the number of tokens of the model, of this family: the rows of its embedding; `None`
-    /// of a family that has none in a table.
+    /// for a family without such a table.
     pub fn tokens(&self, family: &dyn ModelFamily) -> Option<usize> {
         match self {
             Self::Files(directory) => directory.vocabulary(),
@@ -85,11 +85,11 @@ impl StartingModel {
         }
     }
 
-    /// Finds the parameters of a graph. If `tokens` are given, the model has so many, and the graph
-    /// more, which are added.
+    /// Finds the parameters of a graph. If `tokens` is given, the model has this many tokens, and
+    /// the graph's additional ones are added.
     ///
     /// # Errors
-    /// Returns `TrainError` for the first one that is missing or has another shape.
+    /// Returns `TrainError` for the first parameter that is missing or has another shape.
     pub(super) fn parameters(
         &self,
         graph: &Graph,
@@ -125,10 +125,10 @@ impl StartingModel {
     }
 }
 
-/// Parameters from which a run starts, which fit its model.
+/// Parameters from which a run starts, which match its model.
 pub(super) struct StartingParameters {
     source: ParameterSource,
-    /// Names of tables of tokens to which rows are added, and the rows that they have then.
+    /// Names of token tables to which rows are added, with their new numbers of rows.
     tables: Vec<(String, usize)>,
 }
 
@@ -138,10 +138,10 @@ enum ParameterSource {
 }
 
 impl StartingParameters {
-    /// Returns the parameters with the names that the model gives them.
+    /// Reads the parameters under their names in the model.
     ///
     /// # Errors
-    /// Returns `TrainError` if a file cannot be read, or has a value that is not finite.
+    /// Returns `TrainError` if a file cannot be read, or has a non-finite value.
     pub(super) fn read(self) -> Result<Vec<NamedTensor>, TrainError> {
         let mut read = match self.source {
             ParameterSource::Files(tensors) => tensors.read()?,
@@ -156,9 +156,9 @@ impl StartingParameters {
     }
 }
 
-/// Adds rows to a matrix until it has so many, each the mean of those that it has: a token that the
-/// model does not know begins no more likely than the average one (Hewitt 2021, "Initializing New
-/// Word Embeddings for Pretrained Language Models").
+/// Adds rows to a matrix until it has `rows`, each the mean of the existing ones: a token that the
+/// model does not know is then initially no more likely than the average one (Hewitt 2021,
+/// "Initializing New Word Embeddings for Pretrained Language Models").
 fn add_rows(table: &mut NamedTensor, rows: usize) {
     let [known, columns] = table.shape[..] else { return };
     if known == 0 || known >= rows {

@@ -1,4 +1,4 @@
-//! Startup of a run: opens its devices and its data as its specification requires.
+//! Startup of a run: opens its devices and its checkpoints as specified.
 
 use std::cell::RefCell;
 
@@ -14,10 +14,11 @@ use crate::trainer::{Trainer, TrainerOptions};
 use potluck_core::metrics::{Event, Sink};
 use potluck_kernels::autotune::TuneProgress;
 
-/// Opens the devices of a run, without the values of its state; messages on the way go to `sink`.
+/// Opens the devices of a run, without initial values; messages go to `sink`.
 ///
 /// # Errors
-/// Returns `TrainError` if the devices do not fit the specification, or if one or the sink fails.
+/// Returns `TrainError` if the devices do not fit the specification, or if a device or the sink
+/// fails.
 pub(super) fn open(
     spec: &RunSpec,
     options: &RunOptions,
@@ -40,7 +41,7 @@ pub(super) fn open(
         Some(checkpoint) if !spec.decides_placement => Some(&checkpoint.meta.placement),
         _ => None,
     };
-    // Both callbacks send events, and neither can return a failure of the sink.
+    // Both callbacks emit events, and neither can return a failure of the sink.
     let sink = RefCell::new(sink);
     let failed = RefCell::new(None);
     let emit = |event: Event| {
@@ -72,8 +73,8 @@ pub(super) fn open(
 ///
 /// # Errors
 /// Returns `TrainError::Occupied` if another start has begun a run there since the directory was
-/// chosen, `TrainError::WentOn` if one has continued the run since its checkpoint was loaded, and
-/// the errors of [`Store::open`].
+/// chosen, `TrainError::WentOn` if another start has continued the run since its checkpoint was
+/// loaded, and the errors of [`Store::open`].
 pub(super) fn open_store(options: &RunOptions) -> Result<Store, TrainError> {
     let store = Store::open(&options.out)?;
     let out = options.out.clone();

@@ -1,5 +1,5 @@
-//! Ends of a run by an error after which it can go on: with the last checkpoint and the command
-//! that continues it.
+//! Ends of a run by an error after which it can be continued: adds the last checkpoint and the
+//! command that continues the run.
 
 use std::path::PathBuf;
 
@@ -11,12 +11,12 @@ use crate::runtime::placement::candidates::adapters_for;
 use crate::spec::RunSpec;
 use potluck_kernels::device::selector_without;
 
-/// Devices that the command names if those of the run are all left out.
+/// Devices named by the command if all devices of the run are left out.
 const ANY_DEVICES: &str = "auto";
 
-/// Returns an error with the last checkpoint and the command that continues the run from it. If
-/// `failed` is the position among its devices of the one that failed, the command leaves it out,
-/// and those that fit in no pipeline or tensor group.
+/// Adds the last checkpoint and the command that continues the run from it to an error. `failed` is
+/// the position of the failed device among the run's: the command leaves it out, and also devices
+/// that then fit in no pipeline or tensor group.
 pub(super) fn with_command(
     cause: TrainError,
     checkpoint: PathBuf,
@@ -39,8 +39,8 @@ pub(super) fn with_command(
     TrainError::Stopped { cause: Box::new(cause), checkpoint, command, left_out, spare }
 }
 
-/// Returns the error of a start whose devices failed before there was a run: with the command if
-/// the run in its directory is one that `resumed` continues.
+/// Error of a start whose devices failed before the run began: with the command, if `resumed`
+/// continues the run in its directory.
 pub(super) fn at_start(
     cause: TrainError,
     spec: &RunSpec,

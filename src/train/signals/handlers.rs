@@ -1,4 +1,4 @@
-//! Handlers of the signals that ask a run to end.
+//! Handlers of the signals that request the end of a run.
 
 #[cfg(any(windows, test))]
 mod console;
@@ -14,7 +14,7 @@ use signal_hook::{SigId, flag, low_level};
 
 use super::{EXIT_INTERRUPTED, Interruption, SignalFlags};
 
-/// Signals that are caught, except for those that are ignored when the process starts.
+/// Signals that are caught, except for those ignored when the process starts.
 const CAUGHT: &[(Interruption, i32)] = &[
     (Interruption::Interrupt, SIGINT),
     (Interruption::Terminate, SIGTERM),
@@ -32,7 +32,6 @@ pub(crate) struct Handlers {
     _console: console::Listener,
 }
 
-/// Number of live [`Handlers`].
 static INSTALLED: AtomicUsize = AtomicUsize::new(0);
 
 /// Installs a handler for each signal to catch, and adds the flag that it sets.
@@ -76,13 +75,12 @@ impl Drop for Handlers {
     }
 }
 
-/// Returns the signals to catch.
 fn caught() -> impl Iterator<Item = (Interruption, i32)> {
     CAUGHT.iter().copied().filter(|(_, signal)| !is_in(ignored_at_start(), *signal))
 }
 
-/// Returns the mask of the signals that were ignored before the first handler was installed; 0
-/// where the system does not report it.
+/// Mask of the signals that were ignored before the first handler was installed; 0 where the system
+/// does not report it.
 fn ignored_at_start() -> u64 {
     static IGNORED: OnceLock<u64> = OnceLock::new();
     *IGNORED.get_or_init(|| {
@@ -104,16 +102,16 @@ fn is_in(mask: u64, signal: i32) -> bool {
     mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1)
 }
 
-/// Returns the flag that is set while there are no [`Handlers`]. The first call registers, once
-/// per process, what the signals do then: their default. Without that, a signal whose handlers
-/// are all unregistered would be ignored.
+/// Flag that is set while there are no [`Handlers`]. The first call registers, once per process,
+/// the default action of the signals in that state. Otherwise a signal whose handlers are all
+/// unregistered would be ignored.
 fn default_while_idle() -> io::Result<Arc<AtomicBool>> {
     static IDLE: OnceLock<Result<Arc<AtomicBool>, String>> = OnceLock::new();
     let registered = IDLE.get_or_init(|| register_default().map_err(|why| why.to_string()));
     registered.clone().map_err(io::Error::other)
 }
 
-/// Registers what the signals do while a new flag is set: their default.
+/// Registers the default action of the signals, taken while a new flag is set.
 fn register_default() -> io::Result<Arc<AtomicBool>> {
     let idle = Arc::new(AtomicBool::new(false));
     for (_, signal) in caught() {
@@ -128,7 +126,7 @@ mod tests {
     use crate::signals::Signals;
     use potluck_core::faults::{Fault, Faults, Point};
 
-    /// One test, because signals are of the whole process.
+    /// A single test, because signals affect the whole process.
     #[test]
     #[cfg(unix)]
     fn signals_are_flags_while_they_are_caught() {

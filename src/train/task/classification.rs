@@ -1,4 +1,4 @@
-//! Classification: accuracy, top-5 accuracy, and the table of confusions.
+//! Classification: accuracy, top-5 accuracy, and the confusion matrix.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -9,13 +9,13 @@ use potluck_core::metrics::Unit;
 use potluck_core::{DType, HostTensor};
 use potluck_data::SampleDescription;
 
-/// Classes beyond the first few among which the right one still counts.
+/// Number of highest outputs for top-5 accuracy.
 const TOP: usize = 5;
 
-/// The most classes of which a table of confusions is kept: 8 MB.
+/// Largest number of classes with a confusion matrix: 8 MB.
 const CONFUSION_MAX: usize = 1000;
 
-/// Columns of the table that are printed for the user; wider ones are JSON only.
+/// Widest matrix printed for the user; wider ones are JSON only.
 const PRINTED_MAX: usize = 25;
 
 /// Choice of one of several classes.
@@ -29,10 +29,12 @@ pub struct Classification {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassificationReport {
     pub samples: u64,
-    /// Samples whose class has the highest output, and those whose class is among the five highest.
+    /// Samples whose class has the highest output, and samples whose class is among the five
+    /// highest.
     pub right: u64,
     pub(crate) right_in_top: u64,
-    /// Samples by their class (rows) and by the class that was chosen; empty for many classes.
+    /// Confusion matrix: samples by their class (rows) and by the chosen class; empty for many
+    /// classes.
     pub confusion: Vec<Vec<u64>>,
 }
 
@@ -84,14 +86,14 @@ impl Task for Classification {
     }
 
     fn score(&self, outputs: &[f32], targets: &HostTensor, sums: &mut [f64]) {
-        // A data set of classes has them as integers.
+        // The classes in a data set are integers.
         let HostTensor::Int(targets) = targets else { return };
         let classes = self.classes.len();
         for (row, target) in outputs.chunks_exact(classes).zip(targets) {
             let target = *target as usize;
             let Some(value) = row.get(target) else { continue };
             sums[0] += 1.0;
-            // Outputs of which one is not a number choose nothing.
+            // Outputs that include NaN choose no class.
             let is_choice = !row.iter().any(|output| output.is_nan());
             let mut above = 0;
             for (class, other) in row.iter().enumerate() {
@@ -134,8 +136,7 @@ impl Task for Classification {
     }
 }
 
-/// Returns the class with the highest output, the first of equal ones; values that are not numbers
-/// are passed over.
+/// Returns the class with the highest output, the first if several are equal; NaN is ignored.
 pub fn chosen(outputs: &[f32]) -> usize {
     let mut best = None;
     for (class, value) in outputs.iter().enumerate() {
@@ -147,7 +148,7 @@ pub fn chosen(outputs: &[f32]) -> usize {
     best.unwrap_or(0)
 }
 
-/// Formats a table of confusions; with many classes, only the most frequent confusions.
+/// Formats a confusion matrix; with many classes, only the most frequent confusions.
 fn confusion_text(classes: &[String], confusion: &[Vec<u64>]) -> String {
     if classes.len() > PRINTED_MAX {
         return most_frequent(classes, confusion);
@@ -181,7 +182,6 @@ fn confusion_text(classes: &[String], confusion: &[Vec<u64>]) -> String {
     text
 }
 
-/// Returns the first characters of a name.
 fn short(name: &str) -> String {
     name.chars().take(12).collect()
 }

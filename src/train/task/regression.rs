@@ -1,4 +1,4 @@
-//! Regression: the root of the mean squared error, in the units of the targets.
+//! Regression: the root mean squared error, in the units of the targets.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,6 @@ use potluck_data::{MeanStd, SampleDescription};
 pub struct Regression {
     features: Vec<usize>,
     names: Vec<String>,
-    /// Normalization of each target.
     scales: Vec<MeanStd>,
 }
 
@@ -52,7 +51,7 @@ impl Task for Regression {
     }
 
     fn score(&self, outputs: &[f32], targets: &HostTensor, sums: &mut [f64]) {
-        // A data set of values has them as floats.
+        // The values in a data set are floats.
         let HostTensor::Float(targets) = targets else { return };
         let width = self.names.len();
         for (row, wanted) in outputs.chunks_exact(width).zip(targets.chunks_exact(width)) {

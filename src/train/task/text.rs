@@ -20,7 +20,7 @@ pub(super) use sentences::NAME as MEASURE;
 pub struct TextTask {
     pub tokenizer: Tokenizer,
     pub model: LanguageModel,
-    /// True if the text is the built-in corpus, of whose sentences it is known which are right.
+    /// True if the text is the built-in corpus, whose sentences can be judged right or wrong.
     pub is_builtin: bool,
 }
 
@@ -66,7 +66,7 @@ impl Task for TextTask {
     }
 }
 
-/// Prediction of the next of tokens whose tokenizer is not known.
+/// Prediction of the next token, for tokens without a known tokenizer.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenTask {
     pub vocabulary: usize,

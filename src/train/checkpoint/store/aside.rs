@@ -1,4 +1,4 @@
-//! Checkpoints that are set aside: kept under names that no run reads, replaces or prunes.
+//! Checkpoints set aside: kept under names that no run reads, replaces or prunes.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use potluck_core::files;
 
 impl Store {
-    /// Like [`Store::save`], for a step whose checkpoint another start of the run may have
-    /// written: if that one differs in more than the best evaluation, it is set aside. Returns its
-    /// new path then.
+    /// Like [`Store::save`], for a step whose checkpoint another start of the run may have written.
+    /// If that checkpoint differs in more than the best evaluation, sets it aside and returns its
+    /// new path.
     pub fn save_and_keep(
         &mut self,
         checkpoint: &Checkpoint,
@@ -25,14 +25,14 @@ impl Store {
         Ok(kept)
     }
 
-    /// Sets the checkpoints of later steps aside and returns their new paths, oldest first. For a
-    /// run that is resumed from an older checkpoint: the later ones belong to another course of
-    /// the run, and would be mistaken for the newest ones of this run.
+    /// Sets the checkpoints of later steps aside and returns their new paths, oldest first. Used
+    /// when a run resumes from an older checkpoint: the later ones belong to an abandoned course of
+    /// the run, and would be mistaken for its newest.
     pub fn set_aside_after(&mut self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
         self.check_writable()?;
         let later = self.steps()?.into_iter().filter(|found| *found > step);
         let paths = later.map(|step| self.set_aside(step)).collect::<Result<_, _>>()?;
-        // A damaged mark is that of no checkpoint.
+        // A damaged mark refers to no checkpoint.
         if self.best().is_ok_and(|best| best.is_some_and(|best| best > step)) {
             self.unmark_best()?;
         }
@@ -40,7 +40,7 @@ impl Store {
     }
 
     /// Renames the checkpoint of a step with the first free ending of `.aside`, `.aside.1`,
-    /// `.aside.2`, and so on; returns its new path. Nothing removes it.
+    /// `.aside.2`, and so on; returns its new path. It is never removed automatically.
     pub fn set_aside(&mut self, step: u64) -> Result<PathBuf, CheckpointError> {
         self.check_writable()?;
         let aside = rename_aside(&self.path(step))?;

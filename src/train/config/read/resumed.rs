@@ -7,7 +7,6 @@ use super::*;
 use crate::config::schema::{Balance, MicroBatchSize, Parallel, is_of_placement};
 use potluck_parallel::PipelineSchedule;
 
-/// Resolves the configuration of a new run with these flags.
 fn new(sets: &[&str]) -> Resolved {
     read(None, None, &overrides(sets)).unwrap_or_else(|error| panic!("{error}"))
 }
@@ -16,15 +15,15 @@ fn overrides(sets: &[&str]) -> Vec<Override> {
     sets.iter().map(|set| Override::set(set).unwrap()).collect()
 }
 
-/// Resolves the configuration of a run that resumes with these flags from a checkpoint that
-/// stores `saved`.
+/// Resolves the configuration of a run that resumes with these flags from a checkpoint with the
+/// configuration `saved`.
 fn try_resumed(saved: &Resolved, sets: &[&str]) -> Result<Resolved, ConfigError> {
     let keys = saved.typed.all().into_iter().filter(|key| !is_of_placement(key));
     let typed: Vec<String> = keys.map(String::from).collect();
     let section = saved.config.parallel.clone();
     let mut saved = Resolved::saved(&saved.config.to_saved_toml(), &typed).unwrap();
     assert_eq!(saved.config.parallel, Parallel { overlap: section.overlap, ..Parallel::default() });
-    // As the placement has it.
+    // As in the placement.
     saved.config.parallel = section;
     read(Some(&saved), None, &overrides(sets))
 }
@@ -96,7 +95,7 @@ fn a_warm_up_that_was_typed_stays_even_if_it_is_the_default() {
         resumed(&new(&["train.steps=0"]), &["train.steps=2000"]).config.schedule.warmup,
         100
     );
-    // Through several starts.
+    // Over several starts.
     let again = resumed(&resumed(&start, &[]), &["train.steps=2000"]);
     assert_eq!(again.config.schedule.warmup, 50);
 }
@@ -134,7 +133,7 @@ fn a_run_that_becomes_a_pipeline_gets_its_micro_batches() {
     assert_eq!(rows(&["train.batch=16"], &["pipeline_stages=2"]), 2);
     let typed = ["train.batch=16", "train.micro_batch_size=4"];
     assert_eq!(rows(&typed, &["pipeline_stages=2"]), 4);
-    // One device goes on with the sums of the pipeline.
+    // A single device continues with the sums of the pipeline.
     assert_eq!(rows(&["train.batch=16", "pipeline_stages=2"], &["pipeline_stages=1"]), 2);
 }
 
@@ -276,7 +275,7 @@ fn the_defaults_of_a_gpt_follow_its_width_and_context() {
     assert_eq!(samples(&["model.context=1024"]), 64);
     assert_eq!(samples(&["model.context=65536"]), 1);
     assert_eq!(samples(&["model.context=1024", "train.eval_samples=1024"]), 1024);
-    // A resume keeps what the run had.
+    // A resume keeps the values of the run.
     let typed = new(&["model.width=768", "optim.lr=1e-3", "train.eval_samples=7"]);
     let kept = resumed(&typed, &[]).config;
     assert_eq!((kept.optim.lr, kept.train.eval_samples), (1e-3, 7));
@@ -297,7 +296,7 @@ fn a_run_file_and_a_checkpoint_keep_the_preset_and_what_overrides_it() {
     let file = |sets: &[&str]| read(None, Some((path, &text)), &overrides(sets)).unwrap().config;
     assert_eq!(file(&[]), run.config);
     assert_eq!(file(&["preset=gpt2-xl"]).value("model.width"), Some(1600.into()));
-    // A resume keeps the sizes: another preset changes none, and is refused by its name.
+    // A resume keeps the sizes: another preset changes none, and is refused by name.
     assert_eq!(resumed(&run, &["preset=gpt2"]).config, run.config);
     let other = resumed(&run, &["preset=gpt2-xl"]).config;
     assert_eq!(other.value("model.width"), run.config.value("model.width"));

@@ -1,4 +1,4 @@
-//! Checks of a configuration: of each key by itself, and between keys.
+//! Checks of a configuration: of single keys, and between keys.
 
 use super::*;
 use crate::families::{FAMILIES, TrainedOn};
@@ -22,7 +22,7 @@ impl RunConfig {
         self.check_pairs()
     }
 
-    /// Returns true if a key has an effect with the kinds of the model and the data.
+    /// Returns true if a key has an effect with these kinds of model and data.
     pub(in crate::config) fn has_effect(&self, of: &Key) -> bool {
         let Some((other, words)) = of.only else { return true };
         matches!(self.value(other), Some(Value::Text(word)) if words.contains(&&*word))
@@ -40,7 +40,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Returns the error on a key that has an effect only with some words of another one.
+    /// Error on a key that has an effect only with some values of another key.
     pub(in crate::config) fn without_effect(
         &self,
         key: &'static str,
@@ -56,7 +56,6 @@ impl RunConfig {
         ConstraintError { keys: vec![key, other], why }
     }
 
-    /// Checks that the model is one for the data.
     fn check_trained_on(&self) -> Result<(), ConstraintError> {
         let (kinds, of): (&[TrainedOn], _) = match self.data.kind {
             kind if kind.sample_format().is_none() => (&[TrainedOn::Tokens], "texts and tokens"),
@@ -140,7 +139,7 @@ impl RunConfig {
             let why = "conflicts with parallel.balance = \"measured\"; leave one of them out";
             return refused(&["parallel.shares", "parallel.balance"], why.into());
         }
-        // Summed in u128: the sum of unchecked shares may exceed u64.
+        // Summed in u128: the sum of unchecked shares may overflow u64.
         let sum: u128 = shares.iter().map(|share| u128::from(*share)).sum();
         if sum != batch as u128 {
             let why = format!(
@@ -192,7 +191,6 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks that tensor groups have a share for each of their ranks.
     fn check_tensor(&self) -> Result<(), ConstraintError> {
         let Parallel { tensor_ranks, tensor_shares, .. } = &self.parallel;
         let keys = ["parallel.tensor_shares", "parallel.tensor_ranks"];
@@ -219,8 +217,8 @@ impl RunConfig {
         refused(&keys, why)
     }
 
-    /// Checks that a cut names as many model chunks as there are. Their sum is compared with the
-    /// blocks of the model elsewhere.
+    /// Checks that a cut has one entry per model chunk. Their sum is compared with the blocks of
+    /// the model elsewhere.
     fn check_stages(&self) -> Result<(), ConstraintError> {
         let Parallel { pipeline_stages, virtual_stages, blocks_per_stage, .. } = &self.parallel;
         let count = pipeline_stages * virtual_stages;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::families::FAMILIES;
 
-/// Returns the default with a kind of model, on data of which it can be one.
+/// Default configuration with a kind of model, on data suitable for it.
 fn of_kind(kind: &str) -> RunConfig {
     let mut config = RunConfig::default();
     config.set("model.kind", kind.into());
@@ -13,7 +13,6 @@ fn of_kind(kind: &str) -> RunConfig {
     config
 }
 
-/// Returns the default of each kind.
 fn of_kinds() -> Vec<RunConfig> {
     FAMILIES.iter().map(|family| of_kind(family.name)).collect()
 }
@@ -66,7 +65,7 @@ fn defaults_that_depend_on_the_model_are_accepted_by_their_keys() {
     }
 }
 
-/// Changes the default by `edit` and checks it.
+/// Checks the default configuration after `edit`; returns the message.
 fn check(edit: impl Fn(&mut RunConfig)) -> String {
     let mut config = RunConfig::default();
     edit(&mut config);
@@ -181,7 +180,6 @@ fn a_model_of_samples_has_defaults_of_its_own_unless_they_are_set() {
     assert!(text.contains("heads = 4") && !text.contains("hidden"), "{text}");
 }
 
-/// Checks a pipeline.
 fn check_pipeline(
     pipeline: usize,
     schedule: PipelineSchedule,
@@ -219,11 +217,11 @@ fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
     let of = |batch, pipeline, schedule| of_model("gpt", batch, pipeline, schedule);
     assert_eq!([of(64, 1, OneFOneB), of(64, 2, OneFOneB), of(64, 4, OneFOneB)], [64, 8, 4]);
     assert_eq!([of(12, 2, OneFOneB), of(7, 2, OneFOneB), of(100, 3, OneFOneB)], [1, 1, 8]);
-    // 50 samples in micro-batches of 6 are 9; of 5 they are 10, a multiple of 2.
+    // Batches of 50 samples: micro-batches of 6 give 9; of 5 they give 10, a multiple of 2.
     assert_eq!([of(50, 2, OneFOneB), of(50, 2, Interleaved)], [6, 5]);
-    // No micro-batches of 7 samples are a multiple of 4 but 4 of 2, which are too long.
+    // For 7 samples only micro-batches of 2 give a multiple of 4, but 2 is above the limit.
     assert_eq!(of(7, 4, Interleaved), 1);
-    // Batch normalization needs 8 samples, if there are as many.
+    // Batch normalization needs 8 samples, if the batch has that many.
     let resnet = |batch| of_model("resnet", batch, 2, OneFOneB);
     assert_eq!([resnet(128), resnet(32), resnet(6)], [16, 8, 6]);
 }

@@ -1,6 +1,6 @@
-//! Events of a Windows console: Ctrl-C, Ctrl-Break, and the end of the console, of the session or
-//! of the system. The C library reports only some of them as signals, and lets the process end as
-//! soon as a handler returns.
+//! Events of a Windows console: Ctrl-C, Ctrl-Break, and the end of the console, the session or the
+//! system. The C library reports only some of them as signals, and lets the process end as soon as
+//! a handler returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,21 +9,20 @@ use potluck_core::Lock;
 
 use crate::signals::{Interruption, SignalFlags};
 
-/// Numbers of the events, as Windows gives them to a handler (`CTRL_C_EVENT` and so on).
+/// Event numbers that Windows passes to a handler (`CTRL_C_EVENT` and so on).
 const CTRL_C: u32 = 0;
 const CTRL_BREAK: u32 = 1;
 const CLOSE: u32 = 2;
 const LOGOFF: u32 = 5;
 const SHUTDOWN: u32 = 6;
 
-/// Signals that stand for events.
+/// Signals that correspond to events.
 const STOOD_FOR: [Interruption; 3] =
     [Interruption::Interrupt, Interruption::Hangup, Interruption::Terminate];
 
 /// Flags of a [`Listener`], and its number.
 type Listening = (u64, Vec<(Interruption, Arc<AtomicBool>)>);
 
-/// Flags of all listeners that live.
 static LISTENING: Lock<Vec<Listening>> = Lock::new(Vec::new());
 
 /// Sets flags at events until it is dropped.
@@ -31,7 +30,7 @@ static LISTENING: Lock<Vec<Listening>> = Lock::new(Vec::new());
 pub struct Listener(u64);
 
 impl Listener {
-    /// Adds the flags that are set from now on.
+    /// Registers the flags that events set from now on.
     fn new(flags: &mut SignalFlags) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -48,20 +47,19 @@ impl Drop for Listener {
     }
 }
 
-/// The process's answer to an event.
+/// Response of the process to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// Nobody listens: the process ends, as is the default.
+    /// There is no listener: the process ends, as by default.
     Default,
     /// The flags are set, and the run ends by itself.
     Taken,
-    /// The same, but Windows ends the process once its handler returns, or after some seconds.
+    /// Like `Taken`, but Windows ends the process once its handler returns, or after some seconds.
     TakenInHaste,
-    /// Ctrl-C or Ctrl-Break for the second time: the process ends at once.
+    /// Second Ctrl-C or Ctrl-Break: the process ends at once.
     Leave,
 }
 
-/// Returns the signal that an event stands for.
 fn interruption(event: u32) -> Option<Interruption> {
     match event {
         CTRL_C | CTRL_BREAK => Some(Interruption::Interrupt),
@@ -71,7 +69,7 @@ fn interruption(event: u32) -> Option<Interruption> {
     }
 }
 
-/// Sets the flags of the signal that an event stands for.
+/// Sets the flags of the signal that corresponds to an event.
 fn take(event: u32) -> Answer {
     let Some(interruption) = interruption(event) else { return Answer::Default };
     let listening = LISTENING.lock();
@@ -122,7 +120,7 @@ mod windows {
         }
     }
 
-    /// Windows calls it in a thread of its own.
+    /// Called by Windows in a separate thread.
     unsafe extern "system" fn on_event(event: u32) -> BOOL {
         match take(event) {
             Answer::Default => 0,

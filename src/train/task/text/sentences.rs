@@ -1,5 +1,5 @@
-//! Measure of a model of the built-in corpus: the share of sampled sentences that its grammar
-//! accepts.
+//! Measure of a model of the built-in corpus: the fraction of sampled sentences accepted by its
+//! grammar.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,22 +16,21 @@ use potluck_graph::model::LanguageModel;
 
 /// Name of the measure.
 pub const NAME: &str = "sentences";
-/// Number of sentences that are sampled.
 const SAMPLES: usize = 200;
 const TEMPERATURE: f64 = 0.7;
 
 /// Sampled lines, and their counts.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SampledSentences {
-    /// Lines that begin where a sentence begins.
+    /// Lines that start at the start of a sentence.
     pub lines: Vec<String>,
-    /// Lines that complete each sum that the corpus does not have.
+    /// Lines that complete each sum that is not in the corpus.
     pub held_out_sums: Vec<String>,
     pub record: SentenceRecord,
 }
 
 impl SampledSentences {
-    /// Returns the measure of a task: the counts, and all lines as its text.
+    /// Converts the lines to the measure of a task: the counts, with all lines as its text.
     pub(crate) fn into_measure(self) -> FinalMeasure {
         let mut text = String::new();
         for line in self.lines.iter().chain(&self.held_out_sums) {
@@ -46,23 +45,22 @@ impl SampledSentences {
     }
 }
 
-/// Counts of sampled sentences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SentenceRecord {
     /// Number of steps done before the measure.
     pub step: u64,
     pub temperature: f64,
-    /// Sentences that were sampled.
+    /// Number of sampled sentences.
     pub sampled: u64,
-    /// Different ones of them; the following counts are of these.
+    /// Number of distinct ones; the following counts refer to these.
     pub distinct: u64,
-    /// Sentences of the corpus's grammar, sums with the right result included.
+    /// Sentences of the corpus's grammar, including sums with the right result.
     pub right: u64,
     /// Right sentences that are not in the corpus.
     pub new: u64,
     pub sums: u64,
     pub right_sums: u64,
-    /// Sums that the corpus does not have, whose beginnings were given as prompts; not among the
+    /// Sums that are not in the corpus, whose beginnings were given as prompts; not included in the
     /// counts above.
     pub held_out_sums: u64,
     pub right_held_out_sums: u64,
@@ -85,7 +83,7 @@ impl fmt::Display for SentenceRecord {
 }
 
 impl SentenceRecord {
-    /// Returns the counts by name, in the order of the record's line.
+    /// Counts by name, in the order of the record's line.
     fn measure(&self) -> MeasureRecord {
         let counts = [
             ("sampled", self.sampled),
@@ -105,24 +103,24 @@ impl SentenceRecord {
     }
 }
 
-/// Request for sentences of a model.
+/// Request for a measure of sampled sentences.
 #[derive(Clone, Copy)]
 pub(crate) struct SentenceRequest<'a> {
     pub units: ForwardUnits<'a>,
     pub tokenizer: &'a Tokenizer,
     pub model: LanguageModel,
-    /// The most rows of each unit at a time.
+    /// Largest number of rows in a pass of each unit.
     pub rows: &'a [u32],
     /// Step of the model, for the record.
     pub step: u64,
     pub seed: u64,
 }
 
-/// Samples sentences on all units of a group, and counts those that are right. Returns `None` if
-/// `stop`, which is called before each token, returns true.
+/// Samples sentences on all units of a group, and counts the right ones. Returns `None` if `stop`,
+/// which is called before each token, returns true.
 ///
 /// # Errors
-/// Returns `TrainError` if the tokenizer is not that of the built-in corpus, or if a device fails.
+/// Returns `TrainError` if the tokenizer is not the built-in corpus's, or if a device fails.
 pub(crate) fn measure_sentences(
     request: &SentenceRequest,
     stop: impl FnMut() -> bool,
@@ -169,17 +167,16 @@ fn count(step: u64, lines: &[String], held_out_sums: &[String]) -> SentenceRecor
     record
 }
 
-/// Line in progress.
 struct Line {
     tokens: Vec<u32>,
-    /// Key of its random numbers.
+    /// Key of the line's random numbers.
     key: Key,
     is_open: bool,
 }
 
 impl SentenceRequest<'_> {
-    /// Continues each prompt, the beginning of a line, to the end of the line, or until the line
-    /// is longer than any sentence. A line's random numbers depend on its index only, not on the
+    /// Continues each prompt, the start of a line, to the end of the line, or until the line is
+    /// longer than any sentence. A line's random numbers depend only on its index, not on the
     /// number of devices or rows. Returns `None` if `stop` returns true.
     fn sample(
         &self,
@@ -207,7 +204,7 @@ impl SentenceRequest<'_> {
         Ok(Some(texts))
     }
 
-    /// Appends a token to the first open lines, as many as the devices hold at a time.
+    /// Appends a token to the first open lines, as many as the devices hold in one pass.
     fn extend(&self, lines: &mut [Line], end: u32) -> Result<(), TrainError> {
         let capacity = self.rows.iter().map(|rows| (*rows).max(1) as usize).sum();
         let mut open: Vec<&mut Line> =
@@ -290,7 +287,6 @@ mod tests {
         );
     }
 
-    /// CPU device with an untrained model.
     struct Untrained {
         group: WorkerGroup,
         pipelines: ModelPipelines,
@@ -311,7 +307,6 @@ mod tests {
         }
     }
 
-    /// Returns the CPU device with an untrained model, of up to `rows` rows.
     fn untrained(rows: usize) -> Untrained {
         let tokenizer = Tokenizer::derive(TokenizerKind::Char, builtin::corpus()).unwrap();
         let config = GptConfig {
