@@ -218,9 +218,9 @@ impl Dispatch {
         4 * if self.can_split() { words.next_multiple_of(4) } else { words }
     }
 
-    /// Returns the same dispatch with its workgroups in rows of at most `width`, like those of a
-    /// very large call in rows of [`GROUPS_MAX`]; so a small call tests that a kernel computes its
-    /// position in a folded grid. `None` if there is one workgroup, which cannot be folded, and for
+    /// Returns the same dispatch with its workgroups in rows of at most `width`, as very large
+    /// calls have rows of [`GROUPS_MAX`]: a small call then tests that a kernel computes its
+    /// position in a folded grid. `None` for a single workgroup, which cannot be folded, and for
     /// shaders from outside the crate, whose grids may have another meaning.
     pub(crate) fn folded(&self, width: u32) -> Option<Self> {
         let groups: u32 = self.groups.iter().product();

@@ -277,8 +277,7 @@ impl KernelCache {
         }
     }
 
-    /// Returns true if a process ended while it compiled several kernels, one of which has this
-    /// hash.
+    /// Returns true if a process ended while it compiled several kernels, this one among them.
     pub(crate) fn is_suspect(&self, hash: &str) -> bool {
         self.attempts.as_ref().is_some_and(|file| file.is_suspect(hash))
     }

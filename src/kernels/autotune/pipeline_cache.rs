@@ -76,9 +76,9 @@ impl PipelineCacheFile {
 /// Makes a cache with this content, or an empty one. The data must be checked by [`content`].
 fn create(gpu: &Gpu, data: Option<&[u8]>) -> Result<wgpu::PipelineCache, DeviceError> {
     let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
-    // SAFETY: the data comes from `PipelineCache::get_data` for an adapter of this name and
-    // driver, as the hash shows. wgpu compares the ids of vendor and device and the driver's own
-    // identifier, too, and refuses those of another adapter.
+    // SAFETY: the data comes from `PipelineCache::get_data` for an adapter of this name and driver,
+    // as the hash shows. wgpu compares the ids of vendor and device and the driver's own
+    // identifier, too, and refuses data of another adapter.
     gpu.scoped("the pipeline cache", || unsafe { gpu.device.create_pipeline_cache(&descriptor) })
 }
 

@@ -763,8 +763,8 @@ impl KernelSelector {
         Ok(planned.variants[index].name.clone())
     }
 
-    /// Returns the first certified variant among the preferred ones, or else among all; if there is
-    /// none, the first unusual one in the same order.
+    /// Returns the first certified variant among the preferred ones, or else among all; without
+    /// one, the first unusual variant in the same order.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if all are refused, with the reason of the plain one, or if the
@@ -1031,7 +1031,7 @@ impl KernelSelector {
             return Ok(KernelStatus::of(known));
         }
         self.work.certified += 1;
-        // The results are not kept: inputs and outputs may be as large as those of the model.
+        // The results are not kept: inputs and outputs may be as large as the model's.
         let reference_cache = &mut ReferenceCache::default();
         let Self { pipelines, faulty_kernels, .. } = self;
         let mut certifier = Certifier { gpu, pipelines, reference_cache, faulty_kernels };

@@ -30,7 +30,7 @@ pub(crate) struct ProgressMeter<'a> {
 }
 
 impl<'a> ProgressMeter<'a> {
-    /// Returns a meter of the kernels of these calls, none of which is done.
+    /// Returns a meter of the kernels of these calls, with no kernel done.
     pub fn new(gpu: &Gpu, calls: &[PlanCall], report: &'a mut dyn FnMut(TuneProgress)) -> Self {
         let started = Instant::now();
         let mut waiting = BTreeSet::new();

@@ -11,7 +11,7 @@ use super::gpu::Gpu;
 /// Bytes that are read to measure a rate: more than the caches next to a core.
 const BYTES: usize = 8 << 20;
 
-/// Readings of which the fastest counts.
+/// Number of readings; the fastest counts.
 const ROUNDS: usize = 3;
 
 /// Mapped memory that is slower than the host's own by this factor is uncached.

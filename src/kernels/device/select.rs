@@ -70,9 +70,9 @@ impl Selection {
 
 /// Chooses one device among `adapters`.
 ///
-/// `auto` is the first hardware GPU, or the CPU device if there is none; `cpu` is the CPU device;
-/// anything else is an index or a part of a name, after `api:` if the API matters (which also
-/// finds merged entries). Case is ignored.
+/// `auto` is the first hardware GPU, or else the CPU device; `cpu` is the CPU device; anything else
+/// is an index or a part of a name, after `api:` if the API matters (which also finds merged
+/// entries). Case is ignored.
 ///
 /// # Errors
 /// Returns [`DeviceError`] if no device has that name, or if the selector is a list or `all`,
@@ -98,11 +98,11 @@ pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceE
 
 /// Chooses the devices of a run, in the order of their ranks.
 ///
-/// `auto` is every hardware GPU, or the CPU device if there is none; `all` is every adapter that
-/// can run kernels, software ones too, and the CPU device at the end; anything else is a list,
-/// separated by commas, of the selectors of [`select`] except `auto`. `*K` after a name makes K
-/// devices of it. A name may itself contain commas and stars: the longest part that names a device
-/// is taken. `cpu*K` are K devices that divide the cores, each with at least one thread.
+/// `auto` is every hardware GPU, or else the CPU device; `all` is every adapter that can run
+/// kernels, software ones too, and the CPU device at the end; anything else is a list, separated by
+/// commas, of the selectors of [`select`] except `auto`. `*K` after a name makes K devices of it. A
+/// name may itself contain commas and stars: the longest part that names a device is taken. `cpu*K`
+/// are K devices that divide the cores, each with at least one thread.
 ///
 /// # Errors
 /// Returns [`DeviceError`] if a part of the list names no device, or if a device is named twice,

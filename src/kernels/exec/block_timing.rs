@@ -10,7 +10,7 @@ use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, SegmentId, TensorId};
 use potluck_graph::{PassKind, Plan, Region, Role};
 
-/// Timed repetitions, of which the fastest counts.
+/// Timed repetitions; the fastest counts.
 const REPEATS: usize = 3;
 
 /// Standard deviation of the values that stand in for the tensors of other blocks: neither zeros

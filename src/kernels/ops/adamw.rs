@@ -206,8 +206,8 @@ mod tests {
         Update::AdamW { lr, beta1, beta2, eps, weight_decay, correction1, correction2 }
     }
 
-    /// Two parameters, the first of which decays; the values are those of PyTorch's `AdamW` in
-    /// f64. All numbers are exact in f32, so that f64 must agree to the last digits.
+    /// Two parameters, the first with weight decay; the expected values are from PyTorch's `AdamW`
+    /// in f64. All numbers are exact in f32, so that f64 must agree to the last digits.
     #[test]
     fn three_steps_give_the_values_of_pytorch() {
         let range =

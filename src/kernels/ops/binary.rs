@@ -216,7 +216,7 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     elements::inputs_of(function(op).0.domain(), inputs)
 }
 
-/// Functions for which all kernel variants are tested; see those of [`super::unary`].
+/// Functions for which all kernel variants are tested; see `FUNCTIONS` in [`super::unary`].
 const FUNCTIONS: [Binary; 5] =
     [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum];
 

@@ -35,8 +35,8 @@ fn options(op: &Op) -> CacheUpdateOptions {
     options
 }
 
-/// Reference and CPU kernel: `tensors (b, n, ..), places (b, n) -> cache`, of which only the
-/// entries at the places of rows change. It copies a few kilobytes of a row.
+/// Reference and CPU kernel: `tensors (b, n, ..), places (b, n) -> cache`. Only the entries of the
+/// cache at the places of rows change. It copies a few kilobytes per row.
 fn update<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
     let options = options(call.op);
     let CacheUpdateOptions { kv_heads, head_width: d, sequences, context, .. } = options;

@@ -375,7 +375,7 @@ mod tests {
         Op::CrossEntropy(LossClasses::whole(inputs[0].0.last()))
     }
 
-    /// Returns the inputs of the gradient: those of the loss, and its `lse`.
+    /// Inputs of the gradient: the inputs of the loss, and its `lse`.
     fn with_lse(inputs: &[Input; 2], rows: usize) -> [Input; 3] {
         let lse = testing::reference(&loss(inputs), inputs, rows).remove(1);
         [inputs[0].clone(), inputs[1].clone(), (inputs[1].0.clone(), HostTensor::Float(lse))]
@@ -454,7 +454,7 @@ mod tests {
     }
 
     /// Classes from the middle of 30 and of 700: targets before them, among them, behind them, and
-    /// of no class. The losses and gradients of all shards are those of one over all classes.
+    /// of no class. The losses and gradients of all shards equal those over all classes.
     #[test]
     fn shards_have_the_classes_from_their_first_on() {
         for (classes, cuts) in [(30, [0, 7, 8, 30]), (700, [0, 300, 301, 700])] {

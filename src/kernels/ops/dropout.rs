@@ -103,7 +103,7 @@ impl Mask {
 }
 
 vectorized! {
-    /// Computes `y` of adjacent elements, of which the first has this counter.
+    /// Computes `y` of adjacent elements; `counter` belongs to the first.
     fn drop_run<S>(key: Key, counter: [u32; 2], kept: (u32, f32), x: &[f32], y: &mut [f32]) {
         let ([sample, first], (threshold, factor)) = (counter, kept);
         for (at, (y, x)) in y.iter_mut().zip(x).enumerate() {

@@ -45,7 +45,7 @@ const GRAD_WORKGROUPS: usize = 1024;
 /// Number of ids behind the rows of a shard that the inputs of its calls may have.
 const OTHER_IDS: usize = 3;
 
-/// Tokens that a workgroup of the gradient scans in one round, to list those of its rows.
+/// Tokens that a workgroup of the gradient scans in one round, to list the tokens of its rows.
 const NOTED: usize = 2048;
 
 /// Reference: `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`.
@@ -361,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Several rows per workgroup, and more tokens than a workgroup scans at a time.
+    /// Several rows per workgroup, and more tokens than a workgroup scans in one round.
     #[test]
     fn rows_of_a_large_table_share_workgroups() {
         let v = 2 * GRAD_WORKGROUPS + 3;

@@ -31,7 +31,7 @@ fn row(v: usize, c: usize) -> (usize, usize) {
     (width, width.next_power_of_two().clamp(4, columns_max))
 }
 
-/// Returns the number of workgroups for a table, each of which reads all ids.
+/// Number of workgroups for a table; each reads all ids.
 pub(super) fn workgroups(table: EmbeddingTable) -> usize {
     let (width, columns) = row(table.rows, table.columns);
     table.rows.min(OWNERS_MAX) * width.div_ceil(columns)

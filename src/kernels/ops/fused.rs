@@ -283,7 +283,7 @@ fn step_flops(step: EpilogueStep) -> f64 {
     }
 }
 
-/// See [`Twin::iterations`]: those of the root op; a chain has no loops.
+/// See [`Twin::iterations`]: the iterations of the root op; a chain has no loops.
 fn iterations(call: &OpCall) -> usize {
     let root = root_call(call);
     if chain(call).is_some() { 0 } else { (twin_of(&root).iterations)(&root) }
@@ -306,7 +306,7 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     found
 }
 
-/// Returns the first axis of all outputs, given that of the root op.
+/// First axis of all outputs, given the root op's.
 fn axis_of_rows(call: &OpCall, root: &OpCall, rows: &IndependentAxis) -> Option<IndependentAxis> {
     let count = call.output_len(0);
     let mut parts = rows.parts;
@@ -325,7 +325,7 @@ fn axis_of_rows(call: &OpCall, root: &OpCall, rows: &IndependentAxis) -> Option<
     Some(IndependentAxis { parts: gcd(parts, axis.parts), ..axis })
 }
 
-/// Returns the last axis of all outputs, given that of the root op, if all operands have it.
+/// Last axis of all outputs, given the root op's, if all operands have it.
 fn axis_of_columns(
     call: &OpCall,
     root: &OpCall,

@@ -502,9 +502,9 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     }
 }
 
-/// See [`Twin::probes`]: many samples, more values of a group than a workgroup has invocations,
-/// and more channels than a workgroup has columns. The channels are an odd multiple of those of the
-/// call, so that a group has whole vectors if it has them in the call.
+/// See [`Twin::probes`]: many samples, more values of a group than a workgroup has invocations, and
+/// more channels than a workgroup has columns. The number of channels is an odd multiple of the
+/// call's, so that a group has whole vectors if it has them in the call.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = inputs[0].last().copied().unwrap_or(1);
     let groups = match op {
@@ -617,8 +617,8 @@ mod tests {
         check_all(&[6, 6, 8], 2, 2, 100.0);
     }
 
-    /// One group per channel is a normalization of each channel of a sample, one group over one
-    /// position that of layer norm.
+    /// One group per channel normalizes each channel of a sample; one group over one position is a
+    /// layer norm.
     #[test]
     fn one_group_at_one_position_is_layer_norm() {
         let forward = inputs(&[12], 3, 0.5);

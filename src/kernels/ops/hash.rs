@@ -95,9 +95,8 @@ pub fn partials(count: usize) -> usize {
     count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
 }
 
-/// Returns the two stages on a range of a bucket. Input 0 is the bucket, output 0 the partial
-/// sums (room for `parts` pairs of words, of which at most [`partials`] are used), output 1 the
-/// two lanes.
+/// Returns the two stages on a range of a bucket. Input 0 is the bucket, output 0 the partial sums
+/// (room for `parts` pairs of words; at most [`partials`] are used), output 1 the two lanes.
 pub fn dispatch(range: Range<usize>, parts: usize) -> Vec<Dispatch> {
     let count = range.len();
     assert!(parts > 0, "the hash needs room for one partial sum");

@@ -23,7 +23,7 @@ pub(crate) fn dispatch(
     [first, behind((twin_of(second).dispatch)(second, caps), inputs)].concat()
 }
 
-/// Returns the variants of both parts, given those of the first: its baseline is followed by the
+/// Returns the variants of both parts, given the first part's: its baseline is followed by the
 /// baseline of the second part, and each variant by the static choices of the second part for the
 /// classes of devices that the capabilities stand for. `inputs` are the inputs of the whole call
 /// that the second part reads.

@@ -40,7 +40,7 @@ pub static TWIN: Twin = Twin {
 /// Chunks on GPUs begin at multiples of this many rows, so that parts of every tensor can be bound.
 const ROWS_UNIT: usize = 64;
 
-/// CPU kernels of which an op is composed.
+/// CPU kernels that make up an op.
 struct Kernels<T> {
     product: CpuKernel<T>,
     loss: CpuKernel<T>,
@@ -97,7 +97,7 @@ impl LinearSizes {
     }
 
     /// Returns the sizes of a call on a GPU. Its chunks begin where tensors can be bound, and the
-    /// logits of a chunk fit into a binding unless those of [`ROWS_UNIT`] rows do not.
+    /// logits of a chunk fit into a binding, unless the logits of [`ROWS_UNIT`] rows do not.
     fn on_gpu(call: &OpCall, caps: &Caps) -> Self {
         let sizes = Self::of(call);
         let wanted = sizes.rows.next_multiple_of(ROWS_UNIT);
@@ -161,7 +161,7 @@ const LOGITS: Op = Op::MatMul { transpose_a: false, transpose_b: true };
 const INPUT_GRADIENT: Op = Op::MatMul { transpose_a: false, transpose_b: false };
 const WEIGHT_GRADIENT: Op = Op::MatMul { transpose_a: true, transpose_b: false };
 
-/// Calls of which a chunk is composed.
+/// Calls that make up a chunk.
 struct ChunkCalls<'a> {
     logits: OpCall<'a>,
     loss: OpCall<'a>,
@@ -326,12 +326,11 @@ fn plain(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 /// Ending of the names of kernels that split sums.
 const SPLIT: &str = "_split_k";
 
-/// Returns the dispatches with the kernel of this name for all products of whole chunks; `None` if
-/// one of them does not have it. Products of the remaining rows, which may be too few for it, have
-/// the baseline then. Long sums are split: on software adapters those of the largest tile, on GPUs
-/// those over the classes, which have too few outputs for all cores. Without it, the op took 32 %
-/// of a step of GPT-2 124M with 8 x 1,024 tokens on an H100, at 0.63 of the rate of its other
-/// products.
+/// Dispatches with the kernel of this name for all products of whole chunks; `None` if a product
+/// does not have it. Products of the remaining rows, which may be too few for it, have the baseline
+/// then. Long sums are split: on software adapters for the largest tile, on GPUs the sums over
+/// classes, which have too few outputs for all cores. Without it, the op took 32 % of a step of
+/// GPT-2 124M with 8 x 1,024 tokens on an H100, at 0.63 of the rate of its other products.
 fn composed(call: &OpCall, caps: &Caps, name: &str) -> Option<Vec<Dispatch>> {
     let rows = LinearSizes::on_gpu(call, caps).rows;
     let product = |product: &OpCall| {
@@ -477,8 +476,8 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 }
 
 /// See [`Twin::probes`]: the sizes of the call, or similar ones where they are larger than the
-/// largest tile, in chunks like those of the call. A binding may make chunks smaller than those of
-/// the op, so there are probes of one chunk, of two, and of one with every kind of rest.
+/// largest tile, in chunks like the call's. A binding may make chunks smaller than the op's, so
+/// there are probes of one chunk, of two, and of one with every kind of rest.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let [x, weight] = [&inputs[0][..], &inputs[1][..]];
     let (&[n, c], &[v, _]) = (x, weight) else { return Vec::new() };
@@ -576,7 +575,7 @@ mod tests {
 
     type Input = (Shape, HostTensor<f64>);
 
-    /// Returns `x, weight, targets`, some of which are ignored.
+    /// `x, weight, targets`; some targets are ignored.
     fn given(n: usize, c: usize, v: usize) -> Vec<Input> {
         let HostTensor::Int(mut targets) = generate(InputFill::Targets(v as u32), n, 2) else {
             panic!("targets are integers")

@@ -113,7 +113,7 @@ impl NormSlots {
         Self { slots: parts.len(), parts: parts.into_iter().max().unwrap_or(1) }
     }
 
-    /// Returns the floats of all slots: pairs, of which the first of a slot has their number.
+    /// Floats of all slots, in pairs; the first pair of a slot holds their number.
     pub fn words(&self) -> usize {
         2 * self.slots * (self.parts + 1)
     }
@@ -147,8 +147,8 @@ pub fn dispatch(count: usize, caps: &Caps, places: NormSlots, slot: usize) -> [D
 }
 
 /// Creates a probe for the kernels that a bucket of `like` elements runs: a bucket with some values
-/// that are not finite, and its norm in the second of three slots, of which the others are empty.
-/// The deviation is infinite if the count is wrong or another slot has a result.
+/// that are not finite, and its norm in the second of three slots, with the other two empty. The
+/// deviation is infinite if the count is wrong or another slot has a result.
 pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
     let count = probe_count(like, |count| {
         let [first, _] = dispatch(count, caps, NormSlots::new([count]), 0);

@@ -262,7 +262,7 @@ vectorized! {
         }
     }
 
-    /// Replaces the values that are smaller than those of `x`, and their places by this one.
+    /// Replaces the values that are smaller than in `x`, and their places by `place`.
     fn take_larger<S>(x: &[f32], place: f32, is_first: bool, y: &mut [f32], places: &mut [f32]) {
         if is_first {
             y.copy_from_slice(x);

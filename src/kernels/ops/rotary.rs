@@ -69,8 +69,7 @@ fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs:
     rotate_rows(&sizes, inputs[1].floats(), 0, inputs[0].floats(), outputs[0]);
 }
 
-/// Rotates rows, of which `first` is the index of the first, by the cosines and sines of their
-/// positions.
+/// Rotates rows by the cosines and sines of their positions; `first` is the index of the first row.
 #[inline(always)]
 fn rotate_rows<T: Float>(sizes: &RotarySizes, table: &[T], first: usize, x: &[T], y: &mut [T]) {
     let d = 2 * sizes.half;

@@ -1,7 +1,7 @@
 //! Sums over rows in two stages: the first writes partial sums of blocks of rows to the workspace,
 //! the second adds them. Twin of `shaders/row_blocks.wgsl`, and a variant of [`super::sum`] and of
-//! gradients such as those of weight and bias of [`super::layer_norm`], which have the references
-//! and the tests.
+//! gradients such as the weight's and the bias's in [`super::layer_norm`], which have the
+//! references and the tests.
 //!
 //! It is meant for GPUs: a gradient of a bias of 768 values has too few columns to fill one.
 

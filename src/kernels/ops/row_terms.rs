@@ -2,7 +2,7 @@
 
 use crate::Operand;
 
-/// Terms of sums over rows, viewed as (outer, middle, inner), of which middle is reduced.
+/// Terms of sums over rows, viewed as (outer, middle, inner); the sums are over middle.
 pub(crate) struct RowTerms {
     pub outer: usize,
     pub middle: usize,

@@ -147,7 +147,7 @@ fn sum_blocks(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
 }
 
 vectorized! {
-    /// Adds the rows of `x` to `y`, several rows at a time where rows are short.
+    /// Adds the rows of `x` to `y`, several together where rows are short.
     fn sum_rows<S>(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
         if let [sum] = y {
             return sum_row(x, sum);
@@ -179,10 +179,10 @@ fn sum_row(x: &[f32], sum: &mut f32) {
     }
 }
 
-/// Static choice: one workgroup per output if few outputs sum so many elements that one
-/// invocation per output would leave a device idle (see `is_few`); on GPUs, two stages, or tiles if
-/// there are enough rows and columns; tiles of vectors for narrow rows; else one invocation per
-/// output, which on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
+/// Static choice: one workgroup per output for few outputs with long sums, where one invocation per
+/// output would leave a device idle (see `is_few`); on GPUs, two stages, or tiles if there are
+/// enough rows and columns; tiles of vectors for narrow rows; else one invocation per output, which
+/// on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let view = View::of(call);
     if let Op::Broadcast { .. } = call.op {
@@ -405,7 +405,7 @@ mod tests {
         }
     }
 
-    /// Blocks of rows of several outer entries, with columns beyond those of a workgroup.
+    /// Blocks of rows of several outer entries, with more columns than a workgroup has.
     #[test]
     fn blocks_of_rows() {
         for shape in [[3, 130, 68], [2, 1031, 16], [1, 700, 260], [5, 133, 19], [1, 257, 131]] {

@@ -203,7 +203,7 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(op, ELEMENTS.map(|count| vec![vec![count]; inputs.len()]))
 }
 
-/// Functions for which all kernel variants are tested: those of the models, and one with a
+/// Functions for which all kernel variants are tested: the functions of the models, and one with a
 /// constant. The kernels of other functions differ in the formula only, and all formulas are tested
 /// together.
 const FUNCTIONS: [Unary; 10] = [

@@ -7,7 +7,7 @@ use crate::{CallShape, Caps, OwnedCall, RandomContext, twin};
 use potluck_core::rng::Key;
 use potluck_graph::{AttentionOptions, LossClasses, Op};
 
-/// The longest submission that counts as short, of which watchdogs allow eight.
+/// The longest submission that counts as short: an eighth of the time that watchdogs allow.
 const SECONDS_MAX: f64 = 0.25;
 
 /// A device that runs `lanes` workgroups concurrently, all of them together at a share of a

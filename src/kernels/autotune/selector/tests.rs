@@ -136,7 +136,7 @@ fn signatures_name_a_call() {
     assert_eq!(of_table(300), "embedding_grad 300 rows (5) (5, 4)");
 }
 
-/// An evaluation of batch norm runs other shaders under the name of those of training.
+/// An evaluation of batch norm runs other shaders than training, under the same name.
 #[test]
 fn kernels_of_evaluations_are_certified_as_those_of_training() {
     on_one_gpu(|gpu| {
@@ -360,7 +360,7 @@ fn timings_that_were_cut_off_are_gone_on_with() {
             let is_untimed = kernels.untimed().contains(&call_key);
             (kernels.choices().get(&call_key).unwrap().to_string(), is_untimed)
         };
-        // One is none to compare with; two are, of which the faster one runs.
+        // A single timing decides nothing; with two, the faster variant runs.
         let unmeasured = default_variant(&call, &variants, &Caps::of(gpu));
         assert_eq!(chosen(&after(&[0], true, &none)), (variants[unmeasured].name.clone(), true));
         assert_eq!(chosen(&after(&[0, 1], true, &none)), (variants[0].name.clone(), true));
@@ -662,7 +662,7 @@ fn a_call_that_cannot_be_timed_is_not_said_to_lack_time() {
     });
 }
 
-/// The grid is that of a call, and the text is the same for all.
+/// A grid belongs to one call; all calls share the text.
 #[test]
 fn a_call_beyond_the_limits_leaves_the_kernel_to_others() {
     on_one_gpu(|gpu| {

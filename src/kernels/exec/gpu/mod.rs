@@ -460,7 +460,7 @@ fn readback_queue(plan: &Plan, elements: usize) -> ReadbackQueue {
     ReadbackQueue::new(elements, ReadbackBudget::of(plan, elements))
 }
 
-/// Returns the device's adder; makes one for about `elements` elements if there is none.
+/// Returns the device's adder, made for about `elements` elements at first use.
 fn adder<'a>(
     adder: &'a mut Option<PartialSumAdder>,
     gpu: &Arc<Gpu>,

@@ -115,7 +115,7 @@ impl CommandStream {
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
     }
 
-    /// Returns the open pass; begins one if there is none.
+    /// Returns the open pass, or begins one.
     fn pass(&mut self) -> &mut wgpu::ComputePass<'static> {
         let Self { pass, encoder, clock, gpu, .. } = self;
         pass.get_or_insert_with(|| {

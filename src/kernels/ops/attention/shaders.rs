@@ -104,8 +104,8 @@ impl AttentionKernel {
         shader
     }
 
-    /// Returns the declarations of all storage variables: the bound ones have the first binding
-    /// numbers, in order, and those of other entry points of the file follow.
+    /// Declarations of all storage variables: the bound ones have the first binding numbers, in
+    /// order, and the variables of the file's other entry points follow.
     fn declarations(&self, rows: &str) -> String {
         let mut names: Vec<&str> = self.bindings.iter().map(|(name, _)| *name).collect();
         for (name, ..) in VARIABLES {

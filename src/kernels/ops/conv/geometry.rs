@@ -137,7 +137,7 @@ impl Geometry {
     }
 }
 
-/// Weight of a gathered product, whose channels are those of its group.
+/// Weight of a gathered product, with the channels of its group.
 pub(crate) struct ProductWeight {
     pub group: usize,
     pub tap: usize,

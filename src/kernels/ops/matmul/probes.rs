@@ -41,8 +41,8 @@ pub(crate) fn probes_with_columns(
     calls(op, operands(op, inputs, columns, &PRODUCTS))
 }
 
-/// Returns both operands of products `(m, k, n)` like those of a call, as three products if the
-/// call is batched, and with `columns` columns if given.
+/// Both operands of products `(m, k, n)` like a call's, as three products if the call is batched,
+/// and with `columns` columns if given.
 pub(crate) fn operands(
     op: &Op,
     inputs: &[Dims],

@@ -62,12 +62,12 @@ pub struct WorkgroupTile {
     pub(crate) cooperative: Option<CooperativeTile>,
 }
 
-/// Division of a tile over subgroups, each of which multiplies 2 x 4 cooperative matrices.
+/// Division of a tile over subgroups; each multiplies 2 x 4 cooperative matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CooperativeTile {
     matrix: CooperativeSquare,
     units: u32,
-    /// Steps of a stage, each of which reads [`WorkgroupTile::k`] terms.
+    /// Steps of a stage; each reads [`WorkgroupTile::k`] terms.
     steps: u32,
 }
 
