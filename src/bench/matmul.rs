@@ -30,7 +30,7 @@ const MODELS: [(&str, usize, usize, Heads); 2] = [
 /// Rates of variants on earlier shapes in FLOP/s, which predict the duration of a product.
 pub(crate) type Rates = HashMap<String, f64>;
 
-/// Product of an (m, k) and a (k, n) matrix, each of which may be given transposed.
+/// Product of an (m, k) and a (k, n) matrix; each may be given transposed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MatmulShape {
     name: String,

@@ -376,8 +376,8 @@ fn without_the_knock_nothing_answers() {
     assert!(answers(&node, &[right]), "the knock is not answered");
 }
 
-/// A knock that was seen on its way takes one place at a time, from however many addresses it
-/// comes, and gives it to others.
+/// A knock that was seen on its way takes a single place, from however many addresses it comes, and
+/// yields it to others.
 #[test]
 fn a_replayed_knock_takes_one_place_and_gives_way() {
     let secret = secret();
@@ -424,8 +424,8 @@ fn half_open_relay(node: &Endpoint, source: &str) -> std::net::SocketAddr {
     address
 }
 
-/// Handshakes of four addresses that prove theirs, 50 in a second, each of which lasts as long as
-/// it may: an honest node comes in, from another address or from one of theirs.
+/// Four addresses that prove themselves begin 50 handshakes per second, each as long as allowed: an
+/// honest node comes in, from another address or from one of the four.
 #[cfg(target_os = "linux")]
 #[test]
 fn half_open_handshakes_with_replayed_knocks_keep_nobody_out() {

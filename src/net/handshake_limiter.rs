@@ -275,7 +275,8 @@ mod tests {
         assert!(!is_evicted(&mut honest));
     }
 
-    /// Four networks that fill all places lose theirs to each other, and nobody else does.
+    /// Four networks that fill all places lose places to each other, and no other network loses
+    /// one.
     #[test]
     fn the_fullest_network_gives_way_to_others() {
         let handshake_limiter = Arc::new(HandshakeLimiter::default());

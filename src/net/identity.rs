@@ -156,7 +156,7 @@ impl Identity {
         Ok(identity)
     }
 
-    /// Returns the certificate to show at a time.
+    /// Certificate to show at the time `now`.
     fn certificate(&self, now: SystemTime) -> Result<Arc<CertifiedKey>, NetError> {
         let mut current = self.current.lock();
         if let Some((issued, certificate)) = &*current {

@@ -77,7 +77,7 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Secret::read_file`], except for those of the rights of others.
+    /// Returns the errors of [`Secret::read_file`], except those about the rights of others.
     #[cfg(unix)]
     pub fn read_descriptor(descriptor: u32) -> Result<Self, SecretError> {
         let path = format!("/dev/fd/{descriptor}");

@@ -348,7 +348,7 @@ mod tests {
         let idle_timeout = Duration::from_millis(1500);
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };
         assert_eq!(Greeting::decode(behind), Ok(decoded));
-        // A greeting of a later protocol, of which only the beginning is known.
+        // A greeting of a later protocol; only its beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
         let own = format!("potluck {} (protocol 7)", env!("CARGO_PKG_VERSION"));

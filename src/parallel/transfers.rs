@@ -114,7 +114,7 @@ pub enum Response<S, P> {
     None,
 }
 
-/// Returns the most messages that are in the mailbox of a rank's device thread at a time: per chunk
+/// Returns the capacity that the mailbox of a rank's device thread needs, in messages: per chunk
 /// its sum or a request to add, and its final values; per bucket the ends of its two collectives;
 /// the pieces of tensors that other ranks send; and the verdict.
 pub fn device_inbox_max(layout: &ShardLayout, edges: &EdgeLayout, rank: Rank) -> usize {

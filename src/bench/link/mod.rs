@@ -340,8 +340,8 @@ fn models(options: &LinkOptions) -> Vec<u64> {
     }
 }
 
-/// Returns the elements of a bucket: the largest power of two within the longest time, but no fewer
-/// than those of the shortest bucket.
+/// Elements of a bucket: the largest power of two that takes at most [`BUCKET_SECONDS_MAX`], but at
+/// least the smallest bucket of [`BUCKET_BYTES`].
 fn bucket_elements(bytes_per_s: f64) -> u64 {
     let [least, most] = BUCKET_BYTES;
     let mut bytes = most;

@@ -374,7 +374,7 @@ impl FirstNode {
         }
     }
 
-    /// Takes a new address of a node, for the roster if there is none yet, and shows it.
+    /// Takes a new address of a node, for a roster that is still to come, and shows it.
     fn move_joiner(&mut self, index: usize, to: SocketAddr) {
         let who = self.name(NodeRank(index as u32 + 1));
         let joiner = &mut self.joiners[index];

@@ -595,8 +595,8 @@ impl ClusterDriver {
 }
 
 impl DialFailure {
-    /// Returns the failure of all addresses of a node. Its remedy is that of the first address that
-    /// answered, if there is one.
+    /// Failure of all addresses of a node. The first address that answered, if any, decides the
+    /// remedy.
     fn of(errors: &[NetError]) -> Self {
         let why: Vec<String> = errors.iter().map(NetError::in_list).collect();
         let answered = errors.iter().find(|error| !error.is_silence());

@@ -106,7 +106,8 @@ impl fmt::Debug for ClusterOptions {
 /// News while processes connect; each displays as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectEvent {
-    /// This process accepts connections at this address. Others join at that of the first process.
+    /// This process accepts connections at this address. Others join at the first process's
+    /// address.
     Listening(SocketAddr),
     /// The hosts of the joined processes, and the expected number of processes.
     Present { hosts: Vec<String>, expected: u32 },
@@ -792,7 +793,7 @@ mod tests {
             let secret = || Secret::parse(&code).unwrap();
             let host = meet(ClusterOptions::host(any_port(), 2, secret())).unwrap();
             let port = host.address.port();
-            // One that belongs to a group of another name is told the name of this one.
+            // A process of another group learns this group's name.
             let first = vec![SocketAddr::from(([127, 0, 0, 1], port))];
             let options = meeting_options(any_port(), secret(), TIMEOUT);
             let hello = |port| JoiningNodeOptions {
@@ -807,7 +808,7 @@ mod tests {
         assert_ne!(one, two);
     }
 
-    /// As many as a run may have have said nothing yet; those of the largest run have room too.
+    /// As many silent guests as a run may have nodes leave room for the nodes of the largest run.
     #[test]
     fn guests_do_not_take_the_links_of_the_largest_run() {
         let code = Secret::generate().unwrap().code().unwrap();

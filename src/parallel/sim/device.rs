@@ -198,8 +198,7 @@ impl VirtualDevice {
         spans
     }
 
-    /// Returns the time at which the next readback completes; `None` if there is none, or if it
-    /// has no slot.
+    /// Time at which the next readback completes; `None` without a readback, or if it has no slot.
     pub(crate) fn next_done_at(&self) -> Option<Nanos> {
         self.reads.front()?.done_at
     }

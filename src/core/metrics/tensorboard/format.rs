@@ -40,7 +40,7 @@ pub fn record(bytes: &[u8]) -> Vec<u8> {
     parts.concat()
 }
 
-/// Returns the bytes of an event at a time in seconds since 1970 and a step.
+/// Returns the bytes of an event of a step; `wall_time_s` is in seconds since 1970.
 pub fn event(wall_time_s: f64, step: u64, content: &EventContent) -> Vec<u8> {
     let event = WireMessage::default().double(1, wall_time_s).integer(2, step);
     match content {
