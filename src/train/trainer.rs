@@ -70,10 +70,10 @@ pub struct Step {
 ///
 /// After the failure of one of several devices no step is possible, but [`Trainer::parameters`]
 /// still returns the parameters of the last step that was completed, from the devices that are
-/// left, and [`Trainer::recover`] goes on with those from the last saved state.
+/// left, and [`Trainer::recover`] continues on these devices from the last saved state.
 pub struct Trainer {
     pub(super) session: Session,
-    /// Graph that is trained, of which each rank runs what is placed on it.
+    /// Graph that is trained; each rank runs the part that is placed on it.
     pub(super) model: ModelGraph,
     /// Options of the devices that are open.
     pub(super) options: TrainerOptions,
@@ -311,7 +311,7 @@ impl Trainer {
         error.of_library()
     }
 
-    /// Returns the index of the device that failed, if the error is that of one of several.
+    /// Index of the device that failed, if the error concerns one of several.
     fn failed_position(&self, error: &TrainError) -> Option<usize> {
         let rank = self.placement().ranks.get(error.failed_rank()?.index())?;
         Some(rank.position)

@@ -391,8 +391,8 @@ mod tests {
             }
         };
         let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
-        // Pages that the process has in memory, and its threads, of which those of a device end a
-        // little later: all of them, not only those of its pool.
+        // Pages that the process has in memory, and its threads. All threads of a device end a
+        // little later, not only the threads of its pool.
         let held = || {
             let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
             let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();

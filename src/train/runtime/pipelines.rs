@@ -776,7 +776,7 @@ fn writers(graph: &Graph) -> Vec<Option<u32>> {
 mod tests {
     use super::*;
 
-    /// Three rows of five columns, of which one rank has the columns 0, 1 and 4, and one the rest.
+    /// Three rows of five columns: one rank has the columns 0, 1 and 4, the other the rest.
     #[test]
     fn parts_of_an_output_are_gathered_from_the_columns_of_ranks() {
         let columns = [vec![0..2, 4..5], vec![2..3, 3..4]];

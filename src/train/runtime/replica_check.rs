@@ -9,7 +9,7 @@ use potluck_core::{BucketId, Position, Rank};
 use potluck_graph::Plan;
 use potluck_kernels::exec::BucketTensor;
 
-/// Rank whose parameters differ from those of the other ranks.
+/// Rank whose parameters differ from the other ranks'.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaMismatch {
     pub rank: Rank,
@@ -18,8 +18,8 @@ pub struct ReplicaMismatch {
 }
 
 /// Compares the parameters of each bucket on all of its ranks; with `repair`, overwrites differing
-/// ones. The reference value is that of the majority, or without a majority that of the owner, the
-/// rank that updates it.
+/// ones. The majority's value is the reference, or without a majority the owner's: the rank that
+/// updates it.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails.

@@ -116,7 +116,7 @@ pub(crate) struct Network {
     pub links: RingLinks,
     /// Number of the node of each device.
     pub node_of_device: Vec<u32>,
-    /// Bytes of the gradients, which are also those of updated parameters.
+    /// Bytes of the gradients, and also of the updated parameters.
     pub gradient_bytes: f64,
     /// True if gradients are sent during the backward pass, and parameters during the forward pass
     /// of the next step.
@@ -179,7 +179,7 @@ impl Network {
 
 /// Times devices on micro-batches of `probe`, selects the fastest set of them unless all are used,
 /// and divides a batch among them. Concurrent timings take at most `timeout`. Only sets of devices
-/// that `hold` the moments of their shards are selected; returns `None` if there is none.
+/// that `hold` the moments of their shards are selected; returns `None` without such a set.
 ///
 /// # Errors
 /// Returns the first device that fails, with its error.
@@ -341,7 +341,7 @@ impl SetTimer<'_> {
     }
 
     /// Returns the seconds that a step waits for the network between working devices; `counts` and
-    /// `speeds` are those of all devices of a set.
+    /// `speeds` have an entry per device of a set.
     fn network_s(&self, working: &[usize], counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
         let Some(network) = self.network else { return 0.0 };
         let mut last_s = f64::INFINITY;

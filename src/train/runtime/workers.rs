@@ -59,7 +59,7 @@ enum GroupEnd {
 pub(crate) struct StepFailure {
     /// First device that failed, with its error.
     first: (Rank, DeviceError),
-    /// All ranks whose devices failed; those of the others still answer.
+    /// All ranks whose devices failed; the other devices still answer.
     failed: Vec<Rank>,
     /// True if the devices had begun to update their parameters.
     has_begun_update: bool,
@@ -75,8 +75,8 @@ pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize)
 }
 
 impl WorkerGroup {
-    /// Starts a worker group of device threads, whose order is that of ranks. Each bucket of
-    /// `layout` is held by the ranks of its group. A single device needs no ring thread.
+    /// Starts a worker group of device threads, in the order of ranks. Each bucket of `layout` is
+    /// held by the ranks of its group. A single device needs no ring thread.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a thread cannot be started.
@@ -88,7 +88,7 @@ impl WorkerGroup {
     ) -> Result<Self, RuntimeError> {
         // Per rank its vote and its end.
         let inbox = Mailbox::new(2 * drivers.len() + 2);
-        // In one process, the rounds of another group never meet those of this one.
+        // In one process, messages of different groups never meet.
         let is_spread = drivers.iter().any(|driver| driver.remote().is_some());
         let generation = if is_spread { remote::next_generation() } else { 0 };
         let options = options.clone();

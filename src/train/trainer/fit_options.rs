@@ -21,7 +21,7 @@ pub struct FitOptions {
     pub eval_every: u64,
     /// Samples per evaluation, spread over the split; 0: all.
     pub eval_samples: u64,
-    /// Task with the metrics of evaluations and the unit of steps, such as that of
+    /// Task with the metrics of evaluations and the unit of steps, such as the result of
     /// [`task_of_samples`](crate::task::task_of_samples).
     pub task: Arc<dyn Task>,
     /// Random changes of the training pictures: of the first input of the data.

@@ -32,7 +32,7 @@ pub(crate) struct OpenedSession {
 
 /// Inputs for the opening of devices, besides the options of a trainer.
 pub(crate) struct Opening<'a> {
-    /// Other nodes, whose devices follow those of the options.
+    /// Other nodes; their devices follow the devices of the options.
     pub nodes: &'a RemoteNodes,
     /// Inputs of a micro-batch for the timing of devices.
     pub probe: Probe,

@@ -88,7 +88,7 @@ impl LaidOut {
         Ok(Self { group, written, layout })
     }
 
-    /// Returns the moments of a rank: those of its shards, or all of them for a single rank.
+    /// Moments of a rank: for its shards, or for all parameters on a single rank.
     pub fn moments(&self, request: &PlacementRequest, rank: usize) -> Moments {
         let PipelinePrograms { plans, groups, .. } = &self.written;
         let mut shards = None;

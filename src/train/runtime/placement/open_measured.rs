@@ -51,7 +51,7 @@ struct Failure {
     error: RuntimeError,
 }
 
-/// Opens devices, selects those of the run, and divides the batch by their measured speed. On an
+/// Opens devices, selects some for the run, and divides the batch by their measured speed. On an
 /// error, the user is notified of the devices excluded before.
 ///
 /// # Errors
@@ -136,9 +136,9 @@ fn open_admitted(
     }
 }
 
-/// Divides the batch among the open devices, and returns those of the run, with their reduce sites.
-/// A device that fails is excluded with a note, unless it is named or the last of the `count`
-/// requested devices.
+/// Divides the batch among the open devices, and returns the devices that the run uses, with their
+/// reduce sites. A device that fails is excluded with a note, unless it is named or the last of the
+/// `count` requested devices.
 fn measured(
     request: &PlacementRequest,
     probe: &Probe,

@@ -37,8 +37,8 @@ pub(crate) struct MeasuredCandidate {
 }
 
 impl MeasuredCandidate {
-    /// Advances to the first admission with less host memory; returns false without a change if
-    /// there is none.
+    /// Advances to the first admission with less host memory; without one, changes nothing and
+    /// returns false.
     fn take_less_host_memory(&mut self) -> bool {
         let now = self.host_bytes();
         let Some(less) = self.admissions.iter().position(|one| one.memory.of_host() < now) else {

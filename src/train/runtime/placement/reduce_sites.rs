@@ -15,8 +15,8 @@ pub(crate) struct ReduceSiteFailure {
     pub error: RuntimeError,
 }
 
-/// Returns the reduce site of each device, in the order of ranks: that of the request, or else of
-/// `saved`, or else the faster one. Prepares devices for the addition if they are the site.
+/// Reduce site of each device, in the order of ranks: from the request, or else from `saved`, or
+/// else the faster one. Prepares devices for the addition if they are the site.
 ///
 /// # Errors
 /// Returns the first device that fails.

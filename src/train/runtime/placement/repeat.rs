@@ -73,7 +73,7 @@ pub(crate) fn stage_text(plan: &Plan, names: &[&str], blocks: &[Range<u32>]) -> 
 }
 
 /// Returns the flags that repeat this measured placement, quoted for a shell; `None` if nothing was
-/// measured, or if no flags can name the devices. `plan` is that of the whole model.
+/// measured, or if no flags can name the devices. `plan` is the whole model's.
 pub(crate) fn repeated_by(
     request: &PlacementRequest,
     adapters: &[Adapter],
@@ -144,8 +144,8 @@ fn blocks_of_chunks(pipeline: &[Vec<&RankPlacement>]) -> Vec<usize> {
     blocks
 }
 
-/// Returns the flag for the measured micro-batches of replicas, or a remark if there is none;
-/// `None` if those of the request are the same.
+/// Flag for the measured micro-batches of replicas, or a remark if no flag repeats them; `None` if
+/// the request has the same ones.
 fn micro_batch_flag(
     request: &PlacementRequest,
     placement: &Placement,
@@ -162,8 +162,8 @@ fn micro_batch_flag(
     Some(Setting::MicroBatchSize.given(largest).to_string())
 }
 
-/// Returns true if replicas with micro-batches of up to `micro_batch` samples have those of a
-/// placement.
+/// Returns true if replicas with micro-batches of up to `micro_batch` samples have the
+/// micro-batches of a placement.
 fn repeats(
     request: &PlacementRequest,
     placement: &Placement,

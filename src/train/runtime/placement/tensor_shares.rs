@@ -45,7 +45,7 @@ pub(crate) fn measured(
 }
 
 /// Returns each rank's part of the divided elements of a tensor group, from 0 to 1. `plan` may be
-/// that of any rank.
+/// any rank's.
 pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
     let mut elements = vec![0; ranks];
     for bucket in &plan.buckets {
@@ -58,7 +58,7 @@ pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
 }
 
 /// Returns true if devices of a tensor group differ, so that equal shares may not be the fastest;
-/// `kinds` are those of the devices, by rank.
+/// `kinds` has each device's, by rank.
 pub(crate) fn differ<T: PartialEq>(requested: &RequestedPipelines, kinds: &[T]) -> bool {
     kinds.chunks(requested.tensor.max(1)).any(|group| group.iter().any(|kind| *kind != group[0]))
 }

@@ -62,7 +62,7 @@ fn inputs(plans: &Plans, rows: usize) -> Inputs {
     graph.inputs.iter().map(|(_, id)| (*id, HostTensor::Float(values(*id)))).collect()
 }
 
-/// Calls `test` with a request for a model with 1 MiB of parameters, of which AdamW keeps 2 MiB of
+/// Calls `test` with a request for a model with 1 MiB of parameters and, with AdamW, 2 MiB of
 /// moments.
 fn with_request<R>(options: &Options, test: impl FnOnce(&PlacementRequest) -> R) -> R {
     let plans = Plans::new(model().with_moments(options.moments));

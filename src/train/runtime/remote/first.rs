@@ -590,8 +590,8 @@ impl NodeState {
         Ok(Some(&group.coordinator))
     }
 
-    /// Returns the mailbox for a vote, of which each step of a rank has one; `None` for a vote of
-    /// an earlier group.
+    /// Returns the mailbox for a vote; a rank votes once per step. `None` for a vote of an earlier
+    /// group.
     fn coordinator_of_vote(
         &mut self,
         vote: &Vote,
@@ -683,9 +683,8 @@ impl RemoteSlot {
 
     /// Performs a call and waits for its reply.
     ///
-    /// # Errors
-    /// Returns the error of the device, which may be that of an earlier call without a reply, or of
-    /// the lost node.
+    /// # Errors Returns the error of the device, which may stem from an earlier call without a
+    /// reply, or of the lost node.
     pub fn call(&self, adapter: &str, call: DeviceCall) -> Result<CallReply, DeviceError> {
         let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);
         let asked = format!("a call of {adapter} ({})", call.name());

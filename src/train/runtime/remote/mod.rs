@@ -1,6 +1,6 @@
 //! Devices of other nodes. The first node of a run has one [`executor::RemoteExecutor`] per device
 //! of another node, which sends all calls; the other nodes perform them ([`node::NodeServer`]). A
-//! step is an order to the node, whose ranks exchange values directly with those of all nodes.
+//! step is an order to the node, whose ranks exchange values directly with the ranks of all nodes.
 
 pub mod calls;
 pub(crate) mod executor;

@@ -167,7 +167,7 @@ impl Wire {
     }
 }
 
-/// Nodes besides the first one, each with so many CPU devices.
+/// Nodes besides the first one, each with some CPU devices.
 struct Nodes {
     remote: RemoteNodes,
     ends: Vec<Arc<TestNode>>,
@@ -279,7 +279,7 @@ fn inputs(graph: &Graph, first: u32, rows: usize) -> Inputs {
     graph.inputs_of_samples().map(values).collect()
 }
 
-/// Calls `test` with a request for the selected devices and those of other nodes.
+/// Calls `test` with a request for the selected devices and the devices of other nodes.
 fn with_request<R>(
     graph: &ModelGraph,
     (selector, nodes): (&str, &RemoteNodes),

@@ -130,8 +130,8 @@ pub(crate) struct PlanRecipe {
     pub options: PlanOptions,
     /// Part that it is a plan of; `None` for a whole graph.
     pub part: Option<PlannedPart>,
-    /// Shares of the ranks of a tensor group, one of which it is for, and which one; none for the
-    /// whole model.
+    /// Shares of the ranks of a tensor group; none for the whole model. The plan is for
+    /// `tensor_rank`.
     pub tensor_shares: Vec<u32>,
     pub tensor_rank: u32,
 }

@@ -57,8 +57,7 @@ pub(crate) fn by_measurement(
 
 /// Searches for the fastest division that fits the devices' memory.
 ///
-/// # Errors
-/// Returns `CutError` if there is none.
+/// # Errors Returns `CutError` if no division fits.
 fn searched(
     request: &PlacementRequest,
     devices: RequestedDevices,
