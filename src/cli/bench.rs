@@ -17,8 +17,8 @@ use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
 
-/// Runs the benchmark suite or the benchmark of collectives, of a link or of pipelines, joins that
-/// of another machine, or compares two reports; returns the process's exit code.
+/// Runs the benchmark suite or the benchmark of collectives, of a link or of pipelines, joins
+/// another machine's benchmark, or compares two reports; returns the process's exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
         Some(BenchCommand::Compare { a, b }) => {

@@ -82,7 +82,7 @@ pub struct Rendezvous<'a> {
     pub before: Vec<FormerNode>,
     pub nodes: u32,
     pub listen: Option<SocketAddr>,
-    /// Addresses of this node for the others, instead of those of its interfaces.
+    /// Addresses of this node for the others, instead of the addresses of its interfaces.
     pub advertise: Vec<SocketAddr>,
     pub secret: &'a SecretArgs,
     /// Seconds to wait for the others; by default unlimited on a terminal.
@@ -255,7 +255,7 @@ pub struct Joining {
     /// Host and port of the first node, as typed.
     pub address: String,
     pub listen: Option<SocketAddr>,
-    /// Addresses of this node for the others, instead of those of its interfaces.
+    /// Addresses of this node for the others, instead of the addresses of its interfaces.
     pub advertise: Vec<SocketAddr>,
     pub secret: Secret,
     /// Time during which attempts that fail temporarily are repeated.

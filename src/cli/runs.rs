@@ -28,7 +28,7 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 enum RunState {
     /// A process holds its lock.
     Running,
-    /// Its last checkpoint is that of its last step.
+    /// Its last checkpoint is from its last step.
     Done,
     /// It ended before its last step and can be resumed.
     Interrupted,

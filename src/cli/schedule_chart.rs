@@ -22,8 +22,9 @@ const COLUMNS: usize = 100;
 const NOTE: &str = "by the times of each block, measured alone; transfers, reductions and updates \
                     take none\n";
 
-/// Returns the chart as text, and draws it to the file `svg` if that is given; `saved_data` is that
-/// of a checkpoint, and `saved` its placement. Measures the blocks of the model on the devices.
+/// Returns the chart as text, and draws it to the file `svg` if that is given; `saved_data` comes
+/// from a checkpoint, and `saved` is its placement. Measures the blocks of the model on the
+/// devices.
 ///
 /// # Errors
 /// Returns the errors of [`with_placement`] and of the measured devices, and `TrainError::Io` if
@@ -74,7 +75,7 @@ fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> Runtime
     ))
 }
 
-/// Returns the inputs for the measurement of blocks: those of the run's first step.
+/// Inputs for the measurement of blocks, from the run's first step.
 fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
     let data = spec.load_data(saved_data)?;
     let training = spec.training_graph(&data.shape)?;

@@ -297,8 +297,8 @@ fn execute(
     Ok((ending, code))
 }
 
-/// Resolves the configuration: that of the checkpoint or the keys of the initial model, overridden
-/// by the file, and then by flags. Also returns the model's number of tokens if more are added.
+/// Resolves the configuration: the checkpoint's or the keys of the initial model, overridden by the
+/// file, and then by flags. Also returns the model's number of tokens if more are added.
 fn configuration(
     args: &TrainArgs,
     saved: Option<&Resolved>,
@@ -382,7 +382,7 @@ fn configuration(
     Ok((resolved, known_tokens))
 }
 
-/// Returns the model of `--init`: that of a run or a checkpoint, or one in Hugging Face's files.
+/// Model of `--init`: from a run or a checkpoint, or in Hugging Face's files.
 fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     let path = Path::new(named);
     let is_run = checkpoint::is_checkpoint(path) || holds_run(path)?;
@@ -470,7 +470,7 @@ pub fn saved_spec(
     };
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
-    // Pictures of another size may be resized to that of the model.
+    // Pictures of another size may be resized to the model's.
     saved.config.data.image_size.clone_from(&resolved.config.data.image_size);
     refuse_another(&saved.config, &resolved.config)?;
     Ok(RunSpec::resolved(&resolved))

@@ -113,7 +113,7 @@ mod tests {
     use crate::{MeanStd, Normalization, TargetNames};
     use std::collections::HashSet;
 
-    /// Describes samples of which black is -1 in the first channel, and -2 in the second.
+    /// Describes samples whose black is -1 in the first channel, and -2 in the second.
     fn pictures(shape: &[usize]) -> SampleDescription {
         let features = [1.0, 2.0].map(|mean| MeanStd { mean, std: 1.0 }).to_vec();
         SampleDescription {

@@ -59,7 +59,7 @@ pub trait Dataset: Send + Sync {
         Vec::new()
     }
 
-    /// Returns what whoever trains on the data should know of them, a sentence each.
+    /// Returns warnings to the user who trains on the data, a sentence each.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }

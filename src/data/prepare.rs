@@ -282,7 +282,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     }
 }
 
-/// Returns the state of an interrupted preparation, or that of a new one.
+/// State of an interrupted preparation, or of a new one.
 fn begun(out: &Path, hash: &str) -> Result<PrepareState, PrepareError> {
     let new = PrepareState {
         inputs: hash.into(),

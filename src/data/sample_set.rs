@@ -41,8 +41,8 @@ pub struct SampleSet {
 }
 
 impl SampleSet {
-    /// Splits and normalizes samples. The classes of held-out samples are those of the training
-    /// samples with the same names.
+    /// Splits and normalizes samples. Held-out samples have the classes of the training samples
+    /// with the same names.
     ///
     /// # Errors
     /// Returns `DataError` if a split has no sample, if a sample has no target, if the held-out

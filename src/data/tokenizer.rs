@@ -22,7 +22,7 @@ const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenizerKind {
-    /// A token per character; the vocabulary is that of the text.
+    /// A token per character; the text defines the vocabulary.
     Char,
     /// A token per byte of UTF-8 (or of anything else); the vocabulary is 256.
     Byte,
@@ -200,8 +200,8 @@ impl<'a> Decoder<'a> {
     }
 
     /// Takes the text that was not returned yet, unless it ends with an incomplete character and
-    /// `all` is false. Its tokens are decoded together with those of the previous text, which
-    /// begins with a whole character.
+    /// `all` is false. Its tokens are decoded together with the previous text's, which begins with
+    /// a whole character.
     fn take_decoded(&mut self, file: &TokenizerFile, all: bool) -> String {
         let pending = self.tokens.len() - self.returned;
         let text = file.decode(&self.tokens);

@@ -1,11 +1,12 @@
 //! Token files: the tokens of a corpus as integers on disk, which may be larger than memory.
 //!
 //! `NAME.bin` holds the tokens as little-endian `u16` or `u32`; `NAME.json` beside it describes
-//! them: `{"version": 2, "vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..",
-//! "tokenizer": "..", "documents": [0, 700], "mask": ".."}`. `blake3` is the hash of the tokens'
-//! bytes, `tokenizer` that of the `tokenizer.json` whose ids they are, and `documents` are the
-//! positions of the first tokens of the documents. With a `mask`, the hash of `NAME.mask`, only
-//! those tokens are targets whose byte there is 1. These three are optional, and missing in version
+//! them:
+//! `{"version": 2, "vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..", "tokenizer": "..", "documents": [0, 700], "mask": ".."}`.
+//! `blake3` is the hash of the tokens' bytes, `tokenizer` the hash of the `tokenizer.json` whose
+//! ids they are, and `documents` are the positions of the first tokens of the documents. With a
+//! `mask`, the hash of `NAME.mask`, only those tokens are targets whose byte there is 1. These
+//! three are optional, and missing in version
 //! 1. Without `NAME.json`, the tokens are `u16`, as nanoGPT writes them.
 
 use std::fs::{self, File};
@@ -103,7 +104,7 @@ impl TokenFileInfo {
     /// Newest version, which is written.
     pub const VERSION: u32 = 2;
 
-    /// Describes tokens without a description file: those of nanoGPT, of 16 bits each.
+    /// Describes tokens without a description file, as nanoGPT writes them: 16 bits each.
     fn of_bare(bytes: &[u8]) -> Self {
         let dtype = TokenType::U16;
         Self {
@@ -368,8 +369,8 @@ impl TokenFile {
     }
 }
 
-/// Returns the fingerprint of tokens in memory whose ids are those of a tokenizer's file: the same
-/// as that of a token file with these tokens.
+/// Fingerprint of tokens in memory with the ids of a tokenizer's file: a token file with these
+/// tokens has the same one.
 pub(crate) fn fingerprint_of(tokens: &[u32], vocabulary: usize, training: usize) -> String {
     let dtype = TokenType::of(vocabulary);
     let mut hasher = blake3::Hasher::new();

@@ -85,7 +85,7 @@ impl ChartSpan {
 }
 
 impl ChartPeriod {
-    /// Returns the share of the period that has passed at a time.
+    /// Share of the period that has passed at `time`.
     fn share(&self, time: f64) -> f64 {
         (time - self.from) / self.length
     }
@@ -291,7 +291,7 @@ pub mod tests {
             Chart { rows: vec!["a".into(), "b".into(), "c".into()], ..Chart::default() };
         chart.spans.push(span(0, 10, 20, ChartPass::Forward, 0));
         chart.spans.push(span(1, 10, 13, ChartPass::Forward, 0));
-        // Two that overlap, of which one holds the other.
+        // Two overlapping spans; one holds the other.
         chart.spans.push(span(1, 12, 14, ChartPass::Other, 0));
         chart.spans.push(span(1, 12, 13, ChartPass::Other, 0));
         let shares: Vec<f64> = (0..3).map(|row| chart.idle_share(row)).collect();

@@ -22,8 +22,8 @@ const BELOW: f64 = 78.0;
 const LABEL_MAX: usize = 44;
 const LABEL_CHARACTER: f64 = 7.0;
 const TITLE_CHARACTER: f64 = 9.6;
-/// Font sizes of the numbers of micro-batches, the first of which that fits is used, and the width
-/// of a digit as a part of a font's size.
+/// Font sizes of the numbers of micro-batches; the first one that fits is used. Then the width of a
+/// digit as a part of a font's size.
 const NUMBER_FONTS: [f64; 2] = [11.0, 9.0];
 const NUMBER_CHARACTER: f64 = 0.57;
 /// Least distance of two ticks in pixels.
@@ -295,7 +295,7 @@ mod tests {
         }
         let distinct: std::collections::BTreeSet<&String> = colors.iter().collect();
         assert_eq!(distinct.len(), colors.len(), "{colors:?}");
-        // Those of chunks are explained where there are several.
+        // The legend explains chunks where there are several.
         assert!(!one_forward_one_backward(2, 1).svg().contains("model chunks"));
     }
 

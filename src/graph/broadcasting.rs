@@ -284,8 +284,8 @@ impl Builder {
     }
 
     /// Computes the sums of the entries up to each along an axis, by a product with a matrix of
-    /// ones: in mixed precision the entries are rounded as those of products are, and an entry that
-    /// is not finite makes all sums along its axis NaN.
+    /// ones: in mixed precision the entries are rounded like operands of products, and an entry
+    /// that is not finite makes all sums along its axis NaN.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there is no such axis, if it is the batch's, or has more than
@@ -415,7 +415,7 @@ pub(super) fn runs_from_the_back(axes: &[usize]) -> Vec<[usize; 2]> {
     runs
 }
 
-/// Returns the shape to which both can be repeated, or why there is none.
+/// Shape to which both can be repeated, or the reason why they cannot.
 fn joint_shape(a: &Shape, b: &Shape) -> Result<Shape, String> {
     let rank = a.rank().max(b.rank());
     if [a, b].iter().any(|shape| shape.is_batched() && shape.rank() < rank) {

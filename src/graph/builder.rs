@@ -481,7 +481,7 @@ impl Builder {
 
     /// Computes batch normalization of `x (b, .., c)` by channel, with PyTorch's parameters of
     /// `BatchNorm2d`: `NAME.weight` and `NAME.bias (c)`, and the running averages
-    /// `NAME.running_mean` and `NAME.running_var (c)`, all of which it adds.
+    /// `NAME.running_mean` and `NAME.running_var (c)`. It adds all of them.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `x` is not batched or has no channels.
@@ -775,8 +775,8 @@ impl Builder {
         Ok(self.add_loss(parts))
     }
 
-    /// Adds nodes that run outside of training only, such as those of an output for inspection
-    /// between two steps.
+    /// Adds nodes that run outside of training only, such as an output for inspection between two
+    /// steps.
     ///
     /// # Errors
     /// Returns the error of `add`.

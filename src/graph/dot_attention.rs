@@ -15,7 +15,8 @@ const UNSEEN: f32 = -1e30;
 pub struct DotAttentionOptions {
     /// Heads of queries.
     pub heads: usize,
-    /// Heads of keys and values, which divide those of queries (Ainslie et al. 2023).
+    /// Number of heads of keys and values, a divisor of the number of query heads (Ainslie et al.
+    /// 2023).
     pub kv_heads: usize,
     /// True if query `i` sees the keys up to `i` only.
     pub causal: bool,

@@ -1,5 +1,5 @@
 //! The builder's functions of indices along axes: gathering, scattering, reversal, and the largest
-//! entries. Indices are whole numbers in floats, like those of [`Builder::argmax`];
+//! entries. Indices are whole numbers in floats, like the results of [`Builder::argmax`];
 //! [`Builder::floats_of`] converts an integer input.
 
 use super::Builder;

@@ -2,7 +2,7 @@
 //! [`differentiate`], reduced by [`fuse()`], ordered and placed in memory by [`Plan`].
 //!
 //! This crate knows no device, reads no clock and does no IO. Losses are **sums**: a graph's loss
-//! is the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
+//! is the pair (sum, count) over the rows it saw, and gradients are gradients of the sum, so that
 //! micro-batches, masked targets and uneven shares add up exactly.
 
 mod attention;
@@ -283,7 +283,7 @@ pub struct Parameter {
     /// True if each rank of a tensor group computes a part of its gradient, though all have the
     /// parameter.
     pub has_partial_gradient: bool,
-    /// Tensor of which it is a slice, or all: in a [`shard()`] of a graph, and where a device
+    /// Tensor that it is a slice of, or the whole: in a [`shard()`] of a graph, and where a device
     /// cannot bind it whole ([`cut_large_parameters`]).
     pub whole: WholeTensor,
     /// Its part of that tensor.

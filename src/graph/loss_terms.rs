@@ -122,8 +122,8 @@ impl Builder {
 }
 
 impl Graph {
-    /// Returns the number of values of the loss's accumulator: its sum, its count, and those of the
-    /// terms.
+    /// Returns the number of values of the loss's accumulator: its sum, its count, and one value
+    /// per term.
     pub fn loss_length(&self) -> usize {
         2 + self.loss_terms.len()
     }

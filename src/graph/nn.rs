@@ -2,8 +2,8 @@
 //! names (`NAME.weight`, `NAME.bias`) and with its initial values, and computes the layer. They use
 //! the methods of [`Builder`], which take parameters as tensors.
 //!
-//! Weights may be in a file of PyTorch's `state_dict`: the names are those of a module whose layer
-//! is the attribute `NAME`.
+//! Weights may be in a file of PyTorch's `state_dict`: the names fit a module whose layer is the
+//! attribute `NAME`.
 
 use super::builder::{BuildResult, Builder};
 use super::op::Cell;
@@ -131,7 +131,7 @@ pub struct BatchNormOptions {
     pub momentum: f32,
 }
 
-/// Those of PyTorch: `eps = 1e-5`, `momentum = 0.1`.
+/// PyTorch's values: `eps = 1e-5`, `momentum = 0.1`.
 impl Default for BatchNormOptions {
     fn default() -> Self {
         Self { eps: 1e-5, momentum: 0.1 }

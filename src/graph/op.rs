@@ -343,9 +343,9 @@ pub enum Op {
     /// aliases whose elements the host replaces after the segment that ends with this node.
     AllReduce(Reduction),
     /// An op of one output and its epilogue, steps on each of its values, in one kernel. Inputs:
-    /// those of `root`, then the operands of the steps. Outputs: the final value, then the stored
-    /// ones, each with as many elements as the output of `root`, under any shape. Made by the
-    /// fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
+    /// the inputs of `root`, then the operands of the steps. Outputs: the final value, then the
+    /// stored ones, each with as many elements as the output of `root`, under any shape. Made by
+    /// the fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
     Fused { root: Box<Op>, epilogue: Vec<EpilogueOp> },
     /// An op that is defined outside the crate, of one output; see [`CustomOp`].
     Custom(SharedCustomOp),

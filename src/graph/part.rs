@@ -1,5 +1,5 @@
 //! Plans of a part of a graph: some of its blocks, run in the order of a rank's program. All ids
-//! are those of the whole graph, so that initial values, dropout, buckets and checkpoints do not
+//! are ids of the whole graph, so that initial values, dropout, buckets and checkpoints do not
 //! depend on the cut.
 
 use std::collections::{BTreeMap, HashMap};

@@ -53,7 +53,7 @@ impl Conv2dOptions {
     /// Returns the height and the width of the output for inputs of this size.
     ///
     /// # Errors
-    /// Returns the reason why there is none.
+    /// Returns the reason if no output fits.
     pub fn output_size(&self, size: [usize; 2], kernel: [usize; 2]) -> Result<[usize; 2], String> {
         self.windows(kernel).count(size)
     }
@@ -147,7 +147,7 @@ impl Pool2dOptions {
     /// Returns the height and the width of the output for inputs of this size.
     ///
     /// # Errors
-    /// Returns the reason why there is none.
+    /// Returns the reason if no output fits.
     pub fn output_size(&self, size: [usize; 2]) -> Result<[usize; 2], String> {
         let Self { kernel, stride, padding, dilation, ceil_mode } = *self;
         let windows = Windows { kernel, stride, padding, dilation, ceil_mode };

@@ -16,7 +16,7 @@ use potluck_core::{BucketId, DType, ParamId, SegmentId, Site, TensorId};
 const ALIGNMENT: usize = ALIGNMENT_BYTES / DType::F32.bytes();
 
 /// Random-number site of the rounding of parameter 0's moments; each parameter has its own, far
-/// from those of dropouts.
+/// from the sites of dropouts.
 const FIRST_ROUNDING_SITE: u32 = 1 << 20;
 
 /// Smallest number of samples for statistics of a normalization.
@@ -174,8 +174,8 @@ impl Plan {
     }
 
     /// Returns the smallest advisable number of samples in a micro-batch: 8 if a layer normalizes
-    /// by statistics of micro-batches, which differ too much from those of the batch with fewer, or
-    /// else 1.
+    /// by statistics of micro-batches, which differ too much from the batch's with fewer, or else
+    /// 1.
     pub fn rows_min(&self) -> u32 {
         if self.buckets.iter().any(|bucket| bucket.kind.is_state()) {
             STATISTICS_ROWS_MIN
@@ -303,7 +303,7 @@ impl Plan {
         found
     }
 
-    /// Returns the segments of the forward pass, then those of the backward pass.
+    /// Returns the segments of the forward pass and of the backward pass.
     pub fn passes(&self) -> (Vec<SegmentId>, Vec<SegmentId>) {
         (0..self.segments.len() as u32)
             .map(SegmentId)

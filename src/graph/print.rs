@@ -242,7 +242,7 @@ pub fn memory_table(plan: &Plan, moments: usize, workspace: usize, limit: &str) 
     text + &bucket_rows(plan)
 }
 
-/// Returns a clause on the number format of moments, if it is not that of the parameters.
+/// Clause on the number format of moments, if it differs from the parameters' format.
 fn format_text(plan: &Plan, moments: usize) -> &'static str {
     match plan.options.moments {
         MomentFormat::Bf16 if moments > 0 => ", in bf16",
@@ -289,7 +289,7 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
     text
 }
 
-/// Formats the memory of a device, then that of the host: names, bytes and notes.
+/// Formats the memory of a device, then of the host: names, bytes and notes.
 fn memory_rows(
     plan: &Plan,
     memory: &MemoryUsage,

@@ -22,10 +22,10 @@ struct UnrolledLayer {
 impl Builder {
     /// Computes a recurrent layer over `x (b, t, in)` with the parameters of PyTorch's `RNN`:
     /// `weight_ih (h, in)`, `weight_hh (h, h)`, and the biases `bias_ih` and `bias_hh (h)`. The
-    /// state is `h0 (b, h)`, or zeros without one, and the function `Unary::Tanh` or
-    /// `Unary::Relu`, or any other. Returns the hidden values `y (b, t, h)`, the last of which is
-    /// their [`Builder::last_step`]. Each time step is several nodes: it suits sequences of up to
-    /// some hundreds of steps.
+    /// state is `h0 (b, h)`, or zeros without one, and the function `Unary::Tanh` or `Unary::Relu`,
+    /// or any other. Returns the hidden values `y (b, t, h)`; [`Builder::last_step`] returns the
+    /// last one. Each time step is several nodes: it suits sequences of up to some hundreds of
+    /// steps.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes do not fit.

@@ -28,9 +28,9 @@ pub enum Interpolation {
 }
 
 impl Builder {
-    /// Resizes axes of `x` to `lengths`, one after the other, as PyTorch's `interpolate`: those of
-    /// pictures `(b, h, w, c)` are the axes 1 and 2. All interpolations but the nearest entries are
-    /// products with a matrix of weights, whose operands mixed precision rounds.
+    /// Resizes axes of `x` to `lengths`, one after the other, as PyTorch's `interpolate`: pictures
+    /// `(b, h, w, c)` are resized along the axes 1 and 2. All interpolations but the nearest
+    /// entries are products with a matrix of weights, whose operands mixed precision rounds.
     ///
     /// # Errors
     /// Returns [`ShapeError`](crate::ShapeError) if there is no such axis, it is the batch's, a
@@ -85,7 +85,7 @@ fn nearest(known: usize, length: usize, middle: usize) -> Vec<usize> {
     (0..length).map(|new| ((2 * new + middle) * known / (2 * length)).min(known - 1)).collect()
 }
 
-/// Returns the weights `(known, length)` of the entries of an axis in those of the new one.
+/// Weights `(known, length)` of the entries of an axis in the entries of the new one.
 fn weights(known: usize, length: usize, by: Interpolation) -> Vec<f32> {
     let mut weights = vec![0.0; known * length];
     for new in 0..length {

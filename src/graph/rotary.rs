@@ -17,8 +17,8 @@ pub enum RotaryScaling {
     None,
     /// `linear`: all are divided by the factor (Chen et al. 2023).
     Linear { factor: f64 },
-    /// `llama3`: those of wavelengths above `context / low` are divided by the factor, those below
-    /// `context / high` kept, and those between interpolated (Llama 3.1).
+    /// `llama3`: frequencies with wavelengths above `context / low` are divided by the factor, with
+    /// wavelengths below `context / high` kept, and between them interpolated (Llama 3.1).
     Llama3 { factor: f64, low: f64, high: f64, context: f64 },
 }
 

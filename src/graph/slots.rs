@@ -209,7 +209,7 @@ struct SharedSlot {
     slot: Slot,
     /// Bytes of the first and largest tensor, or of the logits.
     bytes_max: usize,
-    /// Lives of its tensors, none of which overlap.
+    /// Lives of its tensors, which do not overlap.
     lives: Vec<Life>,
     /// From the first to the last segment of any of them.
     span: SegmentSpan,

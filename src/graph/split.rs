@@ -26,8 +26,8 @@ const ROWS: usize = 64;
 pub struct ParameterSplit {
     /// Dimension that is divided.
     pub dimension: usize,
-    /// Tensors that are packed in this dimension, each of which is divided: 3 for queries, keys and
-    /// values in one.
+    /// Number of tensors packed in this dimension; each is divided: 3 for queries, keys and values
+    /// in one.
     pub packed: usize,
     /// Unit of the division.
     pub unit: SplitUnit,

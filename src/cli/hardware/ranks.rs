@@ -1,5 +1,5 @@
 //! Two ranks: the adapter twice, and the adapter with the CPU device. Checks equal parameters, the
-//! losses against those of one device, and the share of a step in which ranks wait for each other.
+//! losses against one device's, and the share of a step in which ranks wait for each other.
 
 use serde_json::{Value, json};
 

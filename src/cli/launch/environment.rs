@@ -1,8 +1,8 @@
 //! Place of a process among those that a launcher started, from flags, `POTLUCK_*` or the variables
 //! of the launcher.
 //!
-//! The variables are those of torchrun 2.15, Slurm 22.05, Open MPI 4.1 and 5, MPICH 4.0 and Intel
-//! MPI, Kubernetes' Indexed Job and JobSet, SkyPilot, Ray Train.
+//! Variables of these launchers are known: torchrun 2.15, Slurm 22.05, Open MPI 4.1 and 5, MPICH
+//! 4.0 and Intel MPI, Kubernetes' Indexed Job and JobSet, SkyPilot, Ray Train.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub struct TaskPlace {
     pub rank: Option<u32>,
     /// Number of processes.
     pub world: Option<u32>,
-    /// Number of this process among those of its host.
+    /// Number of this process among the processes of its host.
     pub local_rank: Option<u32>,
     /// Number of processes on its host.
     pub local_world: Option<u32>,

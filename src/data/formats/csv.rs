@@ -136,7 +136,7 @@ impl<'a> CsvTable<'a> {
         Ok(())
     }
 
-    /// Returns a reader of the records, the first of which is the header.
+    /// Reader of the records; the first one is the header.
     fn reader(&self) -> ::csv::Reader<&'a [u8]> {
         let mut builder = ReaderBuilder::new();
         // Lengths of rows are compared here, for the message.

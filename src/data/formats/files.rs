@@ -44,8 +44,8 @@ impl Base {
         Self(path.parent().unwrap_or(Path::new("")).into())
     }
 
-    /// Returns the base of a path to held-out samples: this one if they lie below it, or else the
-    /// directory above theirs, so that names begin with that of their directory.
+    /// Base of a path to held-out samples: this directory if they lie below it, or else the parent
+    /// of their directory, whose name then begins their names.
     pub(crate) fn of_held_out(&self, path: &Path) -> Self {
         if path.starts_with(&self.0) && self.0 != Path::new("") {
             return Self(self.0.clone());

@@ -207,7 +207,7 @@ impl TokenizerFile {
     /// change the ids.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
+    /// Returns the errors of [`Self::encode`].
     pub(crate) fn parts<'a>(
         &self,
         name: &str,
@@ -236,7 +236,7 @@ impl TokenizerFile {
     /// Returns the ids of a text, encoded as a whole on the calling thread.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
+    /// Returns the errors of [`Self::encode`].
     pub(crate) fn encode_piece(&self, name: &str, text: &str) -> Result<Vec<u32>, DataError> {
         let refused =
             |why: String| DataError::of_file(name, format!("cannot be tokenized ({why})"));
@@ -252,7 +252,7 @@ impl TokenizerFile {
     /// if no text follows.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
+    /// Returns the errors of [`Self::encode`].
     pub(crate) fn division(
         &self,
         name: &str,

@@ -57,7 +57,7 @@ fn is_copy(graph: &Graph, node: &Node) -> bool {
     graph.tensor(node.outputs[0]).repeats.is_some()
 }
 
-/// In front of the backward nodes of its block, of which all read the copy.
+/// The copies stand before the backward nodes of their block, which all read the copies.
 #[test]
 fn copies_are_their_originals_on_tensors_of_their_own() {
     for forward in [tiny_gpt(0.1, 2), tiny_llama()] {
@@ -211,7 +211,7 @@ fn activations_of_twelve_layers_take_a_fifth() {
     };
     let [none, blocks, selective] =
         [Recompute::None, Recompute::Blocks, Recompute::Selective].map(activations);
-    // Beside the inputs of the layers, those of one layer.
+    // Besides the inputs of the layers, the tensors of one layer.
     let unit = rows * context * width * DType::F32.bytes();
     assert!(blocks <= 13 * unit + 24 * unit, "{blocks}, in units {}", blocks / unit);
     assert!(5 * blocks <= none, "{blocks} of {none}");

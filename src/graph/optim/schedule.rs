@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(schedule(Decay::Constant).lr(5000), 1e-3);
     }
 
-    /// Compares the rates from the first step on, without a warm-up, with those of PyTorch in f64.
+    /// Compares the rates from the first step on, without a warm-up, with PyTorch's in f64.
     fn check_rates(decay: Decay, decay_steps: u64, expected: &[f64]) {
         let schedule = Schedule { warmup: 0, decay_steps, ..schedule(decay) };
         for (step, expected) in (1..).zip(expected) {

@@ -129,8 +129,8 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Returns the names and reasons of all rules: those of epilogues, and those of gradients that read
-/// the same tensors.
+/// Returns the names and reasons of all rules: for epilogues, and for gradients that read the same
+/// tensors.
 pub fn rules() -> impl Iterator<Item = (&'static str, &'static str)> {
     RULES.iter().map(|rule| (rule.name, rule.why)).chain(merge_gradients::RULES)
 }
@@ -192,7 +192,7 @@ struct Found {
     operand: Option<TensorId>,
 }
 
-/// Graph during fusion. Positions are those of the nodes at the beginning.
+/// Graph during fusion. Positions are the nodes' before fusion.
 struct Fuser {
     /// The graph without its nodes, which are in `nodes` and `behind`.
     graph: Graph,
@@ -377,7 +377,7 @@ impl Fuser {
         a.is_batched() == b.is_batched() && a.per_row() == b.per_row()
     }
 
-    /// Returns true if a tensor, and each tensor of which it is an alias, has exactly one use.
+    /// Returns true if a tensor, and each tensor that it is an alias of, has exactly one use.
     fn is_read_once(&self, id: TensorId) -> bool {
         let alias = self.graph.tensor(id).alias_of;
         self.uses[id.index()] == 1 && alias.is_none_or(|of| self.is_read_once(of))

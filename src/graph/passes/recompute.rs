@@ -171,7 +171,7 @@ impl Recomputation {
                 once.extend(node.inputs.iter().map(|id| graph.root(*id)));
             }
         }
-        // Aliases are activations, including those of inputs, which no node changes.
+        // Aliases are activations, including aliases of inputs, which no node changes.
         for node in &graph.nodes {
             for output in &node.outputs {
                 if graph.tensor(*output).role != Role::Activation {

@@ -35,7 +35,7 @@ pub enum ShardError {
     /// The parameter has a split that does not fit its dimensions.
     #[error("{name} of {dims:?} has a split that does not fit: {why}")]
     UnfitSplit { name: String, dims: Vec<usize>, why: String },
-    /// A node needs a whole tensor of which a rank has a part; `name` is its first output.
+    /// A node needs a whole tensor, but a rank has a part of it; `name` is the node's first output.
     #[error("{op} ({name}) cannot be divided over ranks: {why}")]
     Op { op: String, name: String, why: String },
     /// The shard cannot be differentiated.
@@ -62,7 +62,7 @@ pub struct Shard {
 /// # Errors
 /// Returns [`ShardError`] if the graph is a shard itself, if no parameter is split or one has a
 /// split that does not fit it, if a dimension has fewer units than there are ranks, or if an op or
-/// the caller needs a whole tensor of which a rank has a part.
+/// the caller needs a whole tensor that a rank has only in part.
 ///
 /// # Panics
 /// If `position` is not less than the number of shares, a share is not positive, or the graph is
@@ -94,7 +94,7 @@ pub fn shard(graph: &Graph, shares: &[f64], position: usize) -> Result<Shard, Sh
 
 /// Returns a differentiated graph of a rank without the results that the first rank of its tensor
 /// group reports for all: the loss, and the gradients of replicated parameters. The reports of the
-/// ranks are then summed like those of ranks with other samples.
+/// ranks are then summed like reports of ranks with other samples.
 pub fn reported_once(mut graph: Graph) -> Graph {
     if graph.tensor_rank.is_none_or(|rank| rank == 0) {
         return graph;
@@ -268,8 +268,8 @@ impl<'a> Sharder<'a> {
                 &Op::LinearCrossEntropy { rows, classes: classes @ LossClasses { first: 0, .. } },
                 [None, Some(weight), None],
             ) if weight.dimension == 0 => self.linear_cross_entropy(node, rows, classes),
-            // One node computes the gradient of `x`, which all ranks need, and that of the weight,
-            // which only one rank may report.
+            // One node computes the gradient of `x`, which all ranks need, and the weight's
+            // gradient, which only one rank may report.
             (Op::LinearCrossEntropy { .. }, _) if self.graph.tensor_rank.is_some() => {
                 Err(self.refused(&node, "its weight is not divided by rows"))
             }

@@ -28,7 +28,8 @@ impl Trainer {
 
     /// Returns the parameter of a name.
     ///
-    /// # Errors Returns `TrainError` if no parameter has this name, and the errors of
+    /// # Errors
+    /// Returns `TrainError` if no parameter has this name, and the errors of
     /// [`Trainer::parameters`].
     pub fn parameter(&self, name: &str) -> Result<NamedTensor, TrainError> {
         let found = self.parameters()?.into_iter().find(|tensor| tensor.name == name);

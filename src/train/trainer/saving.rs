@@ -39,8 +39,9 @@ impl Trainer {
     ///
     /// `directory` holds saves, and the newest valid one is used, or is a single checkpoint.
     ///
-    /// # Errors Returns `TrainError` if there is no valid save, if it belongs to another model,
-    /// with the name of a tensor, and the errors of [`Trainer::new`].
+    /// # Errors
+    /// Returns `TrainError` if there is no valid save, if it belongs to another model, with the
+    /// name of a tensor, and the errors of [`Trainer::new`].
     pub fn load(
         forward: Graph,
         options: &TrainerOptions,
@@ -69,8 +70,9 @@ impl Trainer {
     /// Restores an earlier or later save, like [`Trainer::load`], on the open devices with their
     /// shares. [`Trainer::recover`] needs a save after that.
     ///
-    /// # Errors Returns `TrainError` if there is no valid save, if it belongs to another model, or
-    /// if a device fails or has failed.
+    /// # Errors
+    /// Returns `TrainError` if there is no valid save, if it belongs to another model, or if a
+    /// device fails or has failed.
     pub fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
         let restored = self.go_to(directory);
         self.noting_failure(restored)

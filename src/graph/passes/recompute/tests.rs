@@ -116,7 +116,7 @@ fn what_counts_or_is_carried_runs_once() {
         assert_eq!(of_graph(&graph, is_counted), of_graph(&plain, is_counted));
     }
 
-    // A node that counts in the state, and with it whoever reads the state.
+    // A node that counts in the state is not repeated, nor a node that reads the state.
     let mut counting = plain;
     let node = Node {
         op: counting.nodes[2].op.clone(),

@@ -75,8 +75,9 @@ pub fn owned_elements(moments: &Moments) -> usize {
 
 /// Returns the given samples per device or pipeline, or else even ones.
 ///
-/// # Errors Returns `RuntimeError::Unplaceable` if there is not one share per device or pipeline,
-/// if their sum is not the batch, or if there are fewer samples than devices or pipelines.
+/// # Errors
+/// Returns `RuntimeError::Unplaceable` if there is not one share per device or pipeline, if their
+/// sum is not the batch, or if there are fewer samples than devices or pipelines.
 pub(crate) fn fixed_counts(
     parallel: &ParallelOptions,
     batch: u32,

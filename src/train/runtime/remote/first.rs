@@ -683,8 +683,9 @@ impl RemoteSlot {
 
     /// Performs a call and waits for its reply.
     ///
-    /// # Errors Returns the error of the device, which may stem from an earlier call without a
-    /// reply, or of the lost node.
+    /// # Errors
+    /// Returns the error of the device, which may stem from an earlier call without a reply, or of
+    /// the lost node.
     pub fn call(&self, adapter: &str, call: DeviceCall) -> Result<CallReply, DeviceError> {
         let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);
         let asked = format!("a call of {adapter} ({})", call.name());

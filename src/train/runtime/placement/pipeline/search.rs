@@ -57,7 +57,8 @@ pub(crate) fn by_measurement(
 
 /// Searches for the fastest division that fits the devices' memory.
 ///
-/// # Errors Returns `CutError` if no division fits.
+/// # Errors
+/// Returns `CutError` if no division fits.
 fn searched(
     request: &PlacementRequest,
     devices: RequestedDevices,
