@@ -2,12 +2,17 @@
 //!
 //! `NAME.bin` holds the tokens as little-endian `u16` or `u32`; `NAME.json` beside it describes
 //! them:
-//! `{"version": 2, "vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..", "tokenizer": "..", "documents": [0, 700], "mask": ".."}`.
-//! `blake3` is the hash of the tokens' bytes, `tokenizer` the hash of the `tokenizer.json` whose
-//! ids they are, and `documents` are the positions of the first tokens of the documents. With a
-//! `mask`, the hash of `NAME.mask`, only those tokens are targets whose byte there is 1. These
-//! three are optional, and missing in version
-//! 1. Without `NAME.json`, the tokens are `u16`, as nanoGPT writes them.
+//!
+//! ```json
+//! {"version": 2, "vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..",
+//!  "tokenizer": "..", "documents": [0, 700], "mask": ".."}
+//! ```
+//!
+//! `blake3` is the hash of the tokens' bytes, `tokenizer` the hash of the `tokenizer.json` whose ids
+//! they are, and `documents` are the positions of the first tokens of the documents. With a `mask`,
+//! the hash of `NAME.mask`, only those tokens are targets whose byte there is 1. These three are
+//! optional, and missing in version 1. Without `NAME.json`, the tokens are `u16`, as nanoGPT writes
+//! them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

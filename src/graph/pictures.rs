@@ -62,7 +62,7 @@ impl Conv2dOptions {
     /// this size, with additional rows and columns at the end, as PyTorch's `ConvTranspose2d`.
     ///
     /// # Errors
-    /// Returns the reason why there are none.
+    /// Returns the reason if no output fits.
     pub fn transposed_size(
         &self,
         size: [usize; 2],
