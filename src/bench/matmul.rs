@@ -58,7 +58,6 @@ impl MatmulShape {
         }
     }
 
-    /// Returns the same product in this precision.
     pub(crate) fn with_precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
     }

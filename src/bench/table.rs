@@ -119,7 +119,6 @@ fn unsteady(device: &DeviceReport) -> Option<f64> {
     if spread > STEADY { Some(spread) } else { None }
 }
 
-/// Returns the table of rates and overheads of the device itself.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
     use FigureKind::{Dispatch, Memory, Peak, Precision, Robustness, Transfer};
@@ -320,7 +319,6 @@ const SUMMARY: [(&str, &str); 7] = [
     ("step.gpt_small_tokens", "tokens/s"),
 ];
 
-/// Returns the summary table with a line per device.
 fn summary(devices: &[DeviceReport]) -> Table {
     let mut head = vec!["<device"];
     head.extend(SUMMARY.map(|(_, head)| head));

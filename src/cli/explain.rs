@@ -87,7 +87,6 @@ pub fn explanation(
     Ok(text.into())
 }
 
-/// Returns the plans of the run's training graph.
 fn planned(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Plans> {
     Ok(Plans::new(spec.training_graph(&data_shape(spec, saved_data)?)?))
 }

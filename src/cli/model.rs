@@ -214,7 +214,6 @@ fn report(
     text
 }
 
-/// Returns the name of a metric without its prefix for the validation split.
 fn without_split(name: &str) -> &str {
     name.strip_prefix("val_").unwrap_or(name)
 }

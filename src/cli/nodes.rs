@@ -50,7 +50,6 @@ fn shown_devices(selections: &[Selection]) -> Vec<NodeDevice> {
     devices
 }
 
-/// Returns the greeting of a node with these devices.
 fn greeting_with(port: u16, selections: &[Selection]) -> Hello {
     let identities = selections.iter().map(|one| identity_hash(&identity(one))).collect();
     Hello { identities, ..greeting(port, None, shown_devices(selections)) }

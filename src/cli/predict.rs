@@ -130,7 +130,7 @@ fn restored(column: usize, value: f32, description: &SampleDescription) -> f32 {
     }
 }
 
-/// Returns the name of a sample, or its number.
+/// Name of a sample, or its number.
 fn name_of(samples: &Samples, index: usize) -> String {
     match &samples.ids {
         Some(ids) => ids[index].clone(),
@@ -153,7 +153,6 @@ fn samples_of(
     Ok(formats::read_for_prediction(format, path, &options)?)
 }
 
-/// Returns the normalized features of some samples.
 fn features(
     samples: &Samples,
     rows: std::ops::Range<usize>,

@@ -145,7 +145,6 @@ impl Rendezvous<'_> {
         addresses
     }
 
-    /// Returns the command for the other machines.
     fn invitation(&self, listening: SocketAddr, has_code: bool) -> String {
         let Self { what, command, flags, nodes, .. } = self;
         let others = match nodes {

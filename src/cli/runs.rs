@@ -226,7 +226,7 @@ fn loss_text(loss: Option<f64>) -> String {
     }
 }
 
-/// Returns the names of a run's devices in the order of their ranks.
+/// Names of a run's devices in the order of their ranks.
 fn devices(meta: &Meta) -> Vec<String> {
     meta.placement.ranks.iter().map(|rank| short_name(&rank.name)).collect()
 }

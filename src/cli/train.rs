@@ -433,7 +433,6 @@ fn tokenizer_file(init: &StartingModel) -> Option<String> {
     if path.is_file() { Some(path.to_string_lossy().into_owned()) } else { None }
 }
 
-/// Returns the overrides of the flags that have a value.
 fn named(flags: impl IntoIterator<Item = KeyFlag>) -> Vec<Override> {
     let mut overrides = Vec::new();
     for KeyFlag { flag, key, value } in flags {

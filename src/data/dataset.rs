@@ -73,7 +73,6 @@ pub trait Dataset: Send + Sync {
     /// If an index is not below [`Dataset::len`].
     fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError>;
 
-    /// Returns the bytes of the values of one sample.
     fn row_bytes(&self) -> usize {
         self.inputs().iter().map(|input| input.elements * input.dtype.bytes()).sum()
     }

@@ -227,7 +227,6 @@ fn prepare_by(
     })
 }
 
-/// Returns the hash of the inputs and the options.
 fn hash_of(options: &PrepareOptions, inputs: &InputFiles) -> String {
     let mut hasher = blake3::Hasher::new();
     let PrepareOptions { tokenizer, end_token, key, allow_special, .. } = options;

@@ -97,7 +97,6 @@ impl SampleSet {
         Ok(Self { train, validation, training, description, files })
     }
 
-    /// Returns the samples that contain a split.
     fn samples(&self, split: Split) -> &Samples {
         match (split, &self.validation) {
             (Split::Validation, Some(samples)) => samples,

@@ -65,7 +65,6 @@ impl TokenType {
         }
     }
 
-    /// Returns the tokens of some bytes.
     fn tokens(self, bytes: &[u8]) -> impl Iterator<Item = u32> {
         bytes.chunks_exact(self.size()).map(move |bytes| match *bytes {
             [a, b] => u32::from(u16::from_le_bytes([a, b])),

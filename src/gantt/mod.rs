@@ -133,7 +133,6 @@ impl Chart {
         busy
     }
 
-    /// Returns the spans that are drawn.
     fn shown(&self) -> impl Iterator<Item = &ChartSpan> {
         self.spans.iter().filter(|span| self.shows(span))
     }
@@ -165,7 +164,6 @@ impl Chart {
     }
 }
 
-/// Returns a number of milliseconds with the decimals that a reader needs.
 fn milliseconds(value: f64) -> String {
     let decimals = if value >= 100.0 { 1 } else { 3 };
     format!("{value:.decimals$}")

@@ -160,7 +160,7 @@ impl Chart {
         svg
     }
 
-    /// Returns the legend below the axis.
+    /// The legend below the axis.
     fn swatches(&self, layout: &ChartLayout) -> String {
         let mut svg = String::new();
         let mut x = layout.left;

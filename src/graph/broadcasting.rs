@@ -354,7 +354,7 @@ impl Builder {
         tensor
     }
 
-    /// Returns the axes in order, each once.
+    /// The axes in order, each once.
     pub(super) fn reduced_axes(
         &self,
         op: &str,
@@ -394,7 +394,7 @@ impl Builder {
     }
 }
 
-/// Returns the axes in order, each once.
+/// The axes in order, each once.
 fn in_order(axes: &[usize]) -> Vec<usize> {
     let mut axes = axes.to_vec();
     axes.sort_unstable();

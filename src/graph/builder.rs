@@ -190,7 +190,6 @@ impl Builder {
         tensor
     }
 
-    /// Returns the device state with a name.
     pub(super) fn state_of(&self, name: &str) -> Option<&DeviceState> {
         self.graph.states.iter().find(|state| state.name == name)
     }

@@ -200,7 +200,7 @@ impl Builder {
     }
 }
 
-/// Returns the options of a convolution of pictures of one row.
+/// Options of a convolution of pictures of one row.
 fn in_a_row(options: Conv2dOptions) -> Conv2dOptions {
     let Conv2dOptions { stride, padding, dilation, groups } = options;
     Conv2dOptions {

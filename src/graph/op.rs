@@ -452,7 +452,6 @@ impl Op {
         }
     }
 
-    /// Returns the classes of a loss of classes.
     pub(super) fn loss_classes_mut(&mut self) -> Option<&mut LossClasses> {
         match self {
             Op::CrossEntropy(classes) | Op::LinearCrossEntropy { classes, .. } => Some(classes),

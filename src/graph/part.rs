@@ -89,7 +89,6 @@ impl Plan {
     }
 }
 
-/// Returns the nodes of the held blocks.
 fn held_nodes<'a>(graph: &'a Graph, blocks: &'a [bool]) -> impl Iterator<Item = &'a Node> {
     graph.nodes.iter().filter(|node| blocks[node.block as usize])
 }

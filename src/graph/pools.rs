@@ -139,7 +139,7 @@ impl Builder {
     }
 }
 
-/// Returns the options of a pooling of pictures of one row.
+/// Options of a pooling of pictures of one row.
 fn in_a_row(options: Pool2dOptions) -> Pool2dOptions {
     let Pool2dOptions { kernel, stride, padding, dilation, ceil_mode } = options;
     Pool2dOptions {

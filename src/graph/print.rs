@@ -185,7 +185,6 @@ fn slots_of_kind(plan: &Plan, kind: SlotKind) -> impl Iterator<Item = &Slot> {
     plan.slots.iter().filter(move |slot| slot.kind == kind)
 }
 
-/// Returns the bytes of all copies of the slots of a kind.
 fn slot_bytes(plan: &Plan, kind: SlotKind) -> usize {
     sum(slots_of_kind(plan, kind).map(|slot| slot.bytes.saturating_mul(slot.copies)))
 }

@@ -76,7 +76,6 @@ fn check_computable(shape: &Shape) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns true if the op takes this number of inputs.
 pub(super) fn fits_arity(op: &Op, count: usize) -> bool {
     let (least, most) = arity(op);
     (least..=most).contains(&count)

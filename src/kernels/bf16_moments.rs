@@ -214,7 +214,6 @@ mod tests {
     use crate::update_twin;
     use potluck_core::{RunSeries, TensorSlice};
 
-    /// Returns the rounding of a whole tensor in a step.
     fn rounding(elements: usize, step: u64) -> MomentRounding {
         let series = TensorSlice::whole(&[elements]).series()[0];
         MomentRounding { key: Key::new(3).step(step), series, number: 0 }

@@ -29,7 +29,6 @@ pub fn calls(op: &Op, sizes: impl IntoIterator<Item = Vec<Dims>>) -> Vec<CallSha
     sizes.into_iter().map(|inputs| (op.clone(), inputs)).collect()
 }
 
-/// Returns the dimensions of a tensor, all made small.
 pub(crate) fn shrunk(dims: &Dims) -> Dims {
     shrunk_around(dims, dims.len()..=dims.len())
 }

@@ -55,7 +55,6 @@ impl Pipelines {
         self.made.len()
     }
 
-    /// Returns true if the pipelines of all dispatches are compiled.
     pub(crate) fn has(&self, dispatches: &[Dispatch]) -> bool {
         dispatches.iter().all(|dispatch| self.made.contains_key(&key(dispatch)))
     }

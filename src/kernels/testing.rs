@@ -34,7 +34,6 @@ pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
     check_with(op, &filled(inputs, rows), rows);
 }
 
-/// Returns random inputs of these shapes.
 fn filled(inputs: &[(Shape, InputFill)], rows: usize) -> Vec<(Shape, HostTensor<f64>)> {
     let mut filled = Vec::with_capacity(inputs.len());
     for (index, (shape, fill)) in inputs.iter().enumerate() {

@@ -23,7 +23,6 @@ fn identity(secret: &Secret) -> Arc<Identity> {
     Arc::new(Identity::new(secret).unwrap())
 }
 
-/// Returns the TLS of a node but for its certificate.
 fn with_certificate(secret: &Secret, certificate: CertifiedKey) -> ClientConfig {
     let mut tls = identity(secret).client().unwrap();
     tls.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certificate));

@@ -180,7 +180,6 @@ impl Link {
         self.0.0.end(why);
     }
 
-    /// Returns true once the connection is closed by either side.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.0.connection.close_reason().is_some()
     }

@@ -125,7 +125,6 @@ impl Secret {
     }
 }
 
-/// Returns random bytes of the operating system.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], SecretError> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).map_err(|_| SecretError::Random)?;

@@ -74,7 +74,6 @@ impl Peer {
         Self::at(any_port(), None)
     }
 
-    /// Returns a peer that accepts connections with this TLS.
     pub(crate) fn serving(tls: rustls::ServerConfig) -> Self {
         let tls = QuicServerConfig::try_from(tls).unwrap();
         Self::at(any_port(), Some(quinn::ServerConfig::with_crypto(Arc::new(tls))))

@@ -252,7 +252,6 @@ fn within(what: &str, bytes: usize, max: usize) -> Result<usize, String> {
     Err(format!("{what} has {bytes} bytes, and at most {max} are allowed"))
 }
 
-/// Returns the bytes of a reason to send.
 pub(crate) fn reason_bytes(why: &str) -> &[u8] {
     let mut end = why.len().min(REASON_BYTES);
     while !why.is_char_boundary(end) {

@@ -189,7 +189,6 @@ impl Placement {
         })
     }
 
-    /// Returns true if every rank of a tensor group has a share.
     fn has_sound_tensor_shares(&self) -> bool {
         let count = if self.mesh.tensor > 1 { self.mesh.tensor } else { 0 };
         let sizes = 1..=TENSOR_SHARE_MAX;

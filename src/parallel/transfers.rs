@@ -389,7 +389,6 @@ impl PeerTransfers {
         self.positions.of(self.layout.chunk(chunk).bucket)
     }
 
-    /// Returns true if other ranks hold the chunk too.
     fn is_shared(&self, chunk: ChunkId) -> bool {
         self.layout.size_of(self.layout.chunk(chunk).bucket) > 1
     }

@@ -175,7 +175,6 @@ impl Trainer {
         }
     }
 
-    /// Returns the training graph of the whole model.
     pub(super) fn graph(&self) -> &Graph {
         self.model.whole()
     }

@@ -131,7 +131,6 @@ fn name(what: &str, bytes: u64, world: &World) -> String {
     format!("{what}.{}_{}_devices", size(bytes).replace(' ', "_"), world.selections.len())
 }
 
-/// Returns the plan of one square parameter with `width` rows.
 fn plan(width: usize) -> Result<Plan, TrainError> {
     let mut b = Builder::new();
     let x = b.input("x", &[1, width]);

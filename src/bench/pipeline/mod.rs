@@ -59,7 +59,6 @@ struct PipelineCase {
 }
 
 impl PipelineCase {
-    /// Returns the name of the figure.
     fn name(&self) -> String {
         let PipelineShape { stages, micro_batches, .. } = self.shape;
         format!("pipeline.{}_{stages}_stages_{micro_batches}_micro_batches", self.schedule)

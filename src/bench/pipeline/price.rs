@@ -91,7 +91,6 @@ fn links(
     links
 }
 
-/// Returns the link on which an element takes these seconds.
 fn link(element_s: f64) -> LinkModel {
     if element_s > 0.0 {
         LinkModel { latency_s: 0.0, bytes_per_s: DType::F32.bytes() as f64 / element_s }

@@ -130,7 +130,6 @@ fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
     Ok(chosen)
 }
 
-/// Returns the command that continues a report.
 fn command_to_go_on(args: &HardwareArgs) -> String {
     let mut command = format!("potluck hardware --out '{}'", args.out.display());
     if args.minutes != parts::MINUTES as u32 {

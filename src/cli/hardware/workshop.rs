@@ -193,7 +193,6 @@ impl Workshop<'_> {
     }
 }
 
-/// Returns a command as it would be typed.
 fn line_of(command: &Command) -> String {
     let words = command.get_args().map(|word| word.to_string_lossy());
     let program = Path::new(command.get_program()).file_name().unwrap_or_default();

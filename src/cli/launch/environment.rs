@@ -411,7 +411,7 @@ fn of_indexed_job(variables: Variables) -> Result<Option<TaskPlace>, UsageError>
     Ok(Some(TaskPlace { rank: Some(rank), ..TaskPlace::default() }))
 }
 
-/// Returns a host in the form that precedes a port.
+/// A host in the form that precedes a port.
 fn bracketed(host: &str) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.into() }
 }

@@ -401,7 +401,6 @@ impl Fault {
 }
 
 impl Point {
-    /// Returns true if the process writes files at this point.
     fn writes(self) -> bool {
         !self.is_of_rank() && !matches!(self, Self::Join | Self::Roster)
     }

@@ -57,7 +57,6 @@ impl Text<'_> {
     }
 }
 
-/// Returns true if `found` is `word` with a capital.
 fn is_capitalized(word: &str, found: &str) -> bool {
     let mut word = word.chars();
     let mut found = found.chars();

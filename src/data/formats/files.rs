@@ -39,7 +39,6 @@ impl Base {
         if path.is_dir() { Self(path.into()) } else { Self::above(path) }
     }
 
-    /// Returns the directory that holds a path.
     fn above(path: &Path) -> Self {
         Self(path.parent().unwrap_or(Path::new("")).into())
     }
@@ -117,7 +116,6 @@ pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(paths)
 }
 
-/// Returns the last component of a path.
 pub(super) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

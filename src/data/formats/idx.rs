@@ -126,7 +126,6 @@ fn set_of(images: &Path, role: &IdxRole, labels: &[IdxFile]) -> FileSet {
     FileSet { inputs: vec![images.into()], targets: labels.map(|file| file.path.clone()) }
 }
 
-/// Returns the held-out images.
 fn held_out(images: &[IdxFile]) -> Option<&IdxFile> {
     for word in HELD_OUT {
         if let Some(found) = images.iter().find(|file| file.role.set().1 == word) {

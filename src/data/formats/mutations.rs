@@ -18,7 +18,6 @@ struct Random {
 }
 
 impl Random {
-    /// Returns a number below `bound`.
     fn below(&mut self, bound: usize) -> usize {
         self.drawn += 1;
         self.key.words([self.drawn, 0])[0] as usize % bound.max(1)

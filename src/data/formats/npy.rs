@@ -145,12 +145,11 @@ fn at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
 }
 
 impl NpyArray<'_> {
-    /// Returns the number of values.
     fn len(&self) -> usize {
         self.data.len() / self.kind.size
     }
 
-    /// Returns a value by its place in C order.
+    /// Value by its place in C order.
     fn value(&self, index: usize) -> f64 {
         let mut place = index;
         if self.is_fortran {
@@ -168,7 +167,7 @@ impl NpyArray<'_> {
         self.kind.value(&self.data[start..start + self.kind.size])
     }
 
-    /// Returns the values in C order.
+    /// Values in C order.
     fn floats(&self) -> Result<Vec<f32>, DataError> {
         let mut values = Vec::with_capacity(self.len());
         let width = self.len() / self.shape[0];

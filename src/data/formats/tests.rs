@@ -34,7 +34,7 @@ pub(super) fn directory(files: &[(&str, &[u8])]) -> TempDir {
     directory
 }
 
-/// Returns an error without the directory of its test.
+/// Text of an error without the directory of its test.
 fn message(directory: &Path, error: &DataError) -> String {
     let prefix = format!("{}{}", directory.display(), std::path::MAIN_SEPARATOR);
     let text = error.to_string().replace(&prefix, "");
@@ -67,7 +67,6 @@ fn below(directory: &Path, path: &str) -> PathBuf {
     if path.is_empty() { directory.into() } else { directory.join(path) }
 }
 
-/// Returns the features of all samples.
 fn values(samples: &Samples) -> Vec<f32> {
     let mut values = vec![0.0; samples.len() * samples.width()];
     for (index, row) in values.chunks_mut(samples.width()).enumerate() {

@@ -255,7 +255,6 @@ fn indivisible(file: &InputFile, line: u64) -> DataError {
     }
 }
 
-/// Returns the text of a document in JSON.
 fn document(line: &[u8], key: &str) -> Result<String, String> {
     let read: Result<serde_json::Value, _> = serde_json::from_slice(line);
     let mut value = read.map_err(|why| format!("is no JSON ({why})"))?;

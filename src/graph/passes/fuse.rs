@@ -50,7 +50,6 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Returns true for a matrix product or a convolution.
     fn is_product(&self) -> bool {
         let product =
             matches!(self.root, Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dInputGrad { .. });

@@ -174,7 +174,6 @@ impl Cutter {
         }
     }
 
-    /// Returns a new tensor like another.
     fn beside(&mut self, tensor: TensorId) -> TensorId {
         let Tensor { name, shape, dtype, .. } = self.graph.tensor(tensor).clone();
         self.graph.add_tensor(name, (shape, dtype), Role::Activation)

@@ -306,13 +306,11 @@ impl<'a> Sharder<'a> {
         self.graph.parameters.iter().find(|parameter| parameter.tensor == tensor)
     }
 
-    /// Returns the split of a parameter that the ranks divide.
     fn split_of(&self, tensor: TensorId) -> Option<ParameterSplit> {
         let parameter = self.parameter_of(tensor)?;
         if parameter.slice.is_whole() { None } else { parameter.split }
     }
 
-    /// Returns the rank's ranges of a dimension of a parameter.
     fn ranges_of(&self, tensor: TensorId, dimension: usize) -> Vec<Range<usize>> {
         match self.parameter_of(tensor) {
             Some(parameter) => parameter.slice.ranges(dimension).to_vec(),

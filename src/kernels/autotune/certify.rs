@@ -132,7 +132,6 @@ impl CertificationResult {
         !matches!(self, Self::Fail { .. })
     }
 
-    /// Returns the result of a kernel of a twin.
     fn of(twin: &str, precision: Precision, deviation: Deviation) -> Self {
         let Deviation { nmse, element } = deviation;
         let strict = strict_limits(twin, precision);

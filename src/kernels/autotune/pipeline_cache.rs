@@ -92,7 +92,6 @@ fn content<'a>(file: &'a [u8], device: &str) -> Option<(&'a [u8], blake3::Hash)>
     Some((data, hash))
 }
 
-/// Returns the hash of the data of a device.
 fn hash(device: &str, data: &[u8]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in ["pipelines 1", WGPU, device] {

@@ -89,7 +89,6 @@ pub(super) fn node_call(graph: &Graph, node: &Node, rows: usize, training: bool)
     }
 }
 
-/// Returns the hash of the set of variants of a call.
 pub(crate) fn variant_set_hash(gpu: &Gpu, call: &OpCall, variants: &[Variant]) -> String {
     let hashes: BTreeSet<String> =
         variants.iter().map(|variant| variant_hash(gpu.checks, call, variant)).collect();

@@ -327,7 +327,6 @@ impl KernelSelector {
         self.compile(gpu, &chosen, meter);
     }
 
-    /// Returns the variant that was chosen for a call.
     fn chosen<'a>(&self, planned: &'a PlanCall) -> Option<&'a Variant> {
         let name = self.choices.get(&planned.call_key);
         planned.variants.iter().find(|variant| name.is_none_or(|name| variant.name == name))

@@ -106,7 +106,6 @@ impl SpotCheck {
         self.flops() <= flops && self.elements() <= REFERENCE_ELEMENTS_MAX
     }
 
-    /// Returns the FLOPs of the reference.
     fn flops(&self) -> f64 {
         let small = self.small.call();
         match twin(small.op) {

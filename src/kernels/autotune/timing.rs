@@ -372,7 +372,6 @@ pub(crate) fn patterns(owned_call: &OwnedCall) -> Vec<HostTensor<f64>> {
     patterns
 }
 
-/// Returns the words of tensors with these dimensions.
 fn word_counts(shapes: &[Vec<usize>]) -> Vec<usize> {
     shapes.iter().map(|dims| dims.iter().product()).collect()
 }

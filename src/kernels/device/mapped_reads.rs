@@ -99,7 +99,6 @@ pub(crate) fn copy(method: ReadMethod, from: &[u8], into: &mut [u8]) {
     }
 }
 
-/// Returns true if the processor has streaming loads.
 #[cfg(target_arch = "x86_64")]
 fn has_streaming_loads() -> bool {
     is_x86_feature_detected!("sse4.1")

@@ -179,7 +179,7 @@ fn selection(chosen: Chosen, adapters: &[Adapter], cpus: usize) -> Selection {
     }
 }
 
-/// Returns the first hardware GPU.
+/// First hardware GPU.
 fn automatic(known: &[Known]) -> Option<Chosen> {
     known.iter().position(Known::is_hardware).map(Chosen::Index)
 }

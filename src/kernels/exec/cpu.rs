@@ -440,7 +440,6 @@ fn is_same_bucket(plan: &Plan, one: TensorId, other: TensorId) -> bool {
     }
 }
 
-/// Returns the copy of a micro-batch.
 fn copy_of<T>(copies: &mut [Vec<T>], micro_batch: usize) -> &mut Vec<T> {
     let count = copies.len();
     &mut copies[micro_batch % count]

@@ -370,7 +370,6 @@ mod tests {
         ]
     }
 
-    /// Returns the loss over all classes.
     fn loss(inputs: &[Input; 2]) -> Op {
         Op::CrossEntropy(LossClasses::whole(inputs[0].0.last()))
     }
@@ -381,7 +380,6 @@ mod tests {
         [inputs[0].clone(), inputs[1].clone(), (inputs[1].0.clone(), HostTensor::Float(lse))]
     }
 
-    /// Returns the gradient of logits over all classes.
     fn gradient(inputs: &[Input; 2]) -> Op {
         Op::CrossEntropyGrad(LossClasses::whole(inputs[0].0.last()))
     }

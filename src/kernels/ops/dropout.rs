@@ -67,7 +67,6 @@ impl Mask {
         }
     }
 
-    /// Returns true if an element of a sample is kept.
     fn keeps(&self, sample: u32, element: usize) -> bool {
         self.threshold == 0 || self.key.words([sample, self.place(element)])[0] >= self.threshold
     }

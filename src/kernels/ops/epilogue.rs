@@ -103,7 +103,6 @@ fn binding(number: usize, operand: Operand) -> String {
     format!("@group(0) @binding({number}) var<storage, {access}> e{number}: array<f32>;\n")
 }
 
-/// Returns the WGSL of the functions that the steps call.
 pub(crate) fn library(steps: &[EpilogueStep]) -> String {
     let called: Vec<Called> = steps.iter().filter_map(|step| called(*step)).collect();
     elements::library(&called)

@@ -48,7 +48,6 @@ fn root_of<'a>(call: &OpCall<'a>) -> (&'a Op, usize) {
     (root, epilogue.iter().filter(|step| step.has_operand()).count())
 }
 
-/// Returns the call of the root op without the steps.
 fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     let (op, operands) = root_of(call);
     let inputs = call.inputs[..call.inputs.len() - operands].to_vec();
@@ -273,7 +272,6 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops, bytes: Cost::moved(call) }
 }
 
-/// Returns the FLOPs of a step per element.
 fn step_flops(step: EpilogueStep) -> f64 {
     match step {
         EpilogueStep::Unary(function) => unary::flops(function, false),

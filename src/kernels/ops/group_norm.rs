@@ -77,7 +77,6 @@ impl GroupedSizes {
         self.groups * self.width
     }
 
-    /// Returns the number of elements of a sample.
     fn of_sample(self) -> usize {
         self.positions * self.channels()
     }
@@ -241,7 +240,6 @@ impl GroupedSizes {
     }
 }
 
-/// Returns the products of elements at the same index.
 fn products(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a * b).collect()
 }

@@ -4,7 +4,6 @@
 use super::dispatch_parts::push_new;
 use crate::{Caps, DeviceClass, Dispatch, OpCall, Operand, Twin, Variant, twin};
 
-/// Returns the twin of a part of an op.
 pub(crate) fn twin_of(part: &OpCall) -> &'static Twin {
     twin(part.op).unwrap_or_else(|| panic!("{} has kernels", part.op))
 }

@@ -111,7 +111,6 @@ impl LinearSizes {
         (0..self.n).step_by(self.rows).map(move |start| start..self.n.min(start + self.rows))
     }
 
-    /// Returns the bytes of the logits of the largest chunk.
     fn logits_bytes(&self) -> usize {
         self.rows * self.v * DType::F32.bytes()
     }

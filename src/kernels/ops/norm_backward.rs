@@ -44,7 +44,6 @@ impl Parts {
         Self { input: options.input_gradient(), parameters: options.parameter_gradient() }
     }
 
-    /// Returns the call of the gradient by the input.
     fn input_call(&self, call: &OpCall) -> OpCall<'_> {
         OpCall {
             op: &self.input,
@@ -57,7 +56,6 @@ impl Parts {
         }
     }
 
-    /// Returns the call of the gradients by the parameters.
     fn parameter_call(&self, call: &OpCall) -> OpCall<'_> {
         let outputs = call.outputs[1..].to_vec();
         let accumulate = Accumulation::all(outputs.len());

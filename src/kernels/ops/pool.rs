@@ -99,12 +99,10 @@ impl PoolSizes {
         }
     }
 
-    /// Returns the number of places in a window.
     fn places(&self) -> usize {
         self.options.kernel[0] * self.options.kernel[1]
     }
 
-    /// Returns the size of the pictures of the result.
     fn result(&self) -> [usize; 2] {
         if self.is_grad() { self.size } else { self.out }
     }

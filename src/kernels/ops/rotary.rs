@@ -57,7 +57,6 @@ impl RotarySizes {
         Self { rows, tokens, heads: columns / d, half: d / 2, sign }
     }
 
-    /// Returns the pairs of all rows.
     fn pairs(&self) -> usize {
         self.rows * self.heads * self.half
     }

@@ -20,7 +20,6 @@ pub(crate) struct RowTerms {
 }
 
 impl RowTerms {
-    /// Returns true if columns form vectors of 4.
     pub(crate) fn has_vectors(&self) -> bool {
         self.vectors && self.inner.is_multiple_of(4)
     }

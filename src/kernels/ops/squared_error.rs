@@ -61,7 +61,7 @@ pub fn reference<T: Float>(
     }
 }
 
-/// Returns the factor of differences in the gradient.
+/// Factor of differences in the gradient.
 fn slope(call: &OpCall) -> f32 {
     2.0 * call.loss_scale
 }

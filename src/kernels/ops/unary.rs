@@ -160,7 +160,6 @@ fn name(call: &OpCall) -> String {
     }
 }
 
-/// Returns the WGSL of the function and its gradient.
 fn text(function: Unary) -> String {
     if let Unary::Scale(_) = function {
         return "fn f(x: f32) -> f32 { return x; }\n\

@@ -9,7 +9,6 @@ use potluck_graph::{
     Pool2dOptions, Unary,
 };
 
-/// Returns the loss over these classes.
 fn loss(classes: usize) -> Op {
     Op::CrossEntropy(LossClasses::whole(classes))
 }

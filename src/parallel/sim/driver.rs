@@ -85,7 +85,6 @@ impl Driver<'_> {
         }
     }
 
-    /// Returns true if the thread has neither a step nor a job.
     pub(crate) fn is_between_steps(&self) -> bool {
         self.interpreter.is_none() && self.job.is_none()
     }
@@ -306,7 +305,6 @@ impl<'a> Simulation<'a> {
         Some(nanos(seconds) + self.jitter())
     }
 
-    /// Returns the elements of a bucket that a rank updates.
     fn owned(&self, rank: Rank, bucket: BucketId) -> Range<usize> {
         match self.virtual_ranks[rank.index()].positions.of(bucket) {
             Some(position) => self.scenario.layout.shard(bucket, position),

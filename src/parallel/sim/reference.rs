@@ -29,7 +29,6 @@ pub fn reference(scenario: &Scenario) -> Vec<Buckets> {
     after
 }
 
-/// Returns the number of samples in the global batch.
 fn samples(scenario: &Scenario) -> u32 {
     let mut samples = 0;
     for (program, part) in scenario.programs.iter().zip(&scenario.parts) {

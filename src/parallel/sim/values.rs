@@ -72,7 +72,6 @@ pub(super) fn updated(parameter: f32, gradient: f32, scale: f32) -> f32 {
     parameter - LEARNING_RATE * (gradient * scale)
 }
 
-/// Returns the parameters before the first step.
 pub(super) fn initial(seed: u64, lengths: &[usize]) -> Buckets {
     let mut buckets = Vec::with_capacity(lengths.len());
     for (bucket, &length) in lengths.iter().enumerate() {

@@ -66,7 +66,6 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Returns the error of a request without a possible placement.
     pub(crate) fn unplaceable(why: impl fmt::Display) -> Self {
         Self::Unplaceable(Wording::new(why))
     }

@@ -474,7 +474,6 @@ impl ModelPipelines {
         self.columns_of(output).iter().flatten().map(|range| range.end).max().unwrap_or(0)
     }
 
-    /// Returns the number of rows of an output for one sample.
     fn output_rows(&self, output: TensorId) -> usize {
         let shape = &self.graph().tensor(output).shape;
         shape.elements(1) / shape.last().max(1)

@@ -140,7 +140,6 @@ const HIDDEN: f64 = 0.5;
 const HIDDEN_GATHER: f64 = 0.25;
 
 impl Network {
-    /// Returns the nodes of devices.
     fn nodes(&self, set: &[usize]) -> Vec<u32> {
         set.iter().map(|device| self.node_of_device[*device]).collect()
     }

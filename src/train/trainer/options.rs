@@ -189,7 +189,6 @@ impl TrainerOptions {
         Ok(())
     }
 
-    /// Returns the training graph of a forward graph.
     pub(crate) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
         let forward = assign_groups(forward, &self.groups)?;
         let training = ModelGraph::training(forward, self.fuse)?;
@@ -199,7 +198,6 @@ impl TrainerOptions {
         Ok(if self.pipeline.has_stages() { training } else { training.with_merged_backward() })
     }
 
-    /// Returns true if the shares are measured.
     fn is_measured(&self) -> bool {
         let is_divided = self.pipeline.has_stages() || self.tensor.has_groups();
         self.shares.are_measured() && (!is_divided || self.measures_pipelines)

@@ -149,7 +149,7 @@ impl Trainer {
         }
     }
 
-    /// Returns the last saved state that can be read.
+    /// The last saved state that can be read.
     pub(super) fn last_state(&mut self) -> Result<Arc<Checkpoint>, TrainError> {
         let in_memory_at = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
         let saved = self.saved.clone().filter(|(step, _)| in_memory_at < Some(*step));

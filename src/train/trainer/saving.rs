@@ -140,7 +140,6 @@ impl Trainer {
         Ok(kept)
     }
 
-    /// Returns the state between two steps.
     pub(super) fn checkpoint(&self) -> Result<Checkpoint, TrainError> {
         let SessionState { parameters, moments, averages } = self.session.state()?;
         let StepsTaken { steps, updates } = self.session.taken;

@@ -118,7 +118,6 @@ impl Fit {
         }
     }
 
-    /// Returns true if a save is due by the clock.
     fn is_save_due_by_time(&self) -> bool {
         let Some(interval) = self.options.save_interval else { return false };
         let (ended, took) = self.last_save;

@@ -250,7 +250,7 @@ fn value_text(value: f64) -> String {
     }
 }
 
-/// Returns a number without the zeros at the end of its fraction.
+/// A number without the zeros at the end of its fraction.
 fn without_zeros(number: &str) -> &str {
     if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }

@@ -8,7 +8,6 @@ use super::*;
 use crate::formats::{load_for_evaluation, load_for_prediction};
 use crate::{DataFile, Features};
 
-/// Returns an IDX file.
 pub(in crate::formats) fn idx(dims: &[u32], values: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, 8, dims.len() as u8];
     bytes.extend(dims.iter().flat_map(|size| size.to_be_bytes()));

@@ -61,7 +61,6 @@ fn cache_in(directory: &Path) -> KernelCache {
     KernelCache::open(directory, "a device")
 }
 
-/// Returns options with more time than the plan needs.
 fn enough() -> TuneOptions {
     TuneOptions { seconds: 600.0, ..TuneOptions::default() }
 }
@@ -97,7 +96,6 @@ fn several() -> usize {
     several
 }
 
-/// Returns the forward product with this many rows.
 fn product(rows: usize) -> OwnedCall {
     let op = Op::MatMul { transpose_a: false, transpose_b: true };
     let random = RandomContext { step_key: Key::new(0), training: true };
@@ -110,7 +108,6 @@ fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> String {
     kernels.variant(gpu, &call.call(), &full.call()).unwrap().name
 }
 
-/// Returns the largest register tile that is a candidate on a device.
 fn largest_tile(gpu: &Gpu) -> RegisterTile {
     let variants =
         (twin(product(ROWS).call().op).unwrap().variants)(&product(ROWS).call(), &Caps::of(gpu));

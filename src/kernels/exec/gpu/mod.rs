@@ -455,7 +455,6 @@ fn stage_binding(operand: Operand, input: &wgpu::Buffer, outputs: [&wgpu::Buffer
     }
 }
 
-/// Returns a readback queue sized for the buckets of a plan.
 fn readback_queue(plan: &Plan, elements: usize) -> ReadbackQueue {
     ReadbackQueue::new(elements, ReadbackBudget::of(plan, elements))
 }

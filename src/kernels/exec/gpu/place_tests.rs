@@ -55,7 +55,6 @@ fn take(device: &mut dyn Executor, tensor: TensorId, micro_batch: usize) -> Vec<
     all
 }
 
-/// Returns a plan with this many copies of every stash slot.
 fn with_copies(copies: usize) -> Plan {
     let mut plan = plan(WIDTH);
     plan.options.in_flight = copies;

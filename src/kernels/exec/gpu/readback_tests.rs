@@ -18,7 +18,6 @@ fn write(
     device.write_place(&place, values).unwrap();
 }
 
-/// Returns the elements of a bucket that a readback covers.
 fn range(readback: &Readback) -> Range<usize> {
     let Region::Bucket { range, .. } = &readback.place else { panic!("{}", readback.place) };
     range.clone()

@@ -102,7 +102,6 @@ impl CommandStream {
         })
     }
 
-    /// Returns the bytes of both rings.
     #[cfg(test)]
     pub(crate) fn rings_bytes(&self) -> u64 {
         self.uploads.bytes() + self.readbacks.bytes()

@@ -135,7 +135,6 @@ impl UnitArrangement {
         self.across * self.each * self.matrix.size
     }
 
-    /// Returns the bytes of workgroup memory of a pass.
     fn workgroup_bytes(&self, pass: &Pass) -> u32 {
         let rows = self.rows();
         let block = self.block();
@@ -152,7 +151,6 @@ impl UnitArrangement {
         sizes.b * heads * sizes.t.div_ceil(self.rows() as usize)
     }
 
-    /// Returns true if a device can run all passes of a call.
     fn can_run(&self, passes: &[&Pass], caps: &Caps) -> bool {
         let bytes = passes.iter().map(|pass| self.workgroup_bytes(pass)).max().unwrap_or(0);
         let has_lanes = self.invocations() >= self.rows().max(self.block());
@@ -488,7 +486,6 @@ fn raise(arrangement: &UnitArrangement) -> String {
     format!("        if (is_raised != 0u) {{\n{matrices}        }}\n")
 }
 
-/// Returns the WGSL that stores sums.
 fn stores(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String {
     lines(arrangement.each, |n| {
         let name = format!("{}_{n}", SUMS[nth]);

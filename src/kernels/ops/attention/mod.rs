@@ -114,7 +114,7 @@ impl AttentionSizes {
         }
     }
 
-    /// Returns the columns of `y`.
+    /// Columns of `y`.
     fn c(&self) -> usize {
         self.heads * self.d
     }
@@ -128,7 +128,6 @@ impl AttentionSizes {
         if self.causal { i + 1 } else { self.t }
     }
 
-    /// Returns the words of the shaders' `Params`.
     fn params(&self) -> Vec<u32> {
         let drop = self.drop.unwrap_or(Dropout { key: Key([0; 2]), threshold: 0, factor: 1.0 });
         let Key([key_0, key_1]) = drop.key;

@@ -73,7 +73,6 @@ impl Head {
         (self.sample * t + i) * self.sizes.c() + self.h * d
     }
 
-    /// Returns the index of position `i` in `lse`.
     fn lse_at(&self, i: usize) -> usize {
         (self.sample * self.sizes.heads + self.h) * self.sizes.t + i
     }

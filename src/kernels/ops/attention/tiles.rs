@@ -106,7 +106,6 @@ pub(super) fn dispatches(
     kernels(call, sizes).into_iter().map(|kernel| dispatch(sizes, tile, kernel)).collect()
 }
 
-/// Returns the dispatch of one kernel of a call.
 pub(super) fn dispatch(
     sizes: &AttentionSizes,
     tile: AttentionTile,

@@ -43,7 +43,6 @@ fn by_taps(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
     all
 }
 
-/// Returns the offsets of taps in a panel.
 fn offsets(gather: &Gather, panel: &PaddedPanel) -> Vec<usize> {
     let mut offsets = Vec::with_capacity(gather.tap_count());
     for ky in 0..gather.taps[0] {

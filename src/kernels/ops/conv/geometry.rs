@@ -64,12 +64,10 @@ impl Geometry {
         self.options.groups
     }
 
-    /// Returns the input channels of a group.
     pub(crate) fn group_c(&self) -> usize {
         self.c / self.groups()
     }
 
-    /// Returns the output channels of a group.
     pub(crate) fn group_o(&self) -> usize {
         self.o / self.groups()
     }
@@ -252,7 +250,6 @@ impl Gather {
         self.taps[0] * self.taps[1]
     }
 
-    /// Returns a tap by its number.
     pub(crate) fn tap(&self, number: usize) -> [usize; 2] {
         [number / self.taps[1], number % self.taps[1]]
     }

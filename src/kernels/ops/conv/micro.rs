@@ -78,7 +78,6 @@ impl TermRuns {
         self.offsets.len() * self.length
     }
 
-    /// Returns the offset of each term.
     fn each(&self) -> impl Iterator<Item = usize> {
         self.offsets.iter().flat_map(|offset| *offset..offset + self.length)
     }

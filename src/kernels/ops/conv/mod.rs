@@ -233,7 +233,6 @@ fn params(geometry: &Geometry, count: usize, accumulate: bool, part: usize) -> V
     params
 }
 
-/// Returns sizes as words of a shader's `Params`.
 fn words(sizes: &[usize]) -> Vec<u32> {
     sizes.iter().map(|size| *size as u32).collect()
 }

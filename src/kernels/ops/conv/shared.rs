@@ -51,7 +51,6 @@ impl<'a> Tiled<'a> {
         Some(Self { geometry, tile, channels, layout, is_flat })
     }
 
-    /// Returns the places of a product.
     fn places(&self) -> usize {
         let [down, across] = grid_of(self.geometry);
         self.geometry.b * down * across

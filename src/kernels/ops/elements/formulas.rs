@@ -110,7 +110,6 @@ formulas! {
         return select(arctangent_near(t), far, t > 0.4142135623730951);
     }
 
-    /// Returns the arctangent.
     fn arctangent(x) {
         let size = abs(x);
         let inner = arctangent_below_one(min(size, 1.0 / size));

@@ -258,7 +258,6 @@ pub enum Called {
 }
 
 impl Called {
-    /// Returns the WGSL of the function.
     fn text(self) -> &'static str {
         match self {
             Self::Unary(function) => unary_texts(function)[0],
@@ -347,7 +346,6 @@ pub fn library(functions: &[Called]) -> String {
     source::snippet("elementwise").to_string() + &text
 }
 
-/// Returns true if a WGSL text calls the function.
 fn calls(text: &str, name: &str) -> bool {
     for (at, _) in text.match_indices(&format!("{name}(")) {
         let before = &text[..at];

@@ -62,7 +62,6 @@ impl Sizes {
         (self.m.div_ceil(tile.m), self.n.div_ceil(tile.n))
     }
 
-    /// Returns the number of tiles of all products.
     fn tile_count(&self, tile: RegisterTile) -> usize {
         let (down, across) = self.tiles(tile);
         self.batch * down * across

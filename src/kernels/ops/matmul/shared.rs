@@ -163,7 +163,6 @@ impl WorkgroupTile {
         Self { cooperative: Some(CooperativeTile { matrix, units, steps }), ..tile }
     }
 
-    /// Returns the bytes of workgroup memory.
     fn workgroup_bytes(self) -> u32 {
         let Self { m, n, k, .. } = self;
         match self.cooperative {
@@ -214,7 +213,6 @@ impl WorkgroupTile {
         Self { by_terms: true, ..self }
     }
 
-    /// Returns the tile with invocations in blocks.
     const fn in_blocks(self) -> Self {
         Self { in_blocks: true, ..self }
     }
@@ -282,7 +280,6 @@ pub(crate) fn matrix_types(size: u32) -> String {
     types.concat()
 }
 
-/// Returns the shader with the snippets of a tile.
 fn with_snippets(shader: Shader, tile: &str) -> Shader {
     shader.with_text(source::snippet("tile_blocks")).with_text(source::snippet(tile))
 }

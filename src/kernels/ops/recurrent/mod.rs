@@ -98,7 +98,6 @@ fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     steps::dispatches(call, RecurrentSizes::of(call), rows, caps)
 }
 
-/// Returns the GPU kernel variants of the call.
 fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let mut variants = Vec::new();
     for rows in steps::ROWS {

@@ -120,7 +120,6 @@ impl LaidOut {
     }
 }
 
-/// Returns the error of a model that tensor groups cannot divide.
 pub(crate) fn cannot_divide(error: &ShardError) -> RuntimeError {
     let advice = match error {
         ShardError::NoRule => Wording::new(format_args!("leave {} at 1", Setting::TensorRanks)),

@@ -370,7 +370,6 @@ fn measure(
         .map_err(|failed| failure(failed.index, failed.error))
 }
 
-/// Returns the number of the node of a device.
 fn node_of(one: &ReservedDevice) -> u32 {
     match &one.selection {
         Selection::Offered(device) => device.node,
@@ -395,7 +394,6 @@ fn measure_links(
     Ok(Some(links))
 }
 
-/// Returns the network between the open devices.
 fn network(request: &PlacementRequest, opened: &[ReservedDevice], links: &RingLinks) -> Network {
     let plan = request.plans.of_rows(1);
     let gradients: usize = plan.buckets.iter().map(|bucket| bucket.gradient_length()).sum();

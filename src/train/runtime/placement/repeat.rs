@@ -28,7 +28,6 @@ pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> 
     }
 }
 
-/// Returns the samples of each device per step.
 fn samples_text(placement: &Placement) -> String {
     let mut shares = Vec::new();
     for rank in &placement.ranks {

@@ -23,7 +23,6 @@ pub fn moments(optimizer: &Optimizer, layout: &ShardLayout, rank: usize) -> Mome
     Moments { count: optimizer.moments(), owned }
 }
 
-/// Returns the optimizer moments of a rank of a worker group.
 pub(crate) fn held_moments(
     optimizer: &Optimizer,
     group: &WorkerGroup,

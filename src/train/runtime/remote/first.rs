@@ -567,7 +567,6 @@ impl RemoteNode {
 }
 
 impl NodeState {
-    /// Returns true for the first end of a rank's step.
     fn is_first_end(&mut self, rank: Rank) -> bool {
         let Some(group) = &mut self.group else { return false };
         let Some(state) = group.ranks.get_mut(&rank) else { return false };
@@ -628,7 +627,6 @@ impl NodeState {
 }
 
 impl OpenFailure {
-    /// Returns the failure as the error of a device.
     fn into_error(self) -> RuntimeError {
         match self {
             Self::Device(error) => error.into(),

@@ -43,7 +43,6 @@ use wire::{OpenOrder, Opened, PlanRecipe, RankGroupSpec};
 /// Rounds of one group of ranks: many more than in a run.
 const ROUNDS_OF_GROUP: u64 = 1 << 32;
 
-/// Returns the generation of the first round of a new group.
 pub(crate) fn next_generation() -> u64 {
     static GROUPS: AtomicU64 = AtomicU64::new(1);
     GROUPS.fetch_add(1, Ordering::Relaxed) * ROUNDS_OF_GROUP
