@@ -82,7 +82,7 @@ impl MatmulShape {
         (self.twin().cost)(&self.call()).flops
     }
 
-    /// Returns the shapes of both matrices as text: `(768, 128) (384, 128)^T`.
+    /// Shapes of both matrices as text: `(768, 128) (384, 128)^T`.
     fn shape(&self) -> String {
         let Op::MatMul { transpose_a, transpose_b } = self.op else { return String::new() };
         format!("{} {}", matrix_text(self.a, transpose_a), matrix_text(self.b, transpose_b))

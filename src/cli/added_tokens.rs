@@ -105,7 +105,7 @@ impl AddedTokens {
 }
 
 impl DataTokens {
-    /// Returns the tokens of a run's data; `None` if no file describes them.
+    /// Tokens of a run's data; `None` if no file describes them.
     fn of(data: &DataSpec, has_tokenizer: bool) -> Result<Option<Self>, TrainError> {
         if let DataSource::Tokens(path) = &data.source
             && !has_tokenizer

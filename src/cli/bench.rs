@@ -107,7 +107,7 @@ fn sizes(given: &[u32]) -> Vec<usize> {
     without_repeats(given).iter().map(|size| *size as usize).collect()
 }
 
-/// Returns the values in their order without repetitions, so that each case is measured once.
+/// Values in their order without repetitions, so that each case is measured once.
 fn without_repeats<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
     let mut kept = Vec::new();
     for value in values {

@@ -110,7 +110,7 @@ impl Conversation {
         self.messages.push(ChatMessage { role, content: content.into() });
     }
 
-    /// Returns the messages with a further one of the user.
+    /// Messages with a further one of the user.
     fn with(&self, content: &str) -> Vec<ChatMessage> {
         let more = ChatMessage { role: "user", content: content.into() };
         self.system.iter().chain(&self.messages).cloned().chain([more]).collect()

@@ -122,7 +122,7 @@ fn is_finite(outputs: &[f32], description: &SampleDescription) -> bool {
     true
 }
 
-/// Returns the value of a column in its unit, if it has one.
+/// Value of a column in its unit, if it has one.
 fn restored(column: usize, value: f32, description: &SampleDescription) -> f32 {
     match description.normalization.targets.get(column) {
         Some(scale) => scale.restore(value),
@@ -184,7 +184,7 @@ fn csv_writer(description: &SampleDescription) -> anyhow::Result<csv::Writer<Vec
     Ok(writer)
 }
 
-/// Returns the row of a sample, and true if its class was predicted.
+/// Row of a sample, and true if its class was predicted.
 fn record(
     samples: &Samples,
     index: usize,

@@ -119,7 +119,7 @@ impl ResumePoint {
     }
 }
 
-/// Returns the run of a checkpoint or of a run's directory; `None` for a checkpoint outside a run.
+/// Run of a checkpoint or of a run's directory; `None` for a checkpoint outside a run.
 fn source_run(from: &Path) -> Option<PathBuf> {
     if checkpoint::is_checkpoint(from) { checkpoint::run_of(from) } else { Some(from.into()) }
 }

@@ -116,7 +116,7 @@ pub fn run(args: &RunsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the runs directly below a directory, or the run that the directory is.
+/// Runs directly below a directory, or the run that the directory is.
 fn runs_in(directory: &Path) -> io::Result<Vec<ListedRun>> {
     let entries = fs::read_dir(directory)?;
     if is_run(directory) {
@@ -278,7 +278,7 @@ fn read_config(path: &Path) -> Result<RunConfig, String> {
     config_of(path, &text).map_err(|why| why.to_string())
 }
 
-/// Returns the number and the loss of the last step at the end of a record.
+/// Number and loss of the last step at the end of a record.
 fn last_step(path: &Path) -> Option<(u64, f64)> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();

@@ -48,7 +48,7 @@ pub fn explain(
     Ok(notes + &chart.text(columns()))
 }
 
-/// Returns the notes on the times of a chart, and the chart.
+/// Notes on the times of a chart, and the chart.
 fn priced_chart(placement: &ExplainedPlacement) -> anyhow::Result<(String, Chart)> {
     let laid_out = &placement.laid_out;
     let times = placement.measured_times()?;
@@ -94,7 +94,7 @@ fn run(span: &PricedSpan) -> SegmentRun {
     SegmentRun { segment, micro_batch: span.micro_batch, from: span.from_s, to: span.to_s }
 }
 
-/// Returns the chart of the runs of segments by rank in a step of pipelines.
+/// Chart of the runs of segments by rank in a step of pipelines.
 fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
     let planned = &placement.planned;
     let mut rows = Vec::new();
@@ -118,7 +118,7 @@ fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
     chart_of_runs(title, &rows)
 }
 
-/// Returns the width of the terminal by the shell's variable, or else a common one.
+/// Width of the terminal by the shell's variable, or else a common one.
 fn columns() -> usize {
     if let Ok(told) = std::env::var("COLUMNS")
         && let Ok(columns) = told.parse()

@@ -400,7 +400,7 @@ fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     Ok(StartingModel::Checkpoint { path, checkpoint: Arc::new(checkpoint) })
 }
 
-/// Returns the keys that a run takes from its initial model.
+/// Keys that a run takes from its initial model.
 fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
     let name = format!("--init {}", init.path().display());
     let (settings, tokenizer) = match init {
@@ -427,7 +427,7 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
     Ok(InitialModel { name, settings, tokenizer })
 }
 
-/// Returns the path of the initial model's `tokenizer.json`, if it has one.
+/// Path of the initial model's `tokenizer.json`, if it has one.
 fn tokenizer_file(init: &StartingModel) -> Option<String> {
     let path = absolute(&init.path().join(TOKENIZER));
     if path.is_file() { Some(path.to_string_lossy().into_owned()) } else { None }
@@ -599,7 +599,7 @@ pub fn run_path(name: &str) -> Result<PathBuf, UsageError> {
     Ok(Path::new(RUNS).join(name))
 }
 
-/// Returns the directory of a new run with this name.
+/// Directory of a new run with this name.
 fn named_run(name: &str) -> Result<PathBuf, UsageError> {
     let path = run_path(name)?;
     if fs::symlink_metadata(&path).is_ok() {

@@ -99,7 +99,7 @@ impl Augmentation {
         }
     }
 
-    /// Returns the offset of the crop from the picture, in pixels down and to the right.
+    /// Offset of the crop from the picture, in pixels down and to the right.
     fn shift(&self, word: u32) -> (isize, isize) {
         let places = 2 * self.crop as u32 + 1;
         let offset = |word: u32| (word % places) as isize - self.crop as isize;

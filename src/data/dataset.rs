@@ -153,7 +153,7 @@ impl StridedWindows {
         Ok(Self { windows, stride })
     }
 
-    /// Returns the number of counted targets of a window, which are its last.
+    /// Number of counted targets of a window, which are its last.
     fn counted(&self, start: u64, length: usize) -> usize {
         let before = match start.checked_sub(1) {
             None => return length,

@@ -88,7 +88,7 @@ pub fn groups(shape: &[usize]) -> usize {
     }
 }
 
-/// Returns the mean over all samples of `(value - mean)^power`, by group.
+/// Mean over all samples of `(value - mean)^power`, by group.
 fn moments(
     samples: &Samples,
     indices: &[usize],
@@ -110,7 +110,7 @@ fn moments(
     Ok(sums.into_iter().map(|sum| sum / count).collect())
 }
 
-/// Returns the sums of a sample's `(value - mean)^power`, by group.
+/// Sums of a sample's `(value - mean)^power`, by group.
 fn sums_of(
     samples: &Samples,
     index: usize,

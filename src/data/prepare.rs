@@ -272,7 +272,7 @@ fn finished(out: &Path, hash: &str) -> Result<Option<Prepared>, PrepareError> {
     }))
 }
 
-/// Returns the content of a file; `None` if it does not exist.
+/// Content of a file; `None` if it does not exist.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),

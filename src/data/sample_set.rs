@@ -104,7 +104,7 @@ impl SampleSet {
         }
     }
 
-    /// Returns the samples that contain a split, and the index of a sample of the split among them.
+    /// Samples that contain a split, and the index of a sample of the split among them.
     fn place(&self, split: Split, index: u64) -> (&Samples, usize) {
         let index = match (split, &self.validation) {
             (Split::Train, _) => self.shuffled(index),

@@ -106,7 +106,7 @@ impl Sampler {
         Self { origin: (steps, samples), ..self }
     }
 
-    /// Returns the number of samples consumed when `step` steps are done.
+    /// Number of samples consumed when `step` steps are done.
     pub(crate) fn consumed(&self, step: u64) -> u64 {
         let (steps, samples) = self.origin;
         samples + (step - steps) * u64::from(self.batch)

@@ -257,7 +257,7 @@ fn utf8<'a>(name: &str, bytes: &'a [u8]) -> Result<&'a str, DataError> {
     })
 }
 
-/// Returns the line of the byte at an offset, counted from 1.
+/// Line of the byte at an offset, counted from 1.
 fn line(bytes: &[u8], offset: usize) -> usize {
     1 + bytes[..offset].iter().filter(|byte| **byte == b'\n').count()
 }

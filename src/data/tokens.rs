@@ -8,11 +8,11 @@
 //!  "tokenizer": "..", "documents": [0, 700], "mask": ".."}
 //! ```
 //!
-//! `blake3` is the hash of the tokens' bytes, `tokenizer` the hash of the `tokenizer.json` whose ids
-//! they are, and `documents` are the positions of the first tokens of the documents. With a `mask`,
-//! the hash of `NAME.mask`, only those tokens are targets whose byte there is 1. These three are
-//! optional, and missing in version 1. Without `NAME.json`, the tokens are `u16`, as nanoGPT writes
-//! them.
+//! `blake3` is the hash of the tokens' bytes, `tokenizer` the hash of the `tokenizer.json` whose
+//! ids they are, and `documents` are the positions of the first tokens of the documents. With a
+//! `mask`, the hash of `NAME.mask`, only those tokens are targets whose byte there is 1. These
+//! three are optional, and missing in version 1. Without `NAME.json`, the tokens are `u16`, as
+//! nanoGPT writes them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -201,7 +201,7 @@ pub fn is_described(path: &Path) -> bool {
     is_named && tokens.is_file() && tokens.with_extension("json").is_file()
 }
 
-/// Returns the file of the tokens at a path: itself, or the one in a directory.
+/// File of the tokens at a path: itself, or the one in a directory.
 fn tokens_of(path: &Path) -> PathBuf {
     if path.is_dir() { path.join(TOKENS) } else { path.to_path_buf() }
 }
@@ -364,7 +364,7 @@ impl TokenFile {
         hasher.finalize().to_hex().to_string()
     }
 
-    /// Returns the tokens of a split, by their places in the file.
+    /// Tokens of a split, by their places in the file.
     fn range(&self, split: Split) -> Range<usize> {
         match split {
             Split::Train => 0..self.training,

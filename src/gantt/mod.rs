@@ -119,7 +119,7 @@ impl Chart {
         shares.sum::<f64>() / self.rows.len().max(1) as f64
     }
 
-    /// Returns the seconds in which a row has a span. Time that several spans cover counts once.
+    /// Seconds in which a row has a span. Time that several spans cover counts once.
     fn busy(&self, row: usize) -> f64 {
         let own = self.shown().filter(|span| span.row == row);
         let mut times: Vec<(f64, f64)> = own.map(|span| (span.from_s, span.to_s)).collect();
@@ -148,7 +148,7 @@ impl Chart {
         Some(ChartPeriod { from, length: to - from })
     }
 
-    /// Returns the passes that the chart shows, in the order of its legend.
+    /// Passes that the chart shows, in the order of its legend.
     fn passes(&self) -> impl Iterator<Item = ChartPass> {
         ChartPass::ALL.into_iter().filter(|pass| self.shown().any(|span| span.pass == *pass))
     }
@@ -157,7 +157,7 @@ impl Chart {
         self.shown().any(|span| span.chunk > 0)
     }
 
-    /// Returns the sentence below a chart: its time and its bubble.
+    /// Sentence below a chart: its time and its bubble.
     fn summary(&self) -> String {
         let time = milliseconds(self.length_s() * 1e3);
         format!("step {time} ms, bubble {} (idle share of all rows)", percent(self.bubble(), 1))

@@ -73,7 +73,7 @@ impl ChartLayout {
         self.bottom + BELOW
     }
 
-    /// Returns the place of a share of the chart's time.
+    /// Place of a share of the chart's time.
     fn at(&self, share: f64) -> f64 {
         self.left + share * (self.right - self.left)
     }
@@ -92,7 +92,7 @@ impl ChartPass {
         }
     }
 
-    /// Returns the colours of a model chunk and of text on it.
+    /// Colours of a model chunk and of text on it.
     fn colors(self, chunk: usize) -> (String, &'static str) {
         let factor = SHADE.powi(chunk.min(4) as i32);
         let [red, green, blue] = self.color().map(|part| (part * factor).round());
@@ -131,7 +131,7 @@ impl Chart {
         svg + "</svg>\n"
     }
 
-    /// Returns the empty rows with their labels at the left and their idle shares at the right.
+    /// Empty rows with their labels at the left and their idle shares at the right.
     fn labels(&self, layout: &ChartLayout) -> String {
         let mut svg = String::new();
         let has_spans = self.period().is_some();
@@ -181,7 +181,7 @@ impl Chart {
     }
 }
 
-/// Returns the lines of a label: it is broken after its first comma that is not in parentheses.
+/// Lines of a label: it is broken after its first comma that is not in parentheses.
 fn label_lines(label: &str) -> Vec<String> {
     for (at, comma) in label.match_indices(", ") {
         let before = &label[..at];
@@ -193,7 +193,7 @@ fn label_lines(label: &str) -> Vec<String> {
     vec![shortened(label, LABEL_MAX)]
 }
 
-/// Returns the background grid with its labels in milliseconds.
+/// Background grid with its labels in milliseconds.
 fn axis(layout: &ChartLayout, period: &ChartPeriod) -> String {
     let length = period.milliseconds();
     let bottom = layout.bottom;
@@ -260,7 +260,7 @@ mod tests {
     use crate::gantt::golden::assert_golden;
     use crate::gantt::tests::{one_forward_one_backward, one_of_each, span};
 
-    /// Returns the values of an attribute of all elements that begin with `begin`.
+    /// Values of an attribute of all elements that begin with `begin`.
     fn values(svg: &str, begin: &str, attribute: &str) -> Vec<f64> {
         let pattern = format!(" {attribute}=\"");
         let lines = svg.lines().filter(|line| line.starts_with(begin));
@@ -268,7 +268,7 @@ mod tests {
         lines.filter_map(value).collect()
     }
 
-    /// Returns the bars: elements with a description.
+    /// Bars: elements with a description.
     fn bars(svg: &str) -> String {
         svg.lines().filter(|line| line.contains("<title>")).collect::<Vec<_>>().join("\n")
     }

@@ -327,7 +327,7 @@ impl Builder {
         if axis == last { Ok(product) } else { self.permute(product, &order) }
     }
 
-    /// Returns the matrix `(n, n)` of ones on the diagonal and above it.
+    /// Matrix `(n, n)` of ones on the diagonal and above it.
     fn ones_above_diagonal(&mut self, n: usize) -> TensorId {
         let name = format!("cumsum.{n}");
         let values = (0..n * n).map(|at| if at / n <= at % n { 1.0 } else { 0.0 }).collect();
@@ -373,7 +373,7 @@ impl Builder {
         Err(self.refused(op, &[x], why.into()))
     }
 
-    /// Returns the largest value over the axes `first ..= last`, and its index.
+    /// The largest value over the axes `first ..= last`, and its index.
     fn largest(
         &mut self,
         x: TensorId,

@@ -976,7 +976,7 @@ impl Graph {
         TensorId(self.tensors.len() as u32 - 1)
     }
 
-    /// Returns the shapes and types of the outputs of an op on some tensors.
+    /// Shapes and types of the outputs of an op on some tensors.
     pub(super) fn shapes_of(&self, op: &Op, inputs: &[TensorId]) -> Result<Vec<Typed>, ShapeError> {
         let mut types: Vec<Typed> = Vec::with_capacity(inputs.len());
         for input in inputs {

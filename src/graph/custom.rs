@@ -204,7 +204,7 @@ impl fmt::Debug for SharedCustomOp {
 /// The most inputs of a custom op: every device binds 8 tensors, and one of them is the output.
 const INPUTS_MAX: usize = 7;
 
-/// Returns the output shape of a custom op, after a check of the number of inputs.
+/// Output shape of a custom op, after a check of the number of inputs.
 pub(super) fn shape(op: &SharedCustomOp, inputs: &[&Shape]) -> Result<Vec<Shape>, String> {
     match inputs.len() {
         1..=INPUTS_MAX => Ok(vec![op.shape(inputs)?]),

@@ -195,7 +195,7 @@ impl Builder {
         Ok(masked)
     }
 
-    /// Returns the mask `(queries, keys)` of keys behind each query.
+    /// Mask `(queries, keys)` of keys behind each query.
     fn causal_mask(&mut self, queries: usize, keys: usize) -> TensorId {
         let mut values = Vec::with_capacity(queries * keys);
         for query in 0..queries {

@@ -278,7 +278,7 @@ pub struct Parameter {
     /// Tensor that accumulates its gradient, once the graph is differentiated; `None` if it is
     /// frozen.
     pub gradient: Option<TensorId>,
-    /// How the ranks of a tensor group divide it; `None` if each has all of it.
+    /// Split over the ranks of a tensor group; `None` if each has all of it.
     pub split: Option<ParameterSplit>,
     /// True if each rank of a tensor group computes a part of its gradient, though all have the
     /// parameter.
@@ -434,7 +434,7 @@ impl Graph {
         used
     }
 
-    /// Returns the parameters that are slices of the same tensor, the given one included.
+    /// Parameters that are slices of the same tensor, the given one included.
     pub(crate) fn slices_beside(&self, id: ParamId) -> impl Iterator<Item = ParamId> + '_ {
         let number = self.parameters[id.index()].whole.number;
         let ids = (0..self.parameters.len() as u32).map(ParamId);

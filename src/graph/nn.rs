@@ -54,7 +54,7 @@ fn linear_weight(b: &mut Builder, name: &str, x: TensorId, outputs: usize) -> Bu
     Ok(b.parameter(&format!("{name}.weight"), &[outputs, inputs], uniform(inputs)))
 }
 
-/// Returns the size of the last dimension, beside the batch.
+/// Size of the last dimension, beside the batch.
 fn columns(b: &Builder, op: &str, name: &str, x: TensorId) -> Result<usize, ShapeError> {
     let shape = b.shape(x);
     if shape.rank() == 0 || (shape.rank() == 1 && shape.is_batched()) {

@@ -160,7 +160,7 @@ impl NormBackward {
         if self.bias { Op::LayerNormAffineGrad } else { Op::LayerNormWeightGrad }
     }
 
-    /// Returns the outputs to whose contents kernels can add: all but `dx`.
+    /// Outputs to whose contents kernels can add: all but `dx`.
     fn accumulates(&self) -> Accumulation {
         Accumulation::each(1..if self.bias { 3 } else { 2 })
     }

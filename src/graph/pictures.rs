@@ -235,12 +235,12 @@ impl Windows {
         Ok(())
     }
 
-    /// Returns the rows or columns from the first to the last one of a window.
+    /// Rows or columns from the first to the last one of a window.
     fn span(&self) -> [usize; 2] {
         [0, 1].map(|axis| self.dilation[axis] * (self.kernel[axis] - 1) + 1)
     }
 
-    /// Returns the number of windows down and across a picture.
+    /// Number of windows down and across a picture.
     fn count(&self, size: [usize; 2]) -> Result<[usize; 2], String> {
         self.check(size)?;
         let Self { stride, padding, .. } = *self;

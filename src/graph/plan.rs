@@ -323,7 +323,7 @@ impl Plan {
     }
 }
 
-/// Returns the maximal runs of nodes of one pass and block between which the host does not act.
+/// Maximal runs of nodes of one pass and block between which the host does not act.
 pub(super) fn segments(graph: &Graph) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -421,7 +421,7 @@ fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket
     buckets
 }
 
-/// Returns the elements of a parameter in a bucket, with the gap after it.
+/// Elements of a parameter in a bucket, with the gap after it.
 fn padded_length(graph: &Graph, id: ParamId) -> usize {
     let tensor = graph.parameters[id.index()].tensor;
     graph.tensor(tensor).shape.per_row().next_multiple_of(ALIGNMENT)

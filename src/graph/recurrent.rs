@@ -150,14 +150,14 @@ impl Builder {
         Ok((UnrolledLayer { b, t, h, weight_hh, bias_hh }, own))
     }
 
-    /// Returns the product of the inputs of a step `(b, gates h)`.
+    /// Product of the inputs of a step `(b, gates h)`.
     fn step_of(&mut self, layer: &UnrolledLayer, gates: TensorId, step: usize) -> BuildResult {
         let columns = self.shape(gates).last();
         let own = self.slice(gates, 1, step, 1)?;
         self.reshape(own, &[layer.b, columns])
     }
 
-    /// Returns the product of the hidden values with their weight, plus the bias; `None` are zeros.
+    /// Product of the hidden values with their weight, plus the bias; `None` are zeros.
     fn hidden_product(&mut self, layer: &UnrolledLayer, hidden: Option<TensorId>) -> BuildResult {
         match hidden {
             Some(hidden) => self.linear(hidden, layer.weight_hh, Some(layer.bias_hh)),

@@ -42,7 +42,7 @@ impl RotaryAngles {
         (0..d / 2).map(|pair| self.frequency(pair, d)).collect()
     }
 
-    /// Returns the angle per position of a pair of columns of a head.
+    /// Angle per position of a pair of columns of a head.
     fn frequency(&self, pair: usize, d: usize) -> f64 {
         let plain = libm::pow(self.theta, -2.0 * pair as f64 / d as f64);
         match self.scaling {

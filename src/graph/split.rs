@@ -118,7 +118,7 @@ impl SplitUnit {
     }
 }
 
-/// Returns the largest power of two, up to 64 rows, with which each rank has a unit.
+/// The largest power of two, up to 64 rows, with which each rank has a unit.
 fn largest_unit(size: usize, ranks: usize) -> usize {
     let mut unit = ROWS;
     while unit > 1 && size / unit < ranks {

@@ -36,7 +36,7 @@ const AGREEMENT: f64 = 1.5;
 const NOMINAL_FLOPS: f64 = 2e9;
 const NOMINAL_BYTES: f64 = 2e9;
 
-/// Returns the seconds of a call at the nominal rates.
+/// Seconds of a call at the nominal rates.
 pub(crate) fn nominal_seconds(cost: Cost) -> f64 {
     cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES
 }

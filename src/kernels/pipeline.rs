@@ -267,7 +267,7 @@ fn compile(
     compiled
 }
 
-/// Returns the checks with which a shader is compiled: all if its text is not this crate's.
+/// Checks with which a shader is compiled: all if its text is not this crate's.
 fn checks(gpu: &Gpu, shader: &Shader) -> ShaderChecks {
     if shader.is_foreign { ShaderChecks::Enabled } else { gpu.checks }
 }

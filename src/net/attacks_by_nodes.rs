@@ -23,7 +23,7 @@ where
     end_within(IDLE_TIMEOUT, send)
 }
 
-/// Returns the same of a link with this idle timeout.
+/// The same of a link with this idle timeout.
 fn end_within<F>(idle_timeout: Duration, send: impl FnOnce(Connection, Control) -> F) -> String
 where
     F: Future<Output = ()> + Send + 'static,

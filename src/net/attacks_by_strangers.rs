@@ -308,7 +308,7 @@ fn a_stranger_learns_nothing_from_the_sentences() {
 
 // ---- The knock ----
 
-/// Returns the first packets of clients with a secret, one of each.
+/// The first packets of clients with a secret, one of each.
 fn first_packets(secret: &Secret, count: usize) -> Vec<Vec<u8>> {
     let (peer, ear) = (Peer::new(), UdpSocket::bind(any_port()).unwrap());
     ear.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();

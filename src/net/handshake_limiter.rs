@@ -81,7 +81,7 @@ impl HandshakeLimiter {
         Entrance::Admit(HandshakePermit { handshake_limiter: self.clone(), number, evicted })
     }
 
-    /// Returns the number of handshakes in progress.
+    /// Number of handshakes in progress.
     #[cfg(test)]
     pub(crate) fn crowd(&self) -> usize {
         self.0.lock().places.len()

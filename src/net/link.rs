@@ -195,7 +195,7 @@ impl Link {
         canonical(self.0.0.connection.remote_address())
     }
 
-    /// Returns the bytes of blobs that have arrived, also of incomplete ones.
+    /// Bytes of blobs that have arrived, also of incomplete ones.
     pub(crate) fn blob_bytes_received(&self) -> u64 {
         self.0.0.blob_bytes.load(Ordering::Relaxed)
     }

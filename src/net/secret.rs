@@ -99,7 +99,7 @@ impl Secret {
         Ok(Self::of_text(text))
     }
 
-    /// Returns the secret that is derived from a text, by PBKDF2-HMAC-SHA256 (RFC 8018).
+    /// Secret that is derived from a text, by PBKDF2-HMAC-SHA256 (RFC 8018).
     fn of_text(text: &str) -> Self {
         let mut key = Zeroizing::new(vec![0; 32]);
         let rounds = NonZeroU32::new(ROUNDS).unwrap_or(NonZeroU32::MIN);

@@ -134,7 +134,7 @@ pub(crate) fn greeting_of(protocol: u16, version: &str, rest: &[u8]) -> Vec<u8> 
     bytes
 }
 
-/// Returns the number of bytes of a greeting after this head.
+/// Number of bytes of a greeting after this head.
 pub(crate) fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize, String> {
     if head[..4] != MAGIC {
         return Err("a greeting does not begin as one".into());

@@ -196,7 +196,7 @@ impl PeerTransfers {
         self.start_in_order(collective.kind, order)
     }
 
-    /// Returns the transfers of these chunks, in this order.
+    /// Transfers of these chunks, in this order.
     pub(crate) fn start_in_order(
         &mut self,
         kind: CollectiveKind,

@@ -158,7 +158,7 @@ fn draw_document(
     root.present()
 }
 
-/// Returns the place of a pixel.
+/// Place of a pixel.
 fn units(pixels: u32) -> i32 {
     (pixels * UNIT) as i32
 }

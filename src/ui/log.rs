@@ -38,7 +38,7 @@ impl Level {
         }
     }
 
-    /// Returns the beginning of a plain line.
+    /// Beginning of a plain line.
     fn prefix(self) -> &'static str {
         match self {
             Self::Info => "",

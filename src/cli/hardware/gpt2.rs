@@ -74,7 +74,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     Ok(Findings { measures, details, skipped: None })
 }
 
-/// Returns the measures of the same run in mixed precision.
+/// Measures of the same run in mixed precision.
 fn in_mixed_precision(
     shop: &Workshop,
     options: &[String],

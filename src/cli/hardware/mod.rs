@@ -97,7 +97,7 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     }
 }
 
-/// Returns the adapters with these names, or else all graphics cards.
+/// Adapters with these names, or else all graphics cards.
 fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
     let listed = list_adapters();
     let mut chosen: Vec<ChosenAdapter> = Vec::new();

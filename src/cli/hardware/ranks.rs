@@ -41,7 +41,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     Ok(Findings { measures, details: details.into(), skipped: None })
 }
 
-/// Returns the share of a step, over all ranks, in which they wait.
+/// Share of a step, over all ranks, in which they wait.
 fn waiting(step: &Value) -> Option<f64> {
     let mut waited = 0.0;
     let mut time = 0.0;

@@ -114,7 +114,7 @@ fn step_scalars(step: &StepRecord) -> Vec<(String, f64)> {
     scalars
 }
 
-/// Returns the values of an evaluation: `val_accuracy` becomes `val/accuracy`.
+/// Values of an evaluation: `val_accuracy` becomes `val/accuracy`.
 fn evaluation_scalars(evaluation: &EvalRecord) -> Vec<(String, f64)> {
     let mut scalars = vec![("val/loss".into(), evaluation.val_loss)];
     for (name, value) in &evaluation.metrics {

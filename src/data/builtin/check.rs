@@ -36,7 +36,7 @@ impl Text<'_> {
         self.words.get(self.next).copied()
     }
 
-    /// Returns the index of the next word in a list; the first word of a sentence has a capital.
+    /// Index of the next word in a list; the first word of a sentence has a capital.
     fn find(&self, list: &[&'static str]) -> Option<usize> {
         let found = self.peek()?;
         list.iter().position(|word| match self.next {

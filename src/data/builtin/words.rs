@@ -97,7 +97,7 @@ pub(super) fn verbs(kind: VerbKind, tense: Tense, number: Number) -> &'static [&
     }
 }
 
-/// Returns the forms of the verbs of the weather, whose subject is "it".
+/// Forms of the verbs of the weather, whose subject is "it".
 pub(super) fn weather_verbs(tense: Tense) -> &'static [&'static str] {
     match tense {
         Tense::Past => &["rained", "snowed"],

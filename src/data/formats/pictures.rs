@@ -44,7 +44,7 @@ pub(super) fn is_picture(path: &Path) -> bool {
     has_ending(path, ENDINGS)
 }
 
-/// Returns the directories in which a data set may have its training and its held-out pictures.
+/// Directories in which a data set may have its training and its held-out pictures.
 pub(super) fn splits(path: &Path) -> Vec<PathBuf> {
     [TRAIN].iter().chain(&HELD_OUT).map(|name| path.join(name)).collect()
 }
@@ -321,7 +321,7 @@ impl PictureHead {
     }
 }
 
-/// Returns the offset of the last occurrence of a text.
+/// Offset of the last occurrence of a text.
 fn last(bytes: &[u8], text: &[u8]) -> Option<usize> {
     bytes.windows(text.len()).rposition(|window| window == text)
 }

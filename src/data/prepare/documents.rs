@@ -146,7 +146,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Returns the pieces of a document that was read as a whole, the last one first.
+    /// Pieces of a document that was read as a whole, the last one first.
     fn divided(&self, file: &InputFile, text: &str) -> Result<Vec<Piece>, DataError> {
         let name = file.path.display().to_string();
         let PieceSource { tokenizer, piece_bytes, .. } = self.source;

@@ -21,7 +21,7 @@ struct GoldenFile {
     json: String,
 }
 
-/// Returns the kept tokenizer of a name, and lines that are hard to make tokens of.
+/// Kept tokenizer of a name, and lines that are hard to make tokens of.
 fn golden(name: &str) -> (TokenizerFile, Vec<String>) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizers.json.gz");
     let file = flate2::read::GzDecoder::new(File::open(path).unwrap());

@@ -228,7 +228,7 @@ impl TokenizerFile {
         Ok(parts)
     }
 
-    /// Returns the ids of each of some texts, which are encoded on all threads.
+    /// Ids of each of some texts, which are encoded on all threads.
     fn encode_each(&self, name: &str, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
         texts.par_iter().map(|text| self.encode_piece(name, text)).collect()
     }
@@ -354,7 +354,7 @@ fn places(text: &str, bytes: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the last boundary between characters at or before a byte.
+/// The last boundary between characters at or before a byte.
 fn boundary(text: &str, at: usize) -> usize {
     (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }

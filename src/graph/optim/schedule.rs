@@ -59,7 +59,7 @@ impl OneCycle {
     }
 }
 
-/// Returns the value of half a cosine from 1 to 0 at `progress` from 0 to 1.
+/// Value of half a cosine from 1 to 0 at `progress` from 0 to 1.
 fn remaining_of_cosine(progress: f64) -> f64 {
     0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))
 }

@@ -146,7 +146,7 @@ pub struct Fusion {
 }
 
 impl Fusion {
-    /// Returns the memory traffic that the fusion saves in a micro-batch of `rows` rows, in bytes.
+    /// Memory traffic that the fusion saves in a micro-batch of `rows` rows, in bytes.
     pub(crate) fn bytes_saved(&self, rows: usize) -> usize {
         self.moves * DType::F32.bytes() * self.value.elements(rows)
     }

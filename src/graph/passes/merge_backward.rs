@@ -49,7 +49,7 @@ fn move_ready(waiting: &mut &[Node], missing: &HashSet<TensorId>, nodes: &mut Ve
     }
 }
 
-/// Returns the block of a backward node; `None` for a forward node.
+/// Block of a backward node; `None` for a forward node.
 fn block_of(node: &Node) -> Option<u32> {
     match node.phase {
         PassKind::Forward => None,

@@ -60,7 +60,7 @@ pub(super) fn merge_norm_gradients(graph: &mut Graph) -> Vec<Fusion> {
     merged
 }
 
-/// Returns the attributes of the merged op of a gradient of a norm by its input, without a bias.
+/// Attributes of the merged op of a gradient of a norm by its input, without a bias.
 fn norm_gradient(op: &Op) -> Option<NormBackward> {
     let centered = match op.root_op() {
         Op::LayerNormGrad => true,

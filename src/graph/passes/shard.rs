@@ -188,12 +188,12 @@ impl<'a> Sharder<'a> {
         Ok(Shard { graph: self.graph, outputs })
     }
 
-    /// Returns the tensor that later nodes read instead of one of the whole graph.
+    /// Tensor that later nodes read instead of one of the whole graph.
     fn name_of_all(&self, id: TensorId) -> TensorId {
         self.renamed.get(&id).copied().unwrap_or(id)
     }
 
-    /// Returns the columns of an output that the rank has, or why it is not divided by columns.
+    /// Columns of an output that the rank has, or why it is not divided by columns.
     fn columns_read(&self, output: TensorId) -> Result<Vec<Range<usize>>, &'static str> {
         if !self.is_cut_by_columns(output) {
             return Err("a rank has rows of it, and not columns");
@@ -583,7 +583,7 @@ impl<'a> Sharder<'a> {
         self.split_of(tensor).is_none_or(|split| split.dimension + 1 == rank)
     }
 
-    /// Returns the rank's ranges of the last dimension of a tensor; `None` for all of it.
+    /// The rank's ranges of the last dimension of a tensor; `None` for all of it.
     fn columns_of(&self, tensor: TensorId) -> Option<Vec<Range<usize>>> {
         match self.split_of(tensor) {
             Some(ParameterSplit { dimension, .. }) => Some(self.ranges_of(tensor, dimension)),
@@ -591,7 +591,7 @@ impl<'a> Sharder<'a> {
         }
     }
 
-    /// Returns the last dimension of a tensor in the whole graph.
+    /// The last dimension of a tensor in the whole graph.
     fn width_of(&self, tensor: TensorId) -> usize {
         let of = if tensor.index() < self.whole.tensors.len() { self.whole } else { &self.graph };
         of.tensor(tensor).shape.last()
@@ -614,7 +614,7 @@ impl<'a> Sharder<'a> {
         Ok(())
     }
 
-    /// Returns the alias of a replicated tensor for divided nodes.
+    /// Alias of a replicated tensor for divided nodes.
     fn spread(&mut self, tensor: TensorId, reader: &Node) -> TensorId {
         let shape = self.graph.tensor(tensor).shape.clone();
         let key = (self.graph.root(tensor), shape.clone());

@@ -421,7 +421,7 @@ impl KernelCache {
     }
 }
 
-/// Returns the path to which a damaged or foreign file is moved.
+/// Path to which a damaged or foreign file is moved.
 fn damaged(path: &Path) -> PathBuf {
     files::beside(path, ".damaged")
 }
@@ -448,7 +448,7 @@ fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, Unusable> {
     }
 }
 
-/// Returns the content of a cache file, or the reason why it is no cache of this device.
+/// Content of a cache file, or the reason why it is no cache of this device.
 fn parse(bytes: &[u8], device: &str) -> Result<CacheFile, String> {
     let content: CacheFile = serde_json::from_slice(bytes).map_err(|why| why.to_string())?;
     if content.format != FORMAT {
@@ -467,7 +467,7 @@ fn parse(bytes: &[u8], device: &str) -> Result<CacheFile, String> {
     Ok(content)
 }
 
-/// Returns the file name of a device: readable, and different for different devices.
+/// File name of a device: readable, and different for different devices.
 fn file_name(device: &str) -> String {
     let mut slug = String::new();
     for letter in device.to_lowercase().chars() {

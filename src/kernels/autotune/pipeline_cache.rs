@@ -82,7 +82,7 @@ fn create(gpu: &Gpu, data: Option<&[u8]>) -> Result<wgpu::PipelineCache, DeviceE
     gpu.scoped("the pipeline cache", || unsafe { gpu.device.create_pipeline_cache(&descriptor) })
 }
 
-/// Returns the data of a file and their hash, if they belong to this device.
+/// Data of a file and their hash, if they belong to this device.
 fn content<'a>(file: &'a [u8], device: &str) -> Option<(&'a [u8], blake3::Hash)> {
     let (written, data) = file.split_at_checked(HASH_BYTES)?;
     let hash = hash(device, data);

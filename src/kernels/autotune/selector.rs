@@ -471,7 +471,7 @@ impl KernelSelector {
         Ok(has_changed)
     }
 
-    /// Returns the deviation of a variant of a call at full size, or why it is wrong there.
+    /// Deviation of a variant of a call at full size, or why it is wrong there.
     fn check_full_size<'a>(
         &mut self,
         gpu: &'a Gpu,
@@ -660,7 +660,7 @@ impl KernelSelector {
         Ok((fastest, is_timed))
     }
 
-    /// Returns the certified variant that took the least time.
+    /// Certified variant that took the least time.
     fn fastest(
         &mut self,
         gpu: &Gpu,
@@ -972,7 +972,7 @@ impl KernelSelector {
         self.cache.take_notes()
     }
 
-    /// Returns the standing of a kernel on this driver, certified if need be.
+    /// Standing of a kernel on this driver, certified if need be.
     fn standing(
         &mut self,
         gpu: &Gpu,
@@ -1108,7 +1108,7 @@ impl KernelSelector {
     }
 }
 
-/// Returns the key of a kernel from outside the crate and the call on which it was certified.
+/// Key of a kernel from outside the crate and the call on which it was certified.
 fn foreign_key(call: &OpCall, hash: &str) -> String {
     format!("{hash} {}", call_key(call))
 }
@@ -1131,7 +1131,7 @@ fn attempt_of(gpu: &Gpu, call: &OpCall, variant: &Variant) -> Option<(String, St
     Some((variant_hash(gpu.checks, call, variant), label(call, variant)))
 }
 
-/// Returns the reason if a parameter or a grid of a variant is beyond the device's limits.
+/// Reason if a parameter or a grid of a variant is beyond the device's limits.
 fn beyond_limits(gpu: &Gpu, variant: &Variant) -> Option<String> {
     variant.dispatches.iter().find_map(|one| one.check(&gpu.limits).err())
 }

@@ -362,7 +362,7 @@ impl<'a> VariantTimer<'a> {
     }
 }
 
-/// Returns the values that repeat in each input of a call.
+/// Values that repeat in each input of a call.
 pub(crate) fn patterns(owned_call: &OwnedCall) -> Vec<HostTensor<f64>> {
     let words = word_counts(&owned_call.inputs);
     let mut patterns = Vec::with_capacity(words.len());
@@ -386,7 +386,7 @@ enum FirstRun {
     TooLate,
 }
 
-/// Returns the number of runs of this duration that fill a sample.
+/// Number of runs of this duration that fill a sample.
 fn runs_for(seconds: f64) -> u32 {
     (SAMPLE.as_secs_f64() / seconds.max(1e-9)).ceil().clamp(1.0, f64::from(RUNS_MAX)) as u32
 }
@@ -413,7 +413,7 @@ fn shares(variant: &Variant) -> bool {
     texts.any(|text| text.contains("var<workgroup>"))
 }
 
-/// Returns the index of the variant that the twin dispatches without measurements.
+/// Index of the variant that the twin dispatches without measurements.
 pub(crate) fn default_variant(call: &OpCall, variants: &[Variant], caps: &Caps) -> usize {
     let dispatches = match twin(call.op) {
         Some(twin) => (twin.dispatch)(call, caps),

@@ -57,7 +57,7 @@ impl FmaChains {
     }
 }
 
-/// Returns the value of chain `chain` of invocation `index` before the first round.
+/// Value of chain `chain` of invocation `index` before the first round.
 fn start(index: usize, chain: usize) -> f32 {
     (index % STARTS) as f32 / STARTS as f32 + chain as f32
 }

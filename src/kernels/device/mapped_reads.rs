@@ -72,7 +72,7 @@ impl MappedReadRates {
     }
 }
 
-/// Returns the bytes per second of a function that reads [`BYTES`], without its first call.
+/// Bytes per second of a function that reads [`BYTES`], without its first call.
 fn rate(mut read: impl FnMut()) -> f64 {
     read();
     let mut fastest = f64::INFINITY;

@@ -116,7 +116,7 @@ pub fn select_all(selector: &str, adapters: &[Adapter]) -> Result<Vec<Selection>
     Ok(chosen.into_iter().map(|chosen| selection(chosen, adapters, cpus)).collect())
 }
 
-/// Returns the devices that a selector in lower case chooses; none for `auto` without hardware.
+/// Devices that a selector in lower case chooses; none for `auto` without hardware.
 fn choose(selector: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     match selector {
         "auto" => Ok(chosen_by(Known::is_hardware, known)),
@@ -129,7 +129,7 @@ fn choose(selector: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     }
 }
 
-/// Returns the adapters for which `is_chosen` is true.
+/// Adapters for which `is_chosen` is true.
 fn chosen_by(is_chosen: impl Fn(&Known) -> bool, known: &[Known]) -> Vec<Chosen> {
     (0..known.len()).filter(|index| is_chosen(&known[*index])).map(Chosen::Index).collect()
 }
@@ -272,7 +272,7 @@ fn several(part: &str, known: &[Known]) -> Result<(Chosen, usize), DeviceError> 
     }
 }
 
-/// Returns the device that a text in lower case names.
+/// Device that a text in lower case names.
 fn one(typed: &str, known: &[Known]) -> Result<Chosen, DeviceError> {
     match typed {
         "" => Err(empty(typed)),
@@ -283,7 +283,7 @@ fn one(typed: &str, known: &[Known]) -> Result<Chosen, DeviceError> {
     }
 }
 
-/// Returns the index of the adapter that a text in lower case names.
+/// Index of the adapter that a text in lower case names.
 fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
     if known.is_empty() {
         return Err(no_adapter());

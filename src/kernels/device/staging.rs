@@ -193,7 +193,7 @@ impl ReadbackRing {
         self.slots.len() as u64 * self.slot_bytes
     }
 
-    /// Returns the most bytes of a chunk.
+    /// The most bytes of a chunk.
     pub(crate) fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }

@@ -74,7 +74,7 @@ impl PassContext {
     }
 }
 
-/// Returns the number of copies of a tensor's slot; 0 if it is in no slot.
+/// Number of copies of a tensor's slot; 0 if it is in no slot.
 fn copies(plan: &Plan, tensor: TensorId) -> usize {
     match plan.place(tensor) {
         TensorLocation::Slot(slot) => plan.slots[slot.index()].copies,

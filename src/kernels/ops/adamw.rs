@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use crate::testing::update::check_update;
 
-    /// Returns the update of step `t`, counted from 1.
+    /// Update of step `t`, counted from 1.
     fn update(t: i32, lr: f32, [beta1, beta2]: [f32; 2], eps: f32, weight_decay: f32) -> Update {
         let correction1 = 1.0 - beta1.powi(t);
         let correction2 = 1.0 - beta2.powi(t);

@@ -72,7 +72,7 @@ fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the floats of a value: 4 if heads and columns are whole vectors.
+/// Floats of a value: 4 if heads and columns are whole vectors.
 fn lanes(call: &OpCall) -> usize {
     let options = options(call.op);
     let mut are_whole = options.head_width.is_multiple_of(4);
@@ -112,7 +112,7 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
     }
 }
 
-/// Returns the cost: each element that is copied is read and written once.
+/// Cost: each element that is copied is read and written once.
 fn cost(call: &OpCall) -> Cost {
     let rows = call.rows_and_last(0).0;
     Cost { flops: 0.0, bytes: 16.0 * (rows * options(call.op).columns()) as f64 }

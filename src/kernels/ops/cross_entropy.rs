@@ -262,7 +262,7 @@ fn group(call: &OpCall) -> Option<Dispatch> {
     if 2 * call.rows_and_last(0).1 > ITERATIONS_MAX { None } else { of_groups(call) }
 }
 
-/// Returns the loss kernel with one workgroup per row, if rows are long enough.
+/// Loss kernel with one workgroup per row, if rows are long enough.
 fn of_groups(call: &OpCall) -> Option<Dispatch> {
     let fits = call.rows_and_last(0).1 >= GROUP && matches!(call.op, Op::CrossEntropy { .. });
     if fits { Some(by_groups(call)) } else { None }

@@ -71,7 +71,7 @@ impl Mask {
         self.threshold == 0 || self.key.words([sample, self.place(element)])[0] >= self.threshold
     }
 
-    /// Returns the number of an element of a sample in the whole graph's rows.
+    /// Number of an element of a sample in the whole graph's rows.
     fn place(&self, element: usize) -> u32 {
         let row = element / self.width;
         let column = element % self.width;
@@ -154,7 +154,7 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the dispatch of an entry point: one invocation per 8 elements, or per 4 vectors of 4.
+/// Dispatch of an entry point: one invocation per 8 elements, or per 4 vectors of 4.
 fn one(call: &OpCall, entry: &'static str) -> Dispatch {
     let mask = Mask::new(call);
     let count = call.output_len(0);

@@ -42,7 +42,7 @@ pub static TWIN: Twin = Twin {
 /// step.
 const TASK: usize = 4096;
 
-/// Returns the root op of a call, and the number of inputs that are operands of the steps.
+/// Root op of a call, and the number of inputs that are operands of the steps.
 fn root_of<'a>(call: &OpCall<'a>) -> (&'a Op, usize) {
     let Op::Fused { root, epilogue } = call.op else { panic!("{} is not fused", call.op) };
     (root, epilogue.iter().filter(|step| step.has_operand()).count())
@@ -58,7 +58,7 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     OpCall { op, inputs, outputs, accumulate: Accumulation::NONE, ..*call }
 }
 
-/// Returns the bytes that the CPU kernel takes besides its tensors; 0 for another op.
+/// Bytes that the CPU kernel takes besides its tensors; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     match call.op {
         Op::Fused { .. } => {
@@ -153,7 +153,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     });
 }
 
-/// Returns the operand of a step, repeated until inner loops are long enough if it is short.
+/// Operand of a step, repeated until inner loops are long enough if it is short.
 fn operand<'a>(step: EpilogueStep, inputs: &[HostTensorView<'a, f32>]) -> Cow<'a, [f32]> {
     match step {
         EpilogueStep::Binary(_, input) => binary::repeated(inputs[input].floats()),
@@ -249,7 +249,7 @@ fn elementwise(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Dispatch
     }
 }
 
-/// Returns the kernel of a chain on vectors of 4; `None` if lengths are not multiples of 4.
+/// Kernel of a chain on vectors of 4; `None` if lengths are not multiples of 4.
 fn elementwise4(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Option<Dispatch> {
     let own = [Operand::Input(source), Operand::Output(0)];
     let Epilogue { text: store, operands } = fused_vectors::of_steps(call, steps, own.len())?;
@@ -341,7 +341,7 @@ fn axis_of_columns(
     IndependentAxis::of(call, inputs, outputs)
 }
 
-/// Returns the last axis of a tensor, if it has this length.
+/// The last axis of a tensor, if it has this length.
 fn last_axis(dims: &[usize], length: Option<&usize>) -> Option<usize> {
     if dims.last() == length { dims.len().checked_sub(1) } else { None }
 }
@@ -409,7 +409,7 @@ mod tests {
         Op::Fused { root: Box::new(root), epilogue: epilogue.to_vec() }
     }
 
-    /// Returns the shapes of the operands of a chain on values of shape `y`.
+    /// Shapes of the operands of a chain on values of shape `y`.
     fn operands(y: &Shape, whole: &[bool]) -> Vec<(Shape, InputFill)> {
         let shape = |whole: &bool| if *whole { y.clone() } else { Shape::fixed(&[y.last()]) };
         whole.iter().map(|whole| (shape(whole), InputFill::Normal)).collect()

@@ -39,7 +39,7 @@ fn mix_b(word: u32) -> u32 {
     h ^ h >> 16
 }
 
-/// Returns the term of word `i` in each of the two lanes.
+/// Term of word `i` in each of the two lanes.
 #[inline(always)]
 fn term(i: u32, word: u32) -> [u32; 2] {
     let place = mix_a(i.wrapping_add(0x9E37_79B9));
@@ -66,7 +66,7 @@ pub fn fast(words: &[u32], start: u32) -> u64 {
 }
 
 vectorized! {
-    /// Returns the two lanes of the hash of words at index `start` and following.
+    /// The two lanes of the hash of words at index `start` and following.
     fn sums<S>(words: &[u32], start: u32) -> [u32; 2] {
         let (mut low, mut high) = (0u32, 0u32);
         for (at, word) in words.iter().enumerate() {

@@ -62,7 +62,7 @@ fn reference<T: Float>() -> Kernels<T> {
     }
 }
 
-/// Returns the rows of a chunk and the classes of an op; `None` of another op.
+/// Rows of a chunk and classes of an op; `None` of another op.
 fn chunks_of(op: &Op) -> Option<(usize, LossClasses)> {
     match *op {
         Op::LinearCrossEntropy { rows, classes }
@@ -138,7 +138,7 @@ impl ChunkSteps {
     }
 }
 
-/// Returns the call of a product of a chunk, given the dimensions of its matrices.
+/// Call of a product of a chunk, given the dimensions of its matrices.
 fn product_call<'a>(
     call: &OpCall,
     op: &'a Op,
@@ -313,7 +313,7 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the dispatches with the baselines of all products and of the gradient of the logits.
+/// Dispatches with the baselines of all products and of the gradient of the logits.
 fn plain(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let product = |product: &OpCall| {
         let baseline = matmul::variants(product, caps).swap_remove(0);
@@ -402,7 +402,7 @@ fn dispatches(
     Some(all)
 }
 
-/// Returns the dispatches of a part with its tensors bound to these operands.
+/// Dispatches of a part with its tensors bound to these operands.
 fn bound(mut dispatches: Vec<Dispatch>, inputs: &[Operand], outputs: &[Operand]) -> Vec<Dispatch> {
     for dispatch in &mut dispatches {
         for operand in &mut dispatch.operands {
@@ -587,7 +587,7 @@ mod tests {
         ]
     }
 
-    /// Where a binding is smaller than the logits of a chunk, there are more chunks.
+    /// There are more chunks where a binding is smaller than the logits of a chunk.
     #[test]
     fn logits_of_a_chunk_fit_a_binding() {
         let classes = LossClasses::whole(300);

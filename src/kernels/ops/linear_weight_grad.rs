@@ -34,7 +34,7 @@ pub static TWIN: Twin = Twin {
 const PRODUCT: Op = Op::MatMul { transpose_a: true, transpose_b: false };
 const SUM: Op = Op::Sum { first: 0, last: 0 };
 
-/// Returns the call that sums the rows of `dy`.
+/// Call that sums the rows of `dy`.
 fn sum_call<'a>(call: &OpCall) -> OpCall<'a> {
     OpCall {
         op: &SUM,
@@ -65,7 +65,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     sum::fast(&sum_call(call), &inputs[..1], of_bias);
 }
 
-/// Returns the bytes into which the product of a call packs its first operand; 0 for another op.
+/// Bytes into which the product of a call packs its first operand; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     if *call.op == Op::LinearWeightGrad { matmul::product_bytes(call) } else { 0 }
 }

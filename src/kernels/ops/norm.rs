@@ -93,7 +93,7 @@ vectorized! {
     }
 }
 
-/// Returns the number of partial sums that the first stage can use on a bucket of `count` elements.
+/// Number of partial sums that the first stage can use on a bucket of `count` elements.
 fn partials(count: usize) -> usize {
     count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
 }
@@ -214,7 +214,7 @@ mod tests {
         assert!(within && got.1 == expected.1, "{who}: {got:?}, not {expected:?}");
     }
 
-    /// Returns the capabilities of a GPU and of an adapter that runs on a processor.
+    /// Capabilities of a GPU and of an adapter that runs on a processor.
     fn classes() -> [Caps; 2] {
         let class = |class| Caps { class, ..Caps::EVERY };
         [DeviceClass::Hardware, DeviceClass::Software].map(class)

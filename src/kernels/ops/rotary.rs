@@ -153,7 +153,7 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
     }
 }
 
-/// Returns the cost: six FLOPs for each pair.
+/// Cost: six FLOPs for each pair.
 fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 3.0)
 }

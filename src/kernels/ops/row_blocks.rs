@@ -56,12 +56,12 @@ pub fn totals(terms: &RowTerms, [blocks, strip]: [usize; 2], accumulate: bool) -
     }
 }
 
-/// Returns the number of floats in a value, and of columns of a workgroup.
+/// Number of floats in a value, and of columns of a workgroup.
 fn lanes_and_columns(terms: &RowTerms) -> [usize; 2] {
     if terms.has_vectors() { [4, 16] } else { [1, 32] }
 }
 
-/// Returns the dispatch of a stage, without operands.
+/// Dispatch of a stage, without operands.
 fn stage(
     entry: &'static str,
     terms: &RowTerms,

@@ -233,7 +233,7 @@ fn named(way: Dispatch) -> Variant {
     Variant::new(format!("sum_{}", way.shader.entry), vec![way])
 }
 
-/// Returns the terms of a sum: the elements of x.
+/// Terms of a sum: the elements of x.
 fn terms(call: &OpCall) -> RowTerms {
     let View { outer, middle, inner } = View::of(call);
     RowTerms {
@@ -248,7 +248,7 @@ fn terms(call: &OpCall) -> RowTerms {
     }
 }
 
-/// Returns the variant of two stages for a sum, if there are enough rows and columns.
+/// Variant of two stages for a sum, if there are enough rows and columns.
 fn blocks(call: &OpCall) -> Option<Variant> {
     if View::of(call).inner < 16 {
         return None;
@@ -256,7 +256,7 @@ fn blocks(call: &OpCall) -> Option<Variant> {
     row_blocks::variant("sum_blocks", &terms(call), call.accumulates())
 }
 
-/// Returns the variant whose workgroups have 16 vectors of columns.
+/// Variant whose workgroups have 16 vectors of columns.
 fn tile4(call: &OpCall) -> Option<Variant> {
     let terms = terms(call);
     if !terms.has_vectors() || !suits_tiles(call) {
@@ -265,7 +265,7 @@ fn tile4(call: &OpCall) -> Option<Variant> {
     Some(row_sums::one("sum", &terms, call.accumulates(), Way::Tile4))
 }
 
-/// Returns the variant whose workgroups share the rows of few columns.
+/// Variant whose workgroups share the rows of few columns.
 fn tall(call: &OpCall) -> Option<Variant> {
     if !suits_tiles(call) {
         return None;

@@ -20,7 +20,7 @@ struct Device {
 }
 
 impl Device {
-    /// Returns the seconds of a submission of workgroups with these shares of a call.
+    /// Seconds of a submission of workgroups with these shares of a call.
     fn seconds(&self, cost: Cost, work: &[f64]) -> f64 {
         let whole = (cost.flops / 1e12).max(cost.bytes / 1e11) / self.share;
         let rounds = work.chunks(self.lanes).map(|round| round.iter().copied().fold(0.0, f64::max));

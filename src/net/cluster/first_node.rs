@@ -68,7 +68,7 @@ struct Joiner {
 }
 
 impl Joiner {
-    /// Returns the address as this node sees it, with the port at which the node listens.
+    /// Address as this node sees it, with the port at which the node listens.
     fn listening(&self) -> SocketAddr {
         let mut address = self.seen;
         address.set_port(self.hello.port);
@@ -255,7 +255,7 @@ impl FirstNode {
         Ok(())
     }
 
-    /// Returns the times at which the joined nodes were last heard, by their connections.
+    /// Times at which the joined nodes were last heard, by their connections.
     pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
         self.joiners
             .iter()

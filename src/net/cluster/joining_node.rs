@@ -191,7 +191,7 @@ impl JoiningNode {
         self.end(ClusterEnd::Left { why });
     }
 
-    /// Returns the time at which the first node was last heard, by its connection.
+    /// Time at which the first node was last heard, by its connection.
     pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
         self.first
             .iter()

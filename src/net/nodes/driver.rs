@@ -88,7 +88,7 @@ impl Moment {
         Self { monotonic: Instant::now(), calendar: SystemTime::now() }
     }
 
-    /// Returns the time since an earlier moment by the clock that shows the longer one.
+    /// Time since an earlier moment by the clock that shows the longer one.
     fn since(self, earlier: Self) -> Duration {
         let by_calendar = self.calendar.duration_since(earlier.calendar).unwrap_or_default();
         by_calendar.max(self.monotonic.duration_since(earlier.monotonic))
@@ -267,7 +267,7 @@ fn bind(options: &ClusterHandleOptions) -> Result<(Endpoint, EndpointId), Cluste
     Ok((Endpoint::bind(endpoint, &options.secret, &greeting_of(id))?, id))
 }
 
-/// Returns the greeting that identifies a socket on its links.
+/// Greeting that identifies a socket on its links.
 fn greeting_of(id: EndpointId) -> Vec<u8> {
     id.0.to_be_bytes().to_vec()
 }

@@ -207,7 +207,7 @@ fn meet(options: ClusterOptions) -> Result<ClusterHandle, GroupError> {
     met.map_err(failed)
 }
 
-/// Returns the options with which a process of a group meets the others.
+/// Options with which a process of a group meets the others.
 fn meeting_options(
     listen: SocketAddr,
     secret: Secret,
@@ -603,7 +603,7 @@ impl Watch {
         process_name(&self.roster.ranks(node), &name_of(&self.roster, node))
     }
 
-    /// Returns the sentence of a loss, with the ranks.
+    /// Sentence of a loss, with the ranks.
     fn loss(&self, loss: &Loss) -> String {
         match loss {
             Loss::Node { node, why } => {

@@ -354,7 +354,7 @@ impl<T: Element> ExchangeDriver<T> {
         Ok(values)
     }
 
-    /// Returns the final values of a chunk: the received ones, or the owner's.
+    /// Final values of a chunk: the received ones, or the owner's.
     fn final_values<O: ExchangeIo<T>>(
         &mut self,
         id: ChunkId,

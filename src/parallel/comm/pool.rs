@@ -60,7 +60,7 @@ impl<T: Element> BufferPool<T> {
     }
 }
 
-/// Returns the memory that a buffer takes.
+/// Memory that a buffer takes.
 fn bytes<T>(buffer: &Vec<T>) -> usize {
     buffer.capacity() * size_of::<T>()
 }

@@ -57,7 +57,7 @@ pub fn require_fit(schedule: PipelineSchedule, shape: PipelineShape) -> Result<(
     }
 }
 
-/// Returns the count with its verb.
+/// Count with its verb.
 fn count(micro_batches: usize) -> String {
     let verb = if micro_batches == 1 { "is" } else { "are" };
     format!("{verb} {micro_batches}")

@@ -132,7 +132,7 @@ impl VirtualDevice {
         self.free_at = self.free_at.max(now).saturating_add(takes);
     }
 
-    /// Returns the time at which all queued commands and uploads are over, but not readbacks.
+    /// Time at which all queued commands and uploads are over, but not readbacks.
     pub(crate) fn idle_at(&self) -> Nanos {
         let mut idle_at = self.free_at;
         for uploaded_at in self.uploaded_at {

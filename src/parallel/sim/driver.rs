@@ -287,7 +287,7 @@ impl<'a> Simulation<'a> {
         true
     }
 
-    /// Returns the time that the device needs for an action; `None` if it has no part in it.
+    /// Time that the device needs for an action; `None` if it has no part in it.
     fn takes(&mut self, rank: Rank, action: &Action) -> Option<Nanos> {
         let costs = &self.scenario.costs[rank.index()];
         let seconds = match *action {
@@ -375,7 +375,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the squares of the gradients that no other rank holds.
+    /// Squares of the gradients that no other rank holds.
     fn alone(&self, rank: Rank) -> Vec<GradientSquares> {
         let Some(plan) = &self.scenario.parts[rank.index()].plan else { return Vec::new() };
         let virtual_rank = &self.virtual_ranks[rank.index()];

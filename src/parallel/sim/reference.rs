@@ -55,7 +55,7 @@ fn is_skipped(scenario: &Scenario, step: u64) -> bool {
     false
 }
 
-/// Returns the gradients of a bucket, summed over the ranks that hold it.
+/// Gradients of a bucket, summed over the ranks that hold it.
 fn sums(
     scenario: &Scenario,
     seed: u64,
@@ -72,7 +72,7 @@ fn sums(
         .collect()
 }
 
-/// Returns the gradients of a bucket, summed over the segments and samples that a rank runs.
+/// Gradients of a bucket, summed over the segments and samples that a rank runs.
 fn rank_gradients(
     scenario: &Scenario,
     seed: u64,

@@ -84,7 +84,7 @@ pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     memory(plan, moments).peak().saturating_add(beside_tensors(selection, plan, moments))
 }
 
-/// Returns the bytes of a device's memory that a plan needs besides its tensors.
+/// Bytes of a device's memory that a plan needs besides its tensors.
 pub(crate) fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     match selection {
         Selection::Cpu { .. } => {

@@ -112,7 +112,7 @@ fn differences(
     Ok(found)
 }
 
-/// Returns the most common value, and its count.
+/// The most common value, and its count.
 fn most_common<V: Copy + Eq + std::hash::Hash + Ord>(
     values: impl Iterator<Item = V>,
 ) -> Option<(V, usize)> {
@@ -146,7 +146,7 @@ fn majority(group: &WorkerGroup, bucket: BucketId, held: &[Vec<f32>]) -> Majorit
     Majority { values, is_voted }
 }
 
-/// Returns the position that updates an element of a bucket, or else the first one.
+/// Position that updates an element of a bucket, or else the first one.
 fn owner_of(group: &WorkerGroup, bucket: BucketId, index: usize) -> Position {
     for (position, _) in group.groups().of(bucket).iter() {
         if group.layout().shard(bucket, position).contains(&index) {
@@ -156,7 +156,7 @@ fn owner_of(group: &WorkerGroup, bucket: BucketId, index: usize) -> Position {
     Position(0)
 }
 
-/// Returns the tensors of a bucket that differ in any bit.
+/// Tensors of a bucket that differ in any bit.
 fn differing(plan: &Plan, bucket: BucketId, values: &[f32], truth: &[f32]) -> Vec<String> {
     let mut found = Vec::new();
     for &(id, start) in &plan.buckets[bucket.index()].parameters {

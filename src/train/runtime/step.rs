@@ -612,7 +612,7 @@ pub(crate) fn read_states(
     Ok(states)
 }
 
-/// Returns the context of a forward pass of `rows` samples without dropout.
+/// Context of a forward pass of `rows` samples without dropout.
 pub(crate) fn inference_pass(rows: usize) -> PassContext {
     let random = RandomContext { step_key: Key::new(0), training: false };
     PassContext { micro_batch: 0, rows, loss_scale: 1.0, random }

@@ -430,7 +430,7 @@ fn time_alone(
     Ok(SoloTiming { speed, full_s, exchange_s: device.time_exchange()? })
 }
 
-/// Returns the seconds of forward and backward on `rows` rows, by [`Executor::time_micro_batch`].
+/// Seconds of forward and backward on `rows` rows, by [`Executor::time_micro_batch`].
 fn run_timed(
     device: &mut dyn Executor,
     probe: &Probe,

@@ -279,13 +279,13 @@ impl WorkerGroup {
         self.round
     }
 
-    /// Returns the longest time for which a device may be silent.
+    /// The longest time for which a device may be silent.
     fn deadline(&self) -> Nanos {
         let deadlines = self.workers.iter().map(|worker| worker.driver.deadline());
         deadlines.min().map_or(Nanos::MAX, nanos)
     }
 
-    /// Returns the round of the inputs, which must be one for all ranks, and later than the last.
+    /// Round of the inputs, which must be one for all ranks, and later than the last.
     fn begin_round(&mut self, inputs: &[Arc<StepInput>]) -> Result<Round, RuntimeError> {
         let world = self.world();
         let round = inputs.first().map_or(self.round, |input| input.round);

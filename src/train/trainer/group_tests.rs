@@ -42,7 +42,7 @@ fn trained(options: &TrainerOptions, steps: usize) -> Vec<NamedTensor> {
     trainer.parameters().unwrap()
 }
 
-/// Returns the changes from one list of parameters to another, by name.
+/// Changes from one list of parameters to another, by name.
 fn changes<'a>(from: &'a [NamedTensor], to: &[NamedTensor]) -> Vec<(&'a str, Vec<f32>)> {
     let mut changes = Vec::new();
     for (from, to) in from.iter().zip(to) {

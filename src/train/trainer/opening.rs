@@ -135,12 +135,12 @@ pub(super) fn source(
     Ok(source)
 }
 
-/// Returns the probe of a source at a step: inputs of its first samples.
+/// Probe of a source at a step: inputs of its first samples.
 pub(crate) fn probe_of(source: BatchSource, step: u64) -> Probe {
     Arc::new(move |rows| source.probe(step, rows as u32))
 }
 
-/// Returns the probe of inputs of zeros, with numbered samples.
+/// Probe of inputs of zeros, with numbered samples.
 fn probe_of_zeros(graph: &Graph) -> Probe {
     let mut inputs = Vec::with_capacity(graph.inputs.len());
     for (name, id) in &graph.inputs {

@@ -93,7 +93,7 @@ pub(crate) struct Fit {
 /// Time in which requests of several nodes count as one request of a job manager to all nodes.
 const ASKED_AT_ONCE: Duration = Duration::from_secs(2);
 
-/// Returns the time between saves of this duration, such that they take at most 5 % of the time.
+/// Time between saves of this duration, such that they take at most 5 % of the time.
 fn time_between_saves(wanted: Duration, took: Duration) -> Duration {
     wanted.max(took * 19)
 }

@@ -26,7 +26,7 @@ pub enum EventContent {
     Scalars(Vec<(String, f64)>),
 }
 
-/// Returns the checksum of bytes as TFRecord stores it.
+/// Checksum of bytes as TFRecord stores it.
 fn masked_crc(bytes: &[u8]) -> u32 {
     CRC32C.checksum(bytes).rotate_right(15).wrapping_add(MASK)
 }

@@ -105,7 +105,7 @@ fn a_model_is_evaluated_on_the_held_out_set_or_the_file_that_is_named() {
     assert!(refused.to_string().contains("has no labels beside it"), "{refused}");
 }
 
-/// Returns the message about one image that is damaged, with a label that is sound.
+/// Message about one image that is damaged, with a label that is sound.
 fn of_images(images: &[u8]) -> String {
     let labels = idx(&[1], &[0]);
     let message = refusal(SampleFormat::Idx, &[(IMAGES, images), (LABELS, &labels)], "");

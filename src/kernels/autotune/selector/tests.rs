@@ -17,7 +17,7 @@ use potluck_graph::{
 /// Rows at full capacity: enough for every tile.
 const ROWS: usize = 64;
 
-/// Returns the plan of a linear layer in training, whose products have several variants.
+/// Plan of a linear layer in training, whose products have several variants.
 fn plan() -> Plan {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 40]);
@@ -86,7 +86,7 @@ fn refused(gpu: &Gpu, tuning: &TuneOptions) -> String {
     kernels.prepare(gpu, &plan(), tuning, &mut |_| {}).unwrap_err().to_string()
 }
 
-/// Returns the number of calls of the plan that have several variants.
+/// Number of calls of the plan that have several variants.
 fn several() -> usize {
     let several = distinct_calls(&plan(), Caps::EVERY)
         .iter()
@@ -102,7 +102,7 @@ fn product(rows: usize) -> OwnedCall {
     OwnedCall::new(op, vec![vec![rows, 40], vec![48, 40]], random).unwrap()
 }
 
-/// Returns the kernel variant that the product with these rows runs.
+/// Kernel variant that the product with these rows runs.
 fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> String {
     let (call, full) = (product(rows), product(ROWS));
     kernels.variant(gpu, &call.call(), &full.call()).unwrap().name
@@ -468,7 +468,7 @@ fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
     });
 }
 
-/// Returns the plan of a linear layer followed by a custom op.
+/// Plan of a linear layer followed by a custom op.
 fn plan_with(op: Elementwise) -> Plan {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 40]);
@@ -480,7 +480,7 @@ fn plan_with(op: Elementwise) -> Plan {
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
 }
 
-/// Returns the op `3 x`, whose kernel computes `value` and whose reference has `factor`.
+/// Op `3 x`, whose kernel computes `value` and whose reference has `factor`.
 fn triple(value: &str, factor: f64) -> Elementwise {
     let op = Elementwise::new("triple 3", &["x"], value, move |v| factor * v[0]);
     op.with_gradient("3.0 * dy", |v| 3.0 * v[1])

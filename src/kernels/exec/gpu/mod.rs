@@ -459,7 +459,7 @@ fn readback_queue(plan: &Plan, elements: usize) -> ReadbackQueue {
     ReadbackQueue::new(elements, ReadbackBudget::of(plan, elements))
 }
 
-/// Returns the device's adder, made for about `elements` elements at first use.
+/// The device's adder, made for about `elements` elements at first use.
 fn adder<'a>(
     adder: &'a mut Option<PartialSumAdder>,
     gpu: &Arc<Gpu>,

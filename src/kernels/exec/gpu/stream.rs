@@ -107,7 +107,7 @@ impl CommandStream {
         self.uploads.bytes() + self.readbacks.bytes()
     }
 
-    /// Returns the encoder, after ending the open pass.
+    /// Encoder, after ending the open pass.
     fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
         self.pass = None;
         let device = &self.gpu.device;
@@ -507,7 +507,7 @@ impl CommandStream {
         Ok(seconds.max(0.0) / f64::from(repeats))
     }
 
-    /// Returns the wall time of a submission with `repeats` runs of a prepared kernel.
+    /// Wall time of a submission with `repeats` runs of a prepared kernel.
     fn wall(&mut self, task: &PreparedKernel, repeats: u32) -> Result<f64, DeviceError> {
         let started = Instant::now();
         self.encoder();

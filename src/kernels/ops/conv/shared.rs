@@ -56,7 +56,7 @@ impl<'a> Tiled<'a> {
         self.geometry.b * down * across
     }
 
-    /// Returns the tiles down and across a product, and the products.
+    /// Tiles down and across a product, and the products.
     fn tiles(&self) -> [usize; 3] {
         let [down, across] = divisor(self.geometry);
         [
@@ -75,7 +75,7 @@ impl<'a> Tiled<'a> {
         is_smallest || is_filled
     }
 
-    /// Returns the number of tiles of all products.
+    /// Number of tiles of all products.
     fn workgroups(&self) -> usize {
         let [down, across, products] = self.tiles();
         down * across * products

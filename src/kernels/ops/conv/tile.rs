@@ -68,7 +68,7 @@ impl Sizes2d {
         }
     }
 
-    /// Returns the number of tiles of a product, and of tiles in a row of them.
+    /// Number of tiles of a product, and of tiles in a row of them.
     fn tiles(&self, tile: RegisterTile) -> [usize; 2] {
         let across = self.n.div_ceil(tile.n);
         [self.m.div_ceil(tile.m) * across, across]
@@ -84,7 +84,7 @@ pub fn divisor(geometry: &Geometry) -> [usize; 2] {
     }
 }
 
-/// Returns the rows and columns of places of the largest product of a picture.
+/// Rows and columns of places of the largest product of a picture.
 pub(crate) fn grid_of(geometry: &Geometry) -> [usize; 2] {
     match geometry.kind {
         ConvKind::InputGrad => Gather::input_grad(geometry, [0; 2]).grid,

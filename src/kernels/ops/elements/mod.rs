@@ -102,7 +102,7 @@ macro_rules! define_unary {
             }
         }
 
-        /// Returns the WGSL functions of the value and of the gradient.
+        /// WGSL functions of the value and of the gradient.
         fn unary_texts(function: Unary) -> [&'static str; 2] {
             match function {
                 $(Unary::$variant { .. } => [
@@ -224,7 +224,7 @@ macro_rules! define_binary {
             }
         }
 
-        /// Returns the WGSL functions of the value and of the gradients by both arguments.
+        /// WGSL functions of the value and of the gradients by both arguments.
         fn binary_texts(function: Binary) -> [&'static str; 3] {
             match function {
                 $(Binary::$variant => [
@@ -268,7 +268,7 @@ impl Called {
         }
     }
 
-    /// Returns the WGSL of a call if it is an operator, which applies to vectors too.
+    /// WGSL of a call if it is an operator, which applies to vectors too.
     fn operation(self, arguments: &[&str]) -> Option<String> {
         let operator = match self {
             Self::Unary(Unary::Scale(factor)) => {

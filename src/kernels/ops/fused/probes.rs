@@ -150,7 +150,7 @@ fn convolution(epilogue: &[EpilogueOp], operand: &[usize]) -> CallShape {
     fused(root, epilogue, vec![vec![4, 16, 16, 32], vec![64, 32, 3, 3], operand.to_vec()])
 }
 
-/// Returns the gradient of a normalization of (2 N, C), with one step.
+/// Gradient of a normalization of (2 N, C), with one step.
 fn norm_grad(root: Op, step: EpilogueOp) -> CallShape {
     let x = vec![2 * N, C];
     fused(root, &[step], vec![x.clone(), vec![C], vec![2 * N, 2], x.clone(), x])

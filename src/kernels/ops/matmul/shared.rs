@@ -187,7 +187,7 @@ impl WorkgroupTile {
             && self.workgroup_bytes() <= caps.workgroup_bytes
     }
 
-    /// Returns the entry point of this tile in a file whose entry point of plain tiles is `entry`.
+    /// Entry point of this tile in a file whose entry point of plain tiles is `entry`.
     fn entry(self, entry: &'static str) -> &'static str {
         if self.cooperative.is_some() { "cooperative_tile" } else { entry }
     }
@@ -203,7 +203,7 @@ impl WorkgroupTile {
         }
     }
 
-    /// Returns the tile with sums that are split between `split` invocations.
+    /// Tile with sums that are split between `split` invocations.
     const fn split(self, split: u32) -> Self {
         Self { split, ..self }
     }
@@ -265,7 +265,7 @@ impl WorkgroupTile {
         sizes.batch * down * across
     }
 
-    /// Returns the number of tiles down and across one product.
+    /// Number of tiles down and across one product.
     fn tiles(self, sizes: &Sizes) -> (usize, usize) {
         (sizes.m.div_ceil(self.m as usize), sizes.n.div_ceil(self.n as usize))
     }

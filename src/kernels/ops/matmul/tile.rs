@@ -136,7 +136,7 @@ pub fn products(tile: RegisterTile) -> String {
     })
 }
 
-/// Returns the stores of the first row of sums, except for columns that another tile owns.
+/// Stores of the first row of sums, except for columns that another tile owns.
 fn stores(tile: RegisterTile) -> String {
     lines(tile.n, |j, line| {
         write!(line, "            if (j + {j}u >= column) {{ store(at + {j}u, s0_{j}); }}")

@@ -128,7 +128,7 @@ pub(crate) fn cannot_divide(error: &ShardError) -> RuntimeError {
     RuntimeError::unplaceable(format_args!("{error}; {advice}"))
 }
 
-/// Returns the programs of ranks with the whole model.
+/// Programs of ranks with the whole model.
 pub(crate) fn programs_of_replicas(
     parallel: &ParallelOptions,
     plan: &Plan,

@@ -436,7 +436,7 @@ fn links_note(links: &RingLinks, hosts: &[String]) -> Option<String> {
     Some(format!("{which}, with their round trips: {}", told.join(", ")))
 }
 
-/// Returns the fault planned for a device at step 0, before the first step.
+/// Fault planned for a device at step 0, before the first step.
 fn injected(
     request: &PlacementRequest,
     point: Point,
@@ -446,7 +446,7 @@ fn injected(
     request.faults.at_rank(point, 0, rank).and_then(Fault::of_device)
 }
 
-/// Returns the devices with a share.
+/// Devices with a share.
 fn members(
     request: &PlacementRequest,
     opened: Vec<ReservedDevice>,

@@ -45,7 +45,7 @@ pub(crate) fn reduce_sites(
     Ok(sites)
 }
 
-/// Returns the chunks of the buckets that a rank has in common with others.
+/// Chunks of the buckets that a rank has in common with others.
 fn travelling(layout: &ShardLayout, groups: &BucketGroups, rank: Rank) -> Vec<Chunk> {
     let positions = groups.positions(rank);
     let mut chunks = Vec::new();

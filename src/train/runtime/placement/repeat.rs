@@ -52,7 +52,7 @@ fn stages_text(placement: &Placement, plan: &Plan) -> String {
     format!("{}: {}", name_of_parts(placement.mesh), pipelines.join("; "))
 }
 
-/// Returns the name of the units into which the devices of a run are divided.
+/// Name of the units into which the devices of a run are divided.
 pub(crate) fn name_of_parts(mesh: Mesh) -> &'static str {
     if mesh.pipeline > 1 { "stages" } else { "tensor groups" }
 }
@@ -121,7 +121,7 @@ pub(crate) fn repeated_by(
     Some(flags.join(" "))
 }
 
-/// Returns the flag with the cut of all pipelines, or a remark if their cuts differ.
+/// Flag with the cut of all pipelines, or a remark if their cuts differ.
 fn cut_flag(placement: &Placement) -> String {
     let cuts: Vec<Vec<usize>> =
         placement.pipelines().map(|stages| blocks_of_chunks(&stages)).collect();
@@ -131,7 +131,7 @@ fn cut_flag(placement: &Placement) -> String {
     Setting::BlocksPerStage.given(format_args!("{:?}", cuts[0])).to_string()
 }
 
-/// Returns the numbers of blocks of a pipeline's model chunks, in the order of the model.
+/// Numbers of blocks of a pipeline's model chunks, in the order of the model.
 fn blocks_of_chunks(pipeline: &[Vec<&RankPlacement>]) -> Vec<usize> {
     let chunks = pipeline.first().map_or(0, |group| group[0].blocks.len());
     let mut blocks = Vec::new();

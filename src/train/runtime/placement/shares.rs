@@ -12,7 +12,7 @@ use potluck_kernels::exec::Moments;
 use potluck_parallel::collective::{BucketGroups, ShardLayout};
 use potluck_parallel::{ParallelOptions, Shares};
 
-/// Returns the requested shard layout of a plan's buckets.
+/// Requested shard layout of a plan's buckets.
 pub(crate) fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> ShardLayout {
     layout(plan, parallel.topology, world, parallel.chunk_bytes)
 }

@@ -100,7 +100,7 @@ fn spread(
     Some(programs.iter().map(|program| SpreadPrograms::new(program, plan, &needs)).collect())
 }
 
-/// Returns the record of opened ranks.
+/// Record of opened ranks.
 fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<String>) -> Placement {
     let Arrangement { mesh, pipelines, shares, tensor_shares, .. } = &ready.arrangement;
     let parameter_bytes_max = ready.laid_out.whole().options.parameter_bytes_max;

@@ -63,7 +63,7 @@ pub(crate) fn differ<T: PartialEq>(requested: &RequestedPipelines, kinds: &[T]) 
     kinds.chunks(requested.tensor.max(1)).any(|group| group.iter().any(|kind| *kind != group[0]))
 }
 
-/// Returns the shares by the seconds that each rank needs for all blocks.
+/// Shares by the seconds that each rank needs for all blocks.
 fn shares_of(mesh: Mesh, seconds: &[f64]) -> Vec<u32> {
     let mut slowest = vec![0.0f64; mesh.tensor];
     for (rank, seconds) in mesh.ranks().zip(seconds) {
@@ -104,7 +104,7 @@ fn within_memory(
     Ok(arrangement)
 }
 
-/// Returns the places of tensor groups in which a device has too little memory for its part.
+/// Places of tensor groups in which a device has too little memory for its part.
 fn overfull_places(
     request: &PlacementRequest,
     devices: RequestedDevices,

@@ -573,7 +573,7 @@ impl NodeState {
         !std::mem::replace(&mut state.has_ended, true)
     }
 
-    /// Returns the mailbox of the coordinator of a rank; `None` for a report of an earlier group.
+    /// Mailbox of the coordinator of a rank; `None` for a report of an earlier group.
     fn coordinator_of(
         &self,
         rank: Rank,

@@ -167,7 +167,7 @@ impl<'a> StageMemory<'a> {
             .or_insert_with(|| memory::beside_tensors(selection, &self.whole, moments))
     }
 
-    /// Returns the elements of a stage's parameters and gradients, and its moments.
+    /// Elements of a stage's parameters and gradients, and its moments.
     fn held(&self, blocks: &[Range<u32>]) -> (usize, Moments) {
         let has = |block: &u32| blocks.iter().any(|run| run.contains(block));
         let is_trained = self.whole.graph.is_trained();
