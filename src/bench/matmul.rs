@@ -197,8 +197,8 @@ pub(crate) fn of_gpu(
     Ok(())
 }
 
-/// Returns the figure of the fastest variant among those that are not too slow to try, with the
-/// best rate of each.
+/// Returns the figure of the fastest variant, with the best rate of each; variants known to be too
+/// slow are not tried.
 pub(crate) fn fastest_variant(
     device: &mut BenchDevice,
     sampling_plan: &SamplingPlan,

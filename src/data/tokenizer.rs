@@ -50,8 +50,8 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// Derives the tokenizer of a text: for characters, the vocabulary is the sorted set of those
-    /// that occur in it.
+    /// Derives the tokenizer of a text: for characters, the vocabulary is the sorted set of the
+    /// characters in it.
     ///
     /// # Errors
     /// Returns `DataError::NotUtf8` if characters are requested and the text is not UTF-8.

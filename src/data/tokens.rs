@@ -355,7 +355,7 @@ impl TokenFile {
         }
     }
 
-    /// Returns a hash of the tokens, of those that are targets, and of the boundary of the splits.
+    /// Returns a hash of the tokens, of the places of targets, and of the boundary of the splits.
     pub fn fingerprint(&self) -> String {
         let mut hasher = hasher_of(self.training, &self.info.blake3);
         if let Some(mask) = &self.info.mask {

@@ -30,7 +30,7 @@ pub struct RunsOfRow {
 
 /// Returns the chart of a step with a row per device. Passes over a micro-batch through a model
 /// chunk are one span each; the backward passes for inputs and for weights are shown separately if
-/// the schedule delays those for weights.
+/// the schedule delays the passes for weights.
 pub fn chart_of_runs(title: String, rows: &[RunsOfRow]) -> Chart {
     let is_whole = rows.iter().all(|row| is_backward_whole(&row.runs));
     let mut from = f64::INFINITY;

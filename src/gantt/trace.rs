@@ -19,7 +19,7 @@ struct DeviceRow {
 
 /// Returns the chart of the last complete step of a trace that `potluck train --trace` wrote, with
 /// a row per device. The backward passes for inputs and for weights are shown separately if the
-/// schedule delays those for weights.
+/// schedule delays the passes for weights.
 ///
 /// # Errors
 /// Returns a sentence if the text is no trace, or if no step in it is complete: each device has

@@ -204,7 +204,7 @@ impl Builder {
     }
 
     /// Sets how the ranks of a tensor group divide the parameters added so far: `rule` returns it
-    /// by name, and `None` for those that each rank has whole.
+    /// by name, and `None` for parameters that each rank has whole.
     pub fn split_parameters(&mut self, rule: impl Fn(&str) -> Option<ParameterSplit>) {
         for parameter in &mut self.graph.parameters {
             parameter.split = rule(&parameter.name);

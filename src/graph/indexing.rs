@@ -106,7 +106,7 @@ impl Builder {
         Ok(self.shared_constant(&format!("arange.{n}"), &[n], values))
     }
 
-    /// Returns integers as floats; -1 for those that are not less than `count`.
+    /// Returns integers as floats; -1 for indices that are not less than `count`.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `ids` are no integers, or by [`Builder::arange`] of the count.

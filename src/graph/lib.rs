@@ -343,7 +343,7 @@ pub struct Carried {
     pub output: TensorId,
 }
 
-/// Graph in execution order: every node comes after those that compute its inputs.
+/// Graph in execution order: every node comes after the nodes that compute its inputs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     pub tensors: Vec<Tensor>,
@@ -545,7 +545,7 @@ impl Graph {
         smallest
     }
 
-    /// Returns the nodes of the forward pass of a training step, without those that only make an
+    /// Returns the nodes of the forward pass of a training step, without nodes that only make an
     /// alias.
     pub fn forward_nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|node| {

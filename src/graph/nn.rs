@@ -262,10 +262,10 @@ pub fn recurrent(
     Ok(b.recurrent(cell, x, parameters, &[])?.0)
 }
 
-/// Computes self-attention of `x (b, t, c) -> (b, t, c)` with `heads` heads, with the parameters
-/// of PyTorch's `MultiheadAttention`: `NAME.in_proj_weight (3c, c)` and `NAME.in_proj_bias (3c)` of
+/// Computes self-attention of `x (b, t, c) -> (b, t, c)` with `heads` heads, with the parameters of
+/// PyTorch's `MultiheadAttention`: `NAME.in_proj_weight (3c, c)` and `NAME.in_proj_bias (3c)` of
 /// queries, keys and values, `NAME.out_proj.weight (c, c)` and `NAME.out_proj.bias (c)`. A token
-/// attends to those up to itself if `causal`, else to all.
+/// attends to the tokens up to itself if `causal`, else to all.
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` has other dimensions, or the heads do not divide its columns.

@@ -82,7 +82,7 @@ pub struct Bucket {
     pub rates: UpdateRates,
     /// Rank of the tensor group that holds its slices; `None` if every rank has the bucket.
     pub rank: Option<u32>,
-    /// Each parameter and its first element; those with weight decay come first.
+    /// Each parameter and its first element; parameters with weight decay come first.
     pub parameters: Vec<(ParamId, usize)>,
     /// Number of elements, including the gaps that alignment leaves (which stay zero).
     pub length: usize,

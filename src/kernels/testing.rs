@@ -227,7 +227,7 @@ pub(crate) fn check_loss_scale(
 
 /// Kernel variants of a call, and its static choice if it is not among them. Variants that are no
 /// candidates on the device are compiled without checks only, because that takes long; with checks,
-/// the tests of certification run them. In mixed precision the texts differ from those of f32 only
+/// the tests of certification run them. In mixed precision the texts differ from the f32 texts only
 /// by the function that rounds, so SwiftShader, which takes the longest to compile them, runs only
 /// its candidates.
 fn every_way(twin: &Twin, call: &OpCall, gpu: &Gpu) -> Vec<Variant> {

@@ -234,8 +234,7 @@ fn handshakes_that_are_never_finished_are_given_up() {
     dialing.join().unwrap();
 }
 
-/// Many clients that never answer, from an address that is not theirs, do not keep a node from
-/// coming in.
+/// Many clients that never answer, with a forged address, do not keep a node from coming in.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_flood_of_first_packets_is_bounded_and_nodes_still_come_in() {

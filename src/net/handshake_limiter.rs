@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Returns true once the place of a ticket is another one's.
+    /// Returns true once another handshake has the place of a ticket.
     fn is_evicted(ticket: &mut HandshakePermit) -> bool {
         matches!(ticket.evicted.try_recv(), Err(oneshot::error::TryRecvError::Closed))
     }

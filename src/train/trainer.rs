@@ -83,7 +83,7 @@ pub struct Trainer {
     samples: u64,
     /// Best evaluation of the steps so far, and the fingerprint of its data.
     pub(super) best: Option<Best>,
-    /// Evaluations since the best one, also of earlier calls and those before a save.
+    /// Evaluations since the best one, including earlier calls and evaluations before a save.
     pub(super) evaluations_since_best: u64,
     pub(super) data: String,
     /// Description and files of the data, which saves keep.
@@ -199,8 +199,8 @@ impl Trainer {
         &self.session.placement
     }
 
-    /// Returns the options as they are now: after the loss of a device they name those that are
-    /// left.
+    /// Returns the options as they are now: after the loss of a device they name the remaining
+    /// ones.
     pub fn options(&self) -> &TrainerOptions {
         &self.options
     }
@@ -212,7 +212,7 @@ impl Trainer {
         self.description.as_ref()
     }
 
-    /// Returns the number of steps taken, with those before a save that was loaded.
+    /// Returns the number of steps taken, including the steps before a save that was loaded.
     pub fn steps(&self) -> u64 {
         self.session.taken.steps
     }

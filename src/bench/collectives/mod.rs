@@ -171,7 +171,7 @@ fn measure(options: &CollectiveOptions, recorder: &mut FigureRecorder) -> Result
     })
 }
 
-/// Outcome of a measurement: its samples, or the reason why there are none.
+/// Outcome of a measurement: its samples, or the reason why it has none.
 pub(crate) enum PointOutcome {
     Timed(TimedCalls),
     Skipped(String),

@@ -99,7 +99,7 @@ fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     fs::read(path)
 }
 
-/// Returns the entries of a directory, sorted by name, without those that begin with a dot.
+/// Returns the entries of a directory, sorted by name, without names that begin with a dot.
 ///
 /// # Errors
 /// Returns `DataError` if the directory cannot be listed.

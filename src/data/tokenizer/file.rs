@@ -181,7 +181,7 @@ impl TokenizerFile {
         Ok(())
     }
 
-    /// Returns the ids of a text, without those that a model's template adds around it. To save
+    /// Returns the ids of a text, without the ids that a model's template adds around it. To save
     /// memory, a long text is divided at places where the ids do not change, if there are any, and
     /// encoded in parts.
     ///

@@ -8,7 +8,7 @@
 //! kernel.
 //!
 //! Fusion does not need more memory: no tensor lives longer than before, except a tensor that must
-//! outlive its segment and is placed separately from those that need not.
+//! outlive its segment and is placed apart from tensors that need not.
 //!
 //! Dropout is not fused: its random numbers depend on the step, and the epilogue of a fused kernel
 //! has only constants. Reductions are not fused either, except that another gradient may be added

@@ -361,7 +361,7 @@ impl KernelCache {
         std::mem::take(&mut self.notes)
     }
 
-    /// Writes the new entries, merged with those that other processes have written meanwhile. A
+    /// Writes the new entries, merged with entries that other processes have written meanwhile. A
     /// failure becomes a note, once, because a run does not depend on it; the entries are written
     /// with the next ones.
     pub fn save(&mut self) {
@@ -526,7 +526,7 @@ mod tests {
     use crate::device::ReadMethod;
     use crate::testing::for_each_gpu;
 
-    /// The numbers of certified kernels, and those that are switched off.
+    /// The numbers of certified kernels and of kernels that are switched off.
     fn told(cache: &KernelCache) -> (usize, Vec<(String, String)>) {
         let Summary { certified, off, .. } = summary(cache);
         (certified.len(), off)

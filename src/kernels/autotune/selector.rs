@@ -500,7 +500,7 @@ impl KernelSelector {
     }
 
     /// Compiles the variants that may run, several concurrently, with their names on disk
-    /// meanwhile. Those during whose compilation a process ended are compiled first, one by one.
+    /// meanwhile. Kernels during whose compilation a process ended are compiled first, one by one.
     fn compile(
         &mut self,
         gpu: &Gpu,

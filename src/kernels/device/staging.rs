@@ -50,7 +50,7 @@ impl Mapping {
     }
 
     /// Waits until the slot is mapped: not at all if earlier calls have found it done, otherwise
-    /// for its submission and those before it.
+    /// for its submission and earlier ones.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails or misses its deadline.

@@ -86,8 +86,8 @@ fn triples(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, 
     (0..a * b * c).map(move |index| (index / (b * c), index / c % b, index % c))
 }
 
-/// Returns the product of the dimensions before an axis, the axis, and the product of those after
-/// it.
+/// Returns the product of the dimensions before an axis, the axis, and the product of the
+/// dimensions after it.
 fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }

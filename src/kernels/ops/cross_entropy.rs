@@ -49,7 +49,7 @@ fn classes_of(call: &OpCall) -> LossClasses {
 struct RowTarget {
     /// True if the target is a class, also if the logits of this class are in another call.
     counts: bool,
-    /// Index of the target among the logits, if its class is one of theirs.
+    /// Index of the target among the logits, if they have its class.
     own: Option<usize>,
 }
 

@@ -322,7 +322,7 @@ fn by_rows(call: &OpCall) -> Dispatch {
 }
 
 /// Returns all GPU kernel variants of the call: one invocation per row, or per column for the
-/// gradients of parameters; the static choice for software adapters; and those whose workgroups
+/// gradients of parameters; the static choice for software adapters; and variants whose workgroups
 /// share rows.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if let Some((name, terms)) = terms(call) {

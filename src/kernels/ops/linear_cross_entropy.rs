@@ -352,7 +352,7 @@ fn composed(call: &OpCall, caps: &Caps, name: &str) -> Option<Vec<Dispatch>> {
     dispatches(call, caps, &product, false)
 }
 
-/// Returns the dispatches of all chunks, with those that `product` returns for each product; `None`
+/// Returns the dispatches of all chunks; `product` returns the dispatches of each product; `None`
 /// if it returns `None` for one.
 fn dispatches(
     call: &OpCall,
@@ -484,7 +484,7 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c_near = near(c, ABOVE_TILES);
     let v_near = near(v, MANY_CLASSES);
     let mut sizes = vec![[c_near, v_near]];
-    // Long sums are split, on GPUs those over the classes.
+    // Long sums are split, on GPUs the sums over the classes.
     let c_long = if c < CACHED_TERMS_MIN { c_near } else { near(c, CACHED_TERMS_MIN + 7) };
     let v_long = if v < CACHED_TERMS_MIN { v_near } else { near(v, CACHED_TERMS_MIN + 7) };
     let v_parts = if v < SPLIT_TERMS_MIN { v_near } else { near(v, SPLIT_TERMS_MIN + 7) };

@@ -5,7 +5,8 @@
 use super::{CollectiveKind, Positions, ShardLayout, Topology};
 
 /// Number and bytes of messages. The formulas of the collectives count the messages that the
-/// busiest rank sends, or receives if that is more; [`sent_by`] counts those that one rank sends.
+/// busiest rank sends, or receives if that is more; [`sent_by`] counts the messages that one rank
+/// sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommCost {
     /// Number of messages, sent one after the other.

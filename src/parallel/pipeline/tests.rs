@@ -9,7 +9,7 @@ use potluck_graph::{
     Builder, Init, ModelGraph, ParameterKind, PlanOptions, Recompute, Unary, differentiate, replay,
 };
 
-/// Blocks in a row with a parameter each; the last one uses the first one's if `is_tied`.
+/// Blocks in a row with a parameter each; the last block uses the first block's if `is_tied`.
 fn plan(blocks: u32, is_tied: bool) -> Arc<Plan> {
     plan_of(blocks, |block| (is_tied && block + 1 == blocks).then_some(0))
 }

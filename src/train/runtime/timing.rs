@@ -105,7 +105,7 @@ pub(crate) struct BatchToSplit<'a> {
     pub rows: &'a [u32],
     /// Minimum number of samples of a device.
     pub rows_min: u32,
-    /// True to use all devices, also those that make a step longer.
+    /// True to use all devices, even if some make a step longer.
     pub(crate) takes_all: bool,
     /// Network between the devices, if they are on several nodes.
     pub(crate) network: Option<&'a Network>,

@@ -46,7 +46,7 @@ pub struct FitReport {
     pub loss: Option<f64>,
     /// Mean loss of the last evaluation of this call.
     pub val_loss: Option<f64>,
-    /// Best evaluation on these data, also of earlier calls and those before a save.
+    /// Best evaluation on these data, including earlier calls and evaluations before a save.
     pub best: Option<Best>,
     /// Its parameters, if it was in this call and `FitOptions::keep_best` is set; for
     /// [`Trainer::set_parameters`].

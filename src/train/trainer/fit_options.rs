@@ -46,7 +46,7 @@ pub struct FitOptions {
 }
 
 /// End of the steps of [`Trainer::fit`](crate::Trainer::fit), counted from the first step of the
-/// trainer, including those before a save and on other data. If it is reached before the first step
+/// trainer, including steps before a save and on other data. If it is reached before the first step
 /// of the call, the call takes none and emits an
 /// [`Event::Note`](potluck_core::metrics::Event::Note).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -153,7 +153,7 @@ impl Fit {
 }
 
 impl Trainer {
-    /// Starts to load the inputs of the next steps up to `last`, except for those that other nodes
+    /// Starts to load the inputs of the next steps up to `last`, except for inputs that other nodes
     /// read.
     pub(crate) fn loader(&self, source: &BatchSource, last: u64) -> Result<Loader, TrainError> {
         let ranks = self.session.loaded_ranks();

@@ -27,7 +27,7 @@ impl Ranged for TickAxis {
     }
 
     fn key_points<H: KeyPointHint>(&self, hint: H) -> Vec<f64> {
-        // There are no further ticks between those with labels.
+        // Only ticks with labels are drawn.
         let is_labelled = matches!(hint.weight(), KeyPointWeight::Bold);
         if is_labelled { self.ticks.clone() } else { Vec::new() }
     }

@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(masked_crc(&[0; 32]), 0x0fd7_fffa);
     }
 
-    /// The records are those that TensorBoard's own `event_pb2` and `RecordWriter` write.
+    /// TensorBoard's own `event_pb2` and `RecordWriter` write the same records.
     #[test]
     fn events_have_the_bytes_of_the_reference() {
         let version = concat!(

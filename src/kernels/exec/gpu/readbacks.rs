@@ -107,7 +107,7 @@ impl ReadbackQueue {
         &self.slots
     }
 
-    /// Allocates the slots, if there are none.
+    /// Allocates the missing slots.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory.

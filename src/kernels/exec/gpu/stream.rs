@@ -334,8 +334,8 @@ impl CommandStream {
         Ok(Some(submission))
     }
 
-    /// Reads ranges, multiples of 4 bytes, one after the other into `into`, whose length is the
-    /// sum of theirs. Waits for everything recorded so far, and ends the current step.
+    /// Reads ranges, multiples of 4 bytes, one after the other into `into`, whose length is the sum
+    /// of the ranges' lengths. Waits for everything recorded so far, and ends the current step.
     pub fn read(&mut self, ranges: &[ReadRange], into: &mut [u8]) -> Result<(), DeviceError> {
         self.transfer(ranges, into)?;
         self.forget_step();

@@ -337,7 +337,7 @@ pub fn library(functions: &[Called]) -> String {
         return String::new();
     }
     let mut text = texts.concat();
-    // A formula calls those above it.
+    // A formula may call the formulas above it.
     for (name, formula) in formulas::TEXTS.iter().rev() {
         if calls(&text, name) {
             text += formula;

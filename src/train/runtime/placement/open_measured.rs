@@ -96,7 +96,7 @@ pub(crate) fn open_measured(
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept: false, notes })
 }
 
-/// Opens the admitted devices. Those that fail are excluded with a note, unless they are named.
+/// Opens the admitted devices. Devices that fail are excluded with a note, unless they are named.
 fn open_admitted(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -268,8 +268,8 @@ fn is_smaller(next: &OpenPlan, now: &OpenPlan, error: &RuntimeError) -> bool {
     is_smaller && next.memory.of_host() <= now.memory.of_host()
 }
 
-/// Measures the devices, divides the batch among them, and allocates the moments of those with a
-/// share.
+/// Measures the devices, divides the batch among them, and allocates the moments of the devices
+/// with a share.
 fn split(
     request: &PlacementRequest,
     probe: &Probe,

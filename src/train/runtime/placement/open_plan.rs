@@ -75,7 +75,7 @@ pub fn admit(
             positions = candidates.iter().map(|one| one.position).collect();
             continue;
         }
-        // The last one of those with the most host memory.
+        // The last admission with the most host memory.
         let mut largest = 0;
         for (index, one) in candidates.iter().enumerate() {
             if one.host_bytes() >= candidates[largest].host_bytes() {

@@ -83,7 +83,7 @@ struct TestNode {
     /// Of a node that is not the first.
     inbox: OnceLock<Mailbox<NodeInput>>,
     is_cut: AtomicBool,
-    /// True if the final values that it sends are lost on their way.
+    /// True if the final values that it sends are lost.
     loses_values: AtomicBool,
     /// Messages to this node that it never sees.
     is_deaf_to: Mutex<Option<Deafness>>,

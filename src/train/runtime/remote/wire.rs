@@ -111,7 +111,7 @@ pub struct RemoteDeviceSpec {
 /// Order to open one of a node's devices.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct OpenOrder {
-    /// Index of the device among those that the node offers.
+    /// Index of the device among the devices that the node offers.
     pub device: u32,
     /// Display name.
     pub name: String,

@@ -36,8 +36,8 @@ fn mutate(bytes: &mut Vec<u8>, seed: u32) {
     }
 }
 
-/// Returns messages of every kind that nodes send each other: those to nodes, and those to the
-/// first one.
+/// Returns messages of every kind that nodes send each other: messages to nodes, and messages to
+/// the first node.
 fn recorded() -> [Vec<Vec<u8>>; 2] {
     let mut heard = [Vec::new(), Vec::new()];
     let pipeline =
