@@ -163,7 +163,8 @@ mod tests {
         let (short, forgotten) = text(&mut conversation, all.len() + 90);
         assert_eq!(forgotten, 2);
         assert!(short.contains("be short") && !short.contains("one") && short.contains("two"));
-        // The last message stays, whatever room there is, and what is forgotten stays so.
+        // The last message stays, however little room there is, and forgotten messages stay
+        // forgotten.
         let (last, forgotten) = text(&mut conversation, 1);
         assert_eq!(forgotten, 2);
         assert!(last.contains("three") && !last.contains("two"));

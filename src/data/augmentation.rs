@@ -43,7 +43,7 @@ impl Augmentation {
         if shape.contains(&0) {
             return Err(refused(format!("pictures of the shape {shape:?} have no pixels").into()));
         }
-        // A larger shift would leave nothing but padding.
+        // A larger shift would leave only padding.
         if crop > height.max(width) {
             return Err(refused(Wording::new(format_args!(
                 "{} = {crop} is more than the size of the pictures, {height} x {width}; lower it",

@@ -253,8 +253,8 @@ pub mod tests {
         Chart { title: format!("1F1B, {micro_batches} micro-batches"), rows, spans }
     }
 
-    /// Returns a chart of what is drawn in a way of its own: all passes, two model chunks, a span
-    /// that is too short for its number, signs of markup, and a label in two lines.
+    /// Chart with everything that is drawn differently: all passes, two model chunks, a span that
+    /// is too short for its number, signs of markup, and a label in two lines.
     pub fn one_of_each() -> Chart {
         use ChartPass::{BackwardInput, BackwardWeight, Forward, Other, Update};
         let mut chart = one_forward_one_backward(3, 4);

@@ -260,7 +260,7 @@ mod tests {
     fn the_last_complete_step_is_drawn() {
         let mut written = Written::of(2);
         written.step(100.0);
-        // A step that took another time, to be told apart, and one that was cut off.
+        // A step with another duration, to distinguish it, and one that was cut off.
         written.step(200.0);
         written.runs(1, 214.0, "B2 1, W2 1");
         let complete = written.clone();

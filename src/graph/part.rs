@@ -335,8 +335,8 @@ pub(super) mod tests {
         assert!(!last.is_placed(graph.input("x").unwrap()));
     }
 
-    /// A forward pass of all micro-batches, then the backward passes: what the backward pass reads
-    /// of the forward pass has a copy for each, and the rest one.
+    /// A forward pass of all micro-batches, then the backward passes: tensors of the forward pass
+    /// that the backward pass reads have a copy for each micro-batch, and the others one.
     #[test]
     fn slots_have_as_many_copies_as_the_program_needs() {
         let whole = Plan::new(chain(), PlanOptions::new(4));

@@ -206,8 +206,8 @@ impl Trainer {
     }
 
     /// Returns the description of the data that were trained on, also before a save that was
-    /// loaded: how samples are prepared, and the names of what is predicted. `None` before the
-    /// first [`Trainer::fit`], and for data that have none.
+    /// loaded: how samples are prepared, and the names of the predicted classes or values. `None`
+    /// before the first [`Trainer::fit`], and for data that have none.
     pub fn description(&self) -> Option<&DataDescription> {
         self.description.as_ref()
     }
@@ -227,13 +227,14 @@ impl Trainer {
         trace.finish().map_err(|error| TrainError::from(error).of_library())
     }
 
-    /// Sets what is carried from step to step to zeros: the next batch begins new sequences.
+    /// Sets the states that are carried from step to step to zeros: the next batch begins new
+    /// sequences.
     pub fn reset_states(&mut self) {
         self.session.reset_states();
     }
 
-    /// Runs one step at this learning rate on a whole batch: the values of every input of the
-    /// graph by name, except `samples`, which numbers the batch, and what is carried from step to
+    /// Runs one step at this learning rate on a whole batch: the values of every input of the graph
+    /// by name, except `samples`, which numbers the batch, and states that are carried from step to
     /// step ([`Builder::carry`](potluck_graph::Builder::carry)).
     ///
     /// # Errors
@@ -256,8 +257,8 @@ impl Trainer {
 
     /// Computes the gradient of the mean loss of a whole batch, as [`Trainer::step`] takes it, by
     /// every parameter that is trained, before clipping: what PyTorch has in `p.grad` after
-    /// `loss.backward()`. Dropout draws what it will draw in the next step. Nothing changes by it,
-    /// and the next step is the same as without it.
+    /// `loss.backward()`. Dropout draws the same numbers as in the next step. Nothing changes by
+    /// it, and the next step is the same as without it.
     ///
     /// # Errors
     /// Returns the errors of [`Trainer::step`], and one if no target of the batch counts.

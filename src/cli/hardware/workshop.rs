@@ -23,7 +23,7 @@ pub struct Workshop<'a> {
     pub adapter: &'a Adapter,
     /// Selector of the adapter.
     pub selector: String,
-    /// Folder of the adapter, with what the report keeps.
+    /// Folder of the adapter, with the files of the report.
     pub place: &'a Path,
     /// Empty folder in which processes run, removed after the part.
     pub work: PathBuf,

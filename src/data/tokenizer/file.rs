@@ -408,7 +408,7 @@ mod tests {
                 let found = file.division(name, &text, 777, true).unwrap();
                 let is_near = matches!(found, TextDivision::At(end) if end < 5000);
                 assert!(is_near || name == "llama2", "{name}, {separator:?}: {found:?}");
-                // What is decided before the end is known does not change behind it.
+                // A decision made before the end is known holds after it.
                 for bytes in (1000..text.len()).step_by(1500) {
                     let begun = &text[..boundary(&text, bytes)];
                     let early = file.division(name, begun, 777, false).unwrap();

@@ -98,8 +98,9 @@ mod tests {
             for of_weights in [false, true] {
                 assert_eq!(order(&merged, of_weights), order(&apart, of_weights));
             }
-            // Each has what it reads, and the node before it of its block is the last that it
-            // waits for, or a gradient of a parameter, too.
+            // The inputs of each node are computed before it. A gradient of a parameter stands
+            // directly behind the last node that it waits for, or behind another gradient of a
+            // parameter.
             for (at, node) in merged.nodes.iter().enumerate() {
                 for input in &node.inputs {
                     let by = merged.nodes.iter().position(|other| other.outputs.contains(input));

@@ -54,7 +54,7 @@ impl<'a> ProgressMeter<'a> {
         self.tell(None);
     }
 
-    /// Reports what the driver compiles.
+    /// Reports the kernels that the driver compiles.
     pub fn compiling(&mut self, what: String) {
         self.tell(Some(what));
     }

@@ -305,8 +305,7 @@ mod tests {
         }
     }
 
-    /// Near 0, where a difference would lose all digits, at the ends of what is defined, and far
-    /// away.
+    /// Near 0, where a difference would lose all digits, at the ends of the domain, and far away.
     #[test]
     fn inverse_and_error_functions_are_exact_at_all_arguments() {
         let unit: [f32; 8] = [1e-6, -1e-6, 0.4999, -0.5001, 0.999_999, -0.999_999, 1.0, -1.0];

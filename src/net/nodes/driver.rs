@@ -696,7 +696,7 @@ mod tests {
     }
 
     /// A node behind a router: the first node sees it at an address at which others do not reach
-    /// it, and it names one more of those before the right one.
+    /// it, and it names one more such address before the right one.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_node_is_reached_at_the_one_of_its_addresses_that_answers() {

@@ -700,7 +700,7 @@ mod tests {
         let cluster = meet(joins()).unwrap();
         let started = wait_for_all(&cluster, None, None, &mut |_| {}).unwrap();
         for (number, link) in &started.links {
-            // What the others send is not what a training run would.
+            // The others do not send the values of a training run.
             link.receive_values_with(Arc::new(KeepsNothing));
             act(*number, link);
         }

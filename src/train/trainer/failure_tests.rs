@@ -31,7 +31,7 @@ fn what_was_kept_before_parameters_were_set_or_restored_is_not_gone_back_to() {
     let fit = FitOptions { directory: directory.clone(), ..steps(2) };
     trainer.fit(&waves(), &fit).unwrap();
     let fitted = bits(&trainer);
-    // Nothing is set by what is refused.
+    // A refused call sets nothing.
     let wrong = NamedTensor { name: "v".into(), shape: vec![1], values: vec![1.0] };
     trainer.set_parameters(&[wrong]).unwrap_err();
     assert!(trainer.saved.is_some());

@@ -146,7 +146,7 @@ fn a_save_has_frozen_parameters_without_moments_and_goes_on_to_the_same_bits() {
             train(trainer, 2);
         }
         assert_eq!(bits(&loaded), bits(&whole), "{devices}");
-        // What was frozen has no moments to go on with.
+        // Frozen parameters have no moments to continue with.
         let thawed = TrainerOptions { groups: Vec::new(), ..options };
         let error = Trainer::load(model(), &thawed, place.path()).err().unwrap().to_string();
         assert!(error.contains(".0"), "{error}");

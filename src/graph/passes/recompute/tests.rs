@@ -68,7 +68,7 @@ fn a_block_computes_again_what_its_gradients_read_of_it() {
     assert_eq!(again(&graph, 1), ["rms_norm"]);
     assert_planned(&graph);
 
-    // A product and what is fused with it are one node.
+    // A product and the nodes fused with it are one node.
     let graph = trained(chain(), true, Recompute::Blocks);
     assert_eq!(again(&graph, 0), ["matmul a b^T + add + store + gelu", "dropout 0.5"]);
     let graph = trained(chain(), true, Recompute::Selective);

@@ -171,7 +171,7 @@ impl CommandStream {
         self.seconds += seconds;
     }
 
-    /// Records a dispatch at a known pace; a long one in parts, each in a submission of its own.
+    /// Records a dispatch at a known pace; a long one in parts, each in a separate submission.
     fn run_at_pace(&mut self, bound: &BoundDispatch, pace: f64) -> Result<(), DeviceError> {
         let predicted = pace * f64::from(bound.workgroups());
         self.predicted += predicted;

@@ -541,7 +541,8 @@ fn nodes_with_the_data_read_their_inputs_and_have_the_same_bits() {
     let found = with_request(&graph, ("cpu*2", &nodes.remote), &shares, train);
     assert_eq!((&found.0, &found.1), (&expected.0, &expected.1));
     nodes.end();
-    // Two ranks, each of one micro-batch in each of 6 steps, and what is read ahead of the next.
+    // Two ranks, each with one micro-batch in each of 6 steps, and inputs read ahead for the next
+    // step.
     let read = copy.read.lock().unwrap();
     assert_eq!(read.iter().filter(|(step, inputs)| *step <= 6 && *inputs == 3).count(), 12);
 }
@@ -770,8 +771,8 @@ fn a_node_that_works_for_long_is_waited_for() {
     nodes.end();
 }
 
-/// The first of them never answers, and the second one is asked all the same: what takes long on
-/// one node does not keep the others waiting.
+/// The first of them never answers, and the second one still gets the request: a slow node does not
+/// keep the others waiting.
 #[test]
 fn all_nodes_open_and_seat_their_devices_at_the_same_time() {
     let graph = graph(true);
