@@ -376,7 +376,6 @@ fn kernels(
     Ok(timings)
 }
 
-/// Pass of a micro-batch of a step.
 fn pass_of(input: &StepInput, micro_batch: usize) -> PassContext {
     let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
     let rows = input.program.micro_batches[micro_batch].rows as usize;

@@ -67,7 +67,6 @@ impl RunState {
     }
 }
 
-/// One run of the list.
 struct ListedRun {
     name: String,
     path: PathBuf,

@@ -48,7 +48,6 @@ impl DotAttentionOptions {
     }
 }
 
-/// Sizes of an attention.
 #[derive(Clone, Copy)]
 struct DotAttentionSizes {
     queries: usize,

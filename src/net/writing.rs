@@ -51,7 +51,6 @@ pub(crate) async fn write_controls(shared: Arc<Shared>, mut stream: SendStream) 
     end(&shared, result);
 }
 
-/// Writes the payloads.
 pub(crate) async fn write_payloads(shared: Arc<Shared>) {
     let _guard = PanicGuard(shared.clone());
     let result = async {

@@ -66,7 +66,6 @@ struct LogFile {
     has_failed: AtomicBool,
 }
 
-/// Line of a log.
 struct LogLine<'a> {
     time: SystemTime,
     level: Level,

@@ -232,7 +232,6 @@ struct FileSet {
     targets: Option<PathBuf>,
 }
 
-/// Finds the sets of a path.
 fn find(format: SampleFormat, path: &Path) -> Result<FileSets, DataError> {
     if let Err(why) = path.metadata() {
         return Err(DataError::Read { name: path.display().to_string(), why });

@@ -223,7 +223,6 @@ struct PictureFiles {
     /// BLAKE3 hash of each file, in hexadecimal.
     hashes: Vec<String>,
     shape: [usize; 3],
-    /// True if pictures are resized.
     resize: bool,
 }
 
@@ -248,7 +247,6 @@ impl LazyFeatures for PictureFiles {
     }
 }
 
-/// Head of a picture.
 #[derive(Debug)]
 pub(super) struct PictureHead {
     format: ImageFormat,

@@ -41,7 +41,6 @@ pub(super) struct Piece {
     pub place: Option<ReadPlace>,
 }
 
-/// Source of pieces.
 pub(super) struct PieceSource<'a> {
     pub files: &'a [InputFile],
     pub tokenizer: &'a TokenizerFile,

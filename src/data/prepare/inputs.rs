@@ -21,7 +21,6 @@ const LINES: [&str; 2] = ["jsonl", "ndjson"];
 /// Largest depth of directories below a given one.
 const DEPTH_MAX: usize = 64;
 
-/// An input file.
 #[derive(Debug)]
 pub(super) struct InputFile {
     pub path: PathBuf,

@@ -75,7 +75,6 @@ pub(crate) fn distinct_calls_of(
     calls
 }
 
-/// Call of a node of a graph on this number of rows.
 pub(super) fn node_call(graph: &Graph, node: &Node, rows: usize, training: bool) -> OwnedCall {
     let Node { op, accumulate, precision, .. } = node.clone();
     OwnedCall {

@@ -376,7 +376,6 @@ fn word_counts(shapes: &[Vec<usize>]) -> Vec<usize> {
     shapes.iter().map(|dims| dims.iter().product()).collect()
 }
 
-/// First run of a variant.
 enum FirstRun {
     /// It ran as a whole; `paces` are the seconds per workgroup of each dispatch.
     Whole { seconds: f64, paces: Vec<f64> },

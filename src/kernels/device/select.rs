@@ -209,7 +209,6 @@ fn parse_list(list: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     Ok(devices)
 }
 
-/// Entry of a list.
 struct ListEntry<'a> {
     /// The entry as typed, with the spaces around it.
     text: &'a str,

@@ -20,7 +20,6 @@ use super::roster::{Roster, can_be_dialed};
 use super::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::{Generation, Nanos, NodeRank, Remedy};
 
-/// Number of the first node.
 const FIRST: NodeRank = NodeRank(0);
 
 /// Node that joins a run.

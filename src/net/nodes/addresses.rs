@@ -62,7 +62,6 @@ pub fn advertised(listening: SocketAddr, typed: &[SocketAddr]) -> Vec<SocketAddr
     addresses
 }
 
-/// Address of an interface.
 struct InterfaceAddress {
     ip: IpAddr,
     name: String,

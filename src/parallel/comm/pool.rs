@@ -16,7 +16,6 @@ pub struct BufferPool<T> {
     free_max: usize,
 }
 
-/// Buffers of a pool.
 struct PoolBuffers<T> {
     free: Vec<Vec<T>>,
     /// Bytes of all buffers, free or in use, and the largest value so far.

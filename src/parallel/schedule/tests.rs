@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::StagePass::{Backward, BackwardInput, BackwardWeight, Forward};
 use super::*;
 
-/// Lists of all stages.
 type Lists = Vec<Vec<StageWork>>;
 
 fn lists_of(schedule: PipelineSchedule, shape: PipelineShape) -> Lists {
@@ -99,7 +98,6 @@ fn simulate(lists: &Lists, shape: PipelineShape, times: StageTimes) -> Result<f6
     }
 }
 
-/// The passes of the schedule.
 fn passes(schedule: PipelineSchedule) -> &'static [StagePass] {
     if schedule.is_split() {
         &[Forward, BackwardInput, BackwardWeight]

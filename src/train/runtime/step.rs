@@ -527,7 +527,6 @@ impl<'a> Performer<'a> {
         self.peers.wait_event(self.device, self.awaited, &mut self.waited)
     }
 
-    /// Reports an event to the interpreter.
     fn report(&mut self, interpreter: &mut Interpreter, event: Event) -> Result<(), DeviceError> {
         if let Event::Verdict(verdict) = &event {
             self.verdict = Some(verdict.clone());

@@ -54,7 +54,6 @@ enum GroupEnd {
     Closed,
 }
 
-/// Failure of a step.
 #[derive(Clone, Debug)]
 pub(crate) struct StepFailure {
     /// First device that failed, with its error.

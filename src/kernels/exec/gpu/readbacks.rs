@@ -21,7 +21,6 @@ const BATCH: usize = 4;
 
 const WHAT: &str = "a piece on its way back";
 
-/// Request for a readback.
 pub(crate) struct ReadbackRequest {
     pub place: Region,
     /// Source of the copy: a buffer, and a position in bytes.

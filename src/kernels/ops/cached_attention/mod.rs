@@ -77,7 +77,6 @@ struct CachedSizes {
     heads: usize,
     kv_heads: usize,
     d: usize,
-    /// Sequences in the cache.
     sequences: usize,
     /// Positions of a sequence.
     tokens: usize,

@@ -254,7 +254,6 @@ impl Gather {
         [number / self.taps[1], number % self.taps[1]]
     }
 
-    /// Place in the kernel of a tap.
     pub(crate) fn kernel_place(&self, tap: [usize; 2]) -> [usize; 2] {
         [0, 1].map(|axis| {
             self.kernel_first[axis].wrapping_add_signed(tap[axis] as isize * self.kernel_step[axis])

@@ -48,10 +48,8 @@ pub(crate) fn next_generation() -> u64 {
     GROUPS.fetch_add(1, Ordering::Relaxed) * ROUNDS_OF_GROUP
 }
 
-/// Number of the first node.
 pub(crate) const FIRST_NODE: u32 = 0;
 
-/// Duration of the measurement of links.
 pub(crate) const LINK_MEASUREMENT: Duration = Duration::from_millis(300);
 
 /// Other nodes of a run, by number from 1 on; none in a run of one node.

@@ -75,7 +75,6 @@ impl NodeHost for TestHost {
 /// Returns true for messages that a node never sees.
 type Deafness = fn(&ToNode) -> bool;
 
-/// Node of the test.
 #[derive(Default)]
 struct TestNode {
     number: usize,
