@@ -103,7 +103,7 @@ fn pair(a: &DeviceReport, b: &DeviceReport) -> String {
     text
 }
 
-/// Returns the factor by which the second figure is better, such as `1.50x`, or `same`.
+/// Factor by which the second figure is better, such as `1.50x`, or `same`.
 fn verdict(a: &Figure, b: &Figure) -> String {
     if a.unit != b.unit || a.better != b.better {
         return "another unit".into();
@@ -120,7 +120,7 @@ fn verdict(a: &Figure, b: &Figure) -> String {
     format!("{}x", number(ratio))
 }
 
-/// Returns the interval in which another measurement may lie.
+/// Interval in which another measurement may lie.
 fn range(figure: &Figure) -> [f64; 2] {
     match figure.samples {
         1 => [1.0 - SINGLE, 1.0 + SINGLE].map(|factor| factor * figure.median),

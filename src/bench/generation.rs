@@ -110,7 +110,7 @@ struct MeasuredPass {
 }
 
 impl MeasuredPass {
-    /// Returns the seconds of each of `samples` passes.
+    /// Seconds of each of `samples` passes.
     fn seconds(self, device: &mut dyn Executor, samples: usize) -> Result<Vec<f64>, DeviceError> {
         let Self { model, cache, sequences, tokens, last } = self;
         let first = if tokens == 1 { last } else { 0 };

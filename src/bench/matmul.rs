@@ -30,7 +30,7 @@ const MODELS: [(&str, usize, usize, Heads); 2] = [
 /// Rates of variants on earlier shapes in FLOP/s, which predict the duration of a product.
 pub(crate) type Rates = HashMap<String, f64>;
 
-/// Product of an (m, k) and a (k, n) matrix, each of which may be given transposed.
+/// Product of an (m, k) and a (k, n) matrix; each may be given transposed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MatmulShape {
     name: String,
@@ -58,7 +58,6 @@ impl MatmulShape {
         }
     }
 
-    /// Returns the same product in this precision.
     pub(crate) fn with_precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
     }
@@ -83,7 +82,7 @@ impl MatmulShape {
         (self.twin().cost)(&self.call()).flops
     }
 
-    /// Returns the shapes of both matrices as text: `(768, 128) (384, 128)^T`.
+    /// Shapes of both matrices as text: `(768, 128) (384, 128)^T`.
     fn shape(&self) -> String {
         let Op::MatMul { transpose_a, transpose_b } = self.op else { return String::new() };
         format!("{} {}", matrix_text(self.a, transpose_a), matrix_text(self.b, transpose_b))
@@ -198,8 +197,8 @@ pub(crate) fn of_gpu(
     Ok(())
 }
 
-/// Returns the figure of the fastest variant among those that are not too slow to try, with the
-/// best rate of each.
+/// Returns the figure of the fastest variant, with the best rate of each; variants known to be too
+/// slow are not tried.
 pub(crate) fn fastest_variant(
     device: &mut BenchDevice,
     sampling_plan: &SamplingPlan,

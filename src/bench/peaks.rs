@@ -128,7 +128,7 @@ fn flops(device: &mut BenchDevice, sampling_plan: &SamplingPlan) -> Result<Figur
     Ok(figure.by(way).on(format!("{count} invocations")))
 }
 
-/// Returns the name of the fastest of several equivalent dispatches, and samples of its seconds.
+/// Name of the fastest of several equivalent dispatches, and samples of its seconds.
 fn fastest_way(
     device: &mut BenchDevice,
     sampling_plan: &SamplingPlan,

@@ -241,7 +241,7 @@ fn kernel_of_row(line: &str) -> Option<KernelFigures> {
     Some(KernelFigures { kernel, count, ms, gflops, gbs })
 }
 
-/// Returns the inputs of the steps to run, which are the inputs of a run's first steps.
+/// Inputs of the steps to run, which are the inputs of a run's first steps.
 fn inputs(
     spec: &RunSpec,
     source: BatchSource,
@@ -288,7 +288,7 @@ fn timed_step(
     })
 }
 
-/// Returns the kernels of a step, summed by op, shape and variant, the longest first.
+/// Kernels of a step, summed by op, shape and variant, the longest first.
 fn timed_rows(
     device: &mut dyn Executor,
     input: &StepInput,
@@ -376,14 +376,13 @@ fn kernels(
     Ok(timings)
 }
 
-/// Returns the pass of a micro-batch of a step.
 fn pass_of(input: &StepInput, micro_batch: usize) -> PassContext {
     let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
     let rows = input.program.micro_batches[micro_batch].rows as usize;
     PassContext { micro_batch: 0, rows, loss_scale: 1.0, random }
 }
 
-/// Returns the middle value of a list that is not empty.
+/// The middle value of a list that is not empty.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

@@ -281,7 +281,7 @@ impl DeviceReport {
         self.figures.iter().find(|figure| figure.name == name)
     }
 
-    /// Returns the figures of a kind without details.
+    /// The figures of a kind without details.
     pub(crate) fn of_kind(&self, kind: FigureKind) -> impl Iterator<Item = &Figure> {
         self.figures.iter().filter(move |figure| figure.kind == kind)
     }

@@ -99,7 +99,7 @@ impl Effort {
 const SAMPLES_MIN: usize = 3;
 
 impl SamplingPlan {
-    /// Returns true if a figure has enough samples, the first of which began at `begun`.
+    /// Returns true if a figure has enough samples; the first began at `begun`.
     pub fn is_enough(&self, samples: usize, begun: Instant) -> bool {
         let is_over = begun.elapsed() >= Duration::from_secs_f64(self.figure_seconds_max);
         samples >= self.samples || (samples >= SAMPLES_MIN && is_over)

@@ -28,7 +28,7 @@ const STEPS_MIN: usize = 3;
 /// Batch sizes of GPT-2 124M; the largest that fits is measured.
 const BATCHES: [usize; 6] = [32, 16, 8, 4, 2, 1];
 
-/// Returns the model of nanoGPT's recipe for the CPU: 0.8 million parameters.
+/// Model of nanoGPT's recipe for the CPU: 0.8 million parameters.
 pub(crate) fn small() -> GptConfig {
     GptConfig {
         vocabulary: 65,
@@ -129,7 +129,7 @@ impl MeasuredModel {
     }
 }
 
-/// Returns the small models that are not GPTs, with the sizes of the examples.
+/// Small models that are not GPTs, with the sizes of the examples.
 fn small_models() -> Result<Vec<MeasuredModel>, TrainError> {
     let sizes = PictureSizes { picture: [1, 28, 28], outputs: 10, loss: MlpLoss::CrossEntropy };
     let lenet = CnnConfig {

@@ -24,7 +24,7 @@ fn share(share: Option<f64>) -> String {
     }
 }
 
-/// Returns the name of a figure without its group.
+/// Name of a figure without its group.
 fn what(figure: &Figure) -> String {
     let what = match figure.name.split_once('.') {
         Some((_, what)) => what,
@@ -108,7 +108,7 @@ fn low_peak(device: &DeviceReport) -> Option<String> {
 /// Maximum median spread of the figures on a machine without other load.
 const STEADY: f64 = 0.2;
 
-/// Returns the median spread, if it exceeds the spread on a machine without other load.
+/// The median spread, if it exceeds the spread on a machine without other load.
 fn unsteady(device: &DeviceReport) -> Option<f64> {
     let figures = device.figures.iter().filter(|figure| figure.samples > 1);
     let spreads: Vec<f64> = figures.map(Figure::spread).collect();
@@ -119,7 +119,6 @@ fn unsteady(device: &DeviceReport) -> Option<f64> {
     if spread > STEADY { Some(spread) } else { None }
 }
 
-/// Returns the table of rates and overheads of the device itself.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
     use FigureKind::{Dispatch, Memory, Peak, Precision, Robustness, Transfer};
@@ -163,7 +162,7 @@ fn generation(device: &DeviceReport) -> Table {
     models(device, FigureKind::Generation, "<generation")
 }
 
-/// Returns the table of figures of models, of one kind.
+/// Table of figures of models, of one kind.
 fn models(device: &DeviceReport, kind: FigureKind, head: &str) -> Table {
     let mut table = Table::new(&[head, "median", "<unit", "spread", "of peak", "<on"]);
     for figure in device.of_kind(kind) {
@@ -224,7 +223,7 @@ const PREDICTED: &str = "predicted: by times of blocks, measured alone, and of t
                          reductions and loading come in addition, and stages that share a device \
                          slow each other down";
 
-/// Returns the table of pipelines, with an empty row between different shapes.
+/// Table of pipelines, with an empty row between different shapes.
 fn pipelines(device: &DeviceReport) -> Table {
     let mut table = Table::new(&[
         "<schedule",
@@ -267,7 +266,7 @@ fn pipelines(device: &DeviceReport) -> Table {
 const STEPS: &str = "step: an all-reduce of the gradients of so many parameters between the two \
                      nodes, alone; a run overlaps it with the backward pass";
 
-/// Returns the table of a link, with an empty row between different kinds of figures.
+/// Table of a link, with an empty row between different kinds of figures.
 fn links(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<link", "median", "<unit", "spread", "<on"]);
     let mut last = None;
@@ -320,7 +319,6 @@ const SUMMARY: [(&str, &str); 7] = [
     ("step.gpt_small_tokens", "tokens/s"),
 ];
 
-/// Returns the summary table with a line per device.
 fn summary(devices: &[DeviceReport]) -> Table {
     let mut head = vec!["<device"];
     head.extend(SUMMARY.map(|(_, head)| head));

@@ -102,7 +102,7 @@ fn target(selector: &str, adapters: &[Adapter]) -> Result<Target, DeviceError> {
     Ok(Target { selector: selector.trim().to_lowercase(), place })
 }
 
-/// Returns the CPU device and every usable adapter, each physical device once.
+/// The CPU device and every usable adapter, each physical device once.
 fn all(adapters: &[Adapter]) -> Vec<Target> {
     let mut targets = vec![Target { selector: "cpu".into(), place: TargetDevice::Cpu }];
     for (index, adapter) in adapters.iter().enumerate() {

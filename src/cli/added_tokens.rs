@@ -34,8 +34,8 @@ struct DataTokens {
 impl AddedTokens {
     /// Returns the tokens that are missing in the model from which a run starts; `None` if there
     /// are none. They are added only if `is_allowed`. `vocabulary` is the run's value of
-    /// [`VOCABULARY`], that of the model or a larger typed number; `has_tokenizer` is true if the
-    /// run has another tokenizer than the model.
+    /// [`VOCABULARY`], the model's or a larger typed number; `has_tokenizer` is true if the run has
+    /// another tokenizer than the model.
     ///
     /// # Errors
     /// Returns `TrainError` if tokens are missing and may not be added, or cannot be: if the model
@@ -105,7 +105,7 @@ impl AddedTokens {
 }
 
 impl DataTokens {
-    /// Returns the tokens of a run's data; `None` if no file describes them.
+    /// Tokens of a run's data; `None` if no file describes them.
     fn of(data: &DataSpec, has_tokenizer: bool) -> Result<Option<Self>, TrainError> {
         if let DataSource::Tokens(path) = &data.source
             && !has_tokenizer

@@ -463,7 +463,6 @@ impl KeyFlag {
     }
 }
 
-/// Returns the flags of a pipeline and of tensor groups.
 fn part_flags(stages: Option<u64>, ranks: Option<u64>, schedule: Option<&String>) -> [KeyFlag; 3] {
     [
         KeyFlag::of_number("--pipeline", "parallel.pipeline_stages", stages),

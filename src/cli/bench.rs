@@ -17,8 +17,8 @@ use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
 
-/// Runs the benchmark suite or the benchmark of collectives, of a link or of pipelines, joins that
-/// of another machine, or compares two reports; returns the process's exit code.
+/// Runs the benchmark suite or the benchmark of collectives, of a link or of pipelines, joins
+/// another machine's benchmark, or compares two reports; returns the process's exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
         Some(BenchCommand::Compare { a, b }) => {
@@ -107,7 +107,7 @@ fn sizes(given: &[u32]) -> Vec<usize> {
     without_repeats(given).iter().map(|size| *size as usize).collect()
 }
 
-/// Returns the values in their order without repetitions, so that each case is measured once.
+/// Values in their order without repetitions, so that each case is measured once.
 fn without_repeats<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
     let mut kept = Vec::new();
     for value in values {

@@ -110,7 +110,7 @@ impl Conversation {
         self.messages.push(ChatMessage { role, content: content.into() });
     }
 
-    /// Returns the messages with a further one of the user.
+    /// Messages with a further one of the user.
     fn with(&self, content: &str) -> Vec<ChatMessage> {
         let more = ChatMessage { role: "user", content: content.into() };
         self.system.iter().chain(&self.messages).cloned().chain([more]).collect()
@@ -163,7 +163,8 @@ mod tests {
         let (short, forgotten) = text(&mut conversation, all.len() + 90);
         assert_eq!(forgotten, 2);
         assert!(short.contains("be short") && !short.contains("one") && short.contains("two"));
-        // The last message stays, whatever room there is, and what is forgotten stays so.
+        // The last message stays, however little room there is, and forgotten messages stay
+        // forgotten.
         let (last, forgotten) = text(&mut conversation, 1);
         assert_eq!(forgotten, 2);
         assert!(last.contains("three") && !last.contains("two"));

@@ -70,7 +70,6 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the adapters on which to certify kernels.
 fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, DeviceError> {
     let Some(selector) = selector else {
         let mut listed = Vec::new();
@@ -102,7 +101,6 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     certified
 }
 
-/// Returns the results of earlier runs on an adapter.
 fn known_of(adapter: &Adapter) -> KernelCache {
     let mut known = KernelCache::of(adapter);
     for note in known.take_notes() {

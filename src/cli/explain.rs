@@ -50,8 +50,8 @@ impl From<String> for Explanation {
 ///
 /// # Errors
 /// Returns the errors of loading the text, building the graph, choosing devices and timing kernels,
-/// those of pipelines that the run refuses, `UsageError` for the schedule of a run without a
-/// pipeline, and `TrainError::Defect` for the keys, which need no run.
+/// the errors of refused pipelines, `UsageError` for the schedule of a run without a pipeline, and
+/// `TrainError::Defect` for the keys, which need no run.
 pub fn explanation(
     explain: Explain,
     spec: &RunSpec,
@@ -87,7 +87,6 @@ pub fn explanation(
     Ok(text.into())
 }
 
-/// Returns the plans of the run's training graph.
 fn planned(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Plans> {
     Ok(Plans::new(spec.training_graph(&data_shape(spec, saved_data)?)?))
 }

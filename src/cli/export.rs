@@ -58,7 +58,7 @@ fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), 
                 Some(directory) => ChatTemplate::of_directory(directory)?,
                 None => None,
             };
-            // Among several end tokens, that of the tokenizer's configuration.
+            // Among several end tokens, the one of the tokenizer's configuration.
             let end = match &loaded.files {
                 Some(directory) => tokenizer.end_token(directory)?,
                 None => None,

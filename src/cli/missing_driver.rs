@@ -35,7 +35,7 @@ pub fn sentences() -> Vec<String> {
     Surroundings { root: Path::new("/"), environment: environment() }.sentences()
 }
 
-/// Returns the variables of this process; invalid UTF-8 is replaced.
+/// Variables of this process; invalid UTF-8 is replaced.
 fn environment() -> BTreeMap<String, String> {
     let mut environment = BTreeMap::new();
     for (name, value) in std::env::vars_os() {
@@ -166,7 +166,7 @@ impl Surroundings<'_> {
         places.iter().any(|place| self.root.join(place).join(name).exists())
     }
 
-    /// Returns the names of the manifests of all Vulkan drivers.
+    /// Names of the manifests of all Vulkan drivers.
     fn manifests(&self) -> Vec<String> {
         let mut names = Vec::new();
         for place in MANIFESTS {
@@ -176,7 +176,7 @@ impl Surroundings<'_> {
         names
     }
 
-    /// Returns the names of the files in a directory; none if it cannot be read.
+    /// Names of the files in a directory; none if it cannot be read.
     fn names(&self, place: &str) -> Vec<String> {
         let directory: PathBuf = self.root.join(place);
         let mut names = Vec::new();

@@ -43,7 +43,7 @@ use potluck_train::spec::RunSpec;
 use potluck_train::task::{EvalContext, FinalMeasure, Task};
 use potluck_train::{generate, state};
 
-/// Warning if the evaluated data are not those of the run.
+/// Warning if the evaluated data are not the run's.
 const OTHER_DATA: &str = "warning: the data are not those that the checkpoint was trained on; the \
                           loss cannot be compared with the run's";
 
@@ -214,7 +214,6 @@ fn report(
     text
 }
 
-/// Returns the name of a metric without its prefix for the validation split.
 fn without_split(name: &str) -> &str {
     name.strip_prefix("val_").unwrap_or(name)
 }
@@ -355,8 +354,8 @@ pub(super) struct LoadedModel {
     pub saved: SavedData,
     /// Tokens that end a text.
     pub ends: Vec<u32>,
-    /// Directory with files on the use of the model, such as its end tokens: that of the model, or
-    /// of a run that started from one.
+    /// Directory with files on the use of the model, such as its end tokens: the model's directory,
+    /// or the directory of a run that started from one.
     pub files: Option<PathBuf>,
     /// Fingerprint of the run's data; `None` for files.
     data: Option<String>,
@@ -440,8 +439,7 @@ pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
     }
 }
 
-/// Returns the tokens that end a text of a model: those of the files in a directory, or else that
-/// of the tokenizer.
+/// Tokens that end a text of a model: from the files in a directory, or else from the tokenizer.
 fn ends_of(directory: &Path, tokenizer: Option<&TokenizerFile>) -> Result<Vec<u32>, TrainError> {
     let ends = end_tokens(directory)?;
     match tokenizer {

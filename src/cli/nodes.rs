@@ -37,7 +37,7 @@ const NODE_KEYS: &[&str] =
 /// Key of the held-out data in a copy of the data.
 const VAL_PATH: &str = "data.val_path";
 
-/// Returns the devices of this machine as the other nodes print them.
+/// Devices of this machine as the other nodes print them.
 fn shown_devices(selections: &[Selection]) -> Vec<NodeDevice> {
     let mut devices = Vec::new();
     for (selection, name) in selections.iter().zip(display_names(selections)) {
@@ -50,7 +50,6 @@ fn shown_devices(selections: &[Selection]) -> Vec<NodeDevice> {
     devices
 }
 
-/// Returns the greeting of a node with these devices.
 fn greeting_with(port: u16, selections: &[Selection]) -> Hello {
     let identities = selections.iter().map(|one| identity_hash(&identity(one))).collect();
     Hello { identities, ..greeting(port, None, shown_devices(selections)) }

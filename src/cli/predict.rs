@@ -122,7 +122,7 @@ fn is_finite(outputs: &[f32], description: &SampleDescription) -> bool {
     true
 }
 
-/// Returns the value of a column in its unit, if it has one.
+/// Value of a column in its unit, if it has one.
 fn restored(column: usize, value: f32, description: &SampleDescription) -> f32 {
     match description.normalization.targets.get(column) {
         Some(scale) => scale.restore(value),
@@ -130,7 +130,7 @@ fn restored(column: usize, value: f32, description: &SampleDescription) -> f32 {
     }
 }
 
-/// Returns the name of a sample, or its number.
+/// Name of a sample, or its number.
 fn name_of(samples: &Samples, index: usize) -> String {
     match &samples.ids {
         Some(ids) => ids[index].clone(),
@@ -153,7 +153,6 @@ fn samples_of(
     Ok(formats::read_for_prediction(format, path, &options)?)
 }
 
-/// Returns the normalized features of some samples.
 fn features(
     samples: &Samples,
     rows: std::ops::Range<usize>,
@@ -185,7 +184,7 @@ fn csv_writer(description: &SampleDescription) -> anyhow::Result<csv::Writer<Vec
     Ok(writer)
 }
 
-/// Returns the row of a sample, and true if its class was predicted.
+/// Row of a sample, and true if its class was predicted.
 fn record(
     samples: &Samples,
     index: usize,

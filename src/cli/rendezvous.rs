@@ -82,7 +82,7 @@ pub struct Rendezvous<'a> {
     pub before: Vec<FormerNode>,
     pub nodes: u32,
     pub listen: Option<SocketAddr>,
-    /// Addresses of this node for the others, instead of those of its interfaces.
+    /// Addresses of this node for the others, instead of the addresses of its interfaces.
     pub advertise: Vec<SocketAddr>,
     pub secret: &'a SecretArgs,
     /// Seconds to wait for the others; by default unlimited on a terminal.
@@ -127,7 +127,7 @@ impl Rendezvous<'_> {
         Ok(JoinedCluster { cluster, frames, started })
     }
 
-    /// Returns the longest wait: unlimited on a terminal, where the user sees the missing nodes.
+    /// The longest wait: unlimited on a terminal, where the user sees the missing nodes.
     fn limit(&self) -> Option<Duration> {
         match self.wait {
             Some(seconds) => Some(Duration::from_secs(seconds)),
@@ -136,7 +136,7 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// Returns the addresses at which the others can join.
+    /// Addresses at which the others can join.
     fn invited_to(&self, listening: SocketAddr) -> Vec<SocketAddr> {
         let mut addresses = advertised(listening, &self.advertise);
         if addresses.is_empty() {
@@ -145,7 +145,6 @@ impl Rendezvous<'_> {
         addresses
     }
 
-    /// Returns the command for the other machines.
     fn invitation(&self, listening: SocketAddr, has_code: bool) -> String {
         let Self { what, command, flags, nodes, .. } = self;
         let others = match nodes {
@@ -255,7 +254,7 @@ pub struct Joining {
     /// Host and port of the first node, as typed.
     pub address: String,
     pub listen: Option<SocketAddr>,
-    /// Addresses of this node for the others, instead of those of its interfaces.
+    /// Addresses of this node for the others, instead of the addresses of its interfaces.
     pub advertise: Vec<SocketAddr>,
     pub secret: Secret,
     /// Time during which attempts that fail temporarily are repeated.
@@ -369,7 +368,7 @@ pub fn with_port(text: &str) -> String {
     if text.contains(':') { text.into() } else { format!("{text}:{PORT}") }
 }
 
-/// Returns the addresses of a host and a port, which may be left out.
+/// Addresses of a host and a port, which may be left out.
 fn resolve(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
     let why = match nodes::resolve(&with_port(text)) {
         Ok(found) if !found.is_empty() => return Ok(found),

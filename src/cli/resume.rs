@@ -119,7 +119,7 @@ impl ResumePoint {
     }
 }
 
-/// Returns the run of a checkpoint or of a run's directory; `None` for a checkpoint outside a run.
+/// Run of a checkpoint or of a run's directory; `None` for a checkpoint outside a run.
 fn source_run(from: &Path) -> Option<PathBuf> {
     if checkpoint::is_checkpoint(from) { checkpoint::run_of(from) } else { Some(from.into()) }
 }
@@ -150,8 +150,8 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Returns the directory of a run: the given one, or that of the run of the checkpoint, or else
-    /// the next free number in `runs`, which is created so that no other process takes it.
+    /// Returns the directory of a run: the given one, or the directory of the checkpoint's run, or
+    /// else the next free number in `runs`, which is created so that no other process takes it.
     ///
     /// # Errors
     /// Returns `UsageError` if the path leads through a file, and `CheckpointError::Write` if the

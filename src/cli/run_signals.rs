@@ -90,7 +90,7 @@ impl SignalWatch {
 }
 
 impl WatchedRun {
-    /// Returns the pending signal if neither the wait for nodes nor the run handles it.
+    /// Pending signal if neither the wait for nodes nor the run handles it.
     fn ends_before_start(&self) -> Option<Interruption> {
         if self.is_meeting || self.signals.has_begun.load(Ordering::SeqCst) {
             return None;

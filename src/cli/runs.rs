@@ -28,7 +28,7 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 enum RunState {
     /// A process holds its lock.
     Running,
-    /// Its last checkpoint is that of its last step.
+    /// Its last checkpoint is from its last step.
     Done,
     /// It ended before its last step and can be resumed.
     Interrupted,
@@ -67,7 +67,6 @@ impl RunState {
     }
 }
 
-/// One run of the list.
 struct ListedRun {
     name: String,
     path: PathBuf,
@@ -116,7 +115,7 @@ pub fn run(args: &RunsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the runs directly below a directory, or the run that the directory is.
+/// Runs directly below a directory, or the run that the directory is.
 fn runs_in(directory: &Path) -> io::Result<Vec<ListedRun>> {
     let entries = fs::read_dir(directory)?;
     if is_run(directory) {
@@ -226,7 +225,7 @@ fn loss_text(loss: Option<f64>) -> String {
     }
 }
 
-/// Returns the names of a run's devices in the order of their ranks.
+/// Names of a run's devices in the order of their ranks.
 fn devices(meta: &Meta) -> Vec<String> {
     meta.placement.ranks.iter().map(|rank| short_name(&rank.name)).collect()
 }
@@ -278,7 +277,7 @@ fn read_config(path: &Path) -> Result<RunConfig, String> {
     config_of(path, &text).map_err(|why| why.to_string())
 }
 
-/// Returns the number and the loss of the last step at the end of a record.
+/// Number and loss of the last step at the end of a record.
 fn last_step(path: &Path) -> Option<(u64, f64)> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();

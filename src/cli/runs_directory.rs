@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 /// Parent directory of runs for which no --out is given.
 pub const RUNS: &str = "runs";
-/// Names of which each run directory has at least one.
+/// Entries of a run directory; each one has at least one of them.
 const PARTS: [&str; 4] = ["run.toml", "metrics.jsonl", "checkpoints", "lock"];
 
 /// Returns the runs directly below a directory, the one that changed last at the end; none if the

@@ -22,8 +22,9 @@ const COLUMNS: usize = 100;
 const NOTE: &str = "by the times of each block, measured alone; transfers, reductions and updates \
                     take none\n";
 
-/// Returns the chart as text, and draws it to the file `svg` if that is given; `saved_data` is that
-/// of a checkpoint, and `saved` its placement. Measures the blocks of the model on the devices.
+/// Returns the chart as text, and draws it to the file `svg` if that is given; `saved_data` comes
+/// from a checkpoint, and `saved` is its placement. Measures the blocks of the model on the
+/// devices.
 ///
 /// # Errors
 /// Returns the errors of [`with_placement`] and of the measured devices, and `TrainError::Io` if
@@ -47,7 +48,7 @@ pub fn explain(
     Ok(notes + &chart.text(columns()))
 }
 
-/// Returns the notes on the times of a chart, and the chart.
+/// Notes on the times of a chart, and the chart.
 fn priced_chart(placement: &ExplainedPlacement) -> anyhow::Result<(String, Chart)> {
     let laid_out = &placement.laid_out;
     let times = placement.measured_times()?;
@@ -74,7 +75,7 @@ fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> Runtime
     ))
 }
 
-/// Returns the inputs for the measurement of blocks: those of the run's first step.
+/// Inputs for the measurement of blocks, from the run's first step.
 fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
     let data = spec.load_data(saved_data)?;
     let training = spec.training_graph(&data.shape)?;
@@ -93,7 +94,7 @@ fn run(span: &PricedSpan) -> SegmentRun {
     SegmentRun { segment, micro_batch: span.micro_batch, from: span.from_s, to: span.to_s }
 }
 
-/// Returns the chart of the runs of segments by rank in a step of pipelines.
+/// Chart of the runs of segments by rank in a step of pipelines.
 fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
     let planned = &placement.planned;
     let mut rows = Vec::new();
@@ -117,7 +118,7 @@ fn chart(placement: &ExplainedPlacement, runs: Vec<Vec<SegmentRun>>) -> Chart {
     chart_of_runs(title, &rows)
 }
 
-/// Returns the width of the terminal by the shell's variable, or else a common one.
+/// Width of the terminal by the shell's variable, or else a common one.
 fn columns() -> usize {
     if let Ok(told) = std::env::var("COLUMNS")
         && let Ok(columns) = told.parse()

@@ -108,7 +108,7 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Returns the file of a service manager, if there is one.
+/// File of a service manager, if there is one.
 fn credential() -> Option<PathBuf> {
     let file = variable(CREDENTIALS_VARIABLE)?.join(CREDENTIAL);
     if file.is_file() { Some(file) } else { None }

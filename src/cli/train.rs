@@ -297,8 +297,8 @@ fn execute(
     Ok((ending, code))
 }
 
-/// Resolves the configuration: that of the checkpoint or the keys of the initial model, overridden
-/// by the file, and then by flags. Also returns the model's number of tokens if more are added.
+/// Resolves the configuration: the checkpoint's or the keys of the initial model, overridden by the
+/// file, and then by flags. Also returns the model's number of tokens if more are added.
 fn configuration(
     args: &TrainArgs,
     saved: Option<&Resolved>,
@@ -382,7 +382,7 @@ fn configuration(
     Ok((resolved, known_tokens))
 }
 
-/// Returns the model of `--init`: that of a run or a checkpoint, or one in Hugging Face's files.
+/// Model of `--init`: from a run or a checkpoint, or in Hugging Face's files.
 fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     let path = Path::new(named);
     let is_run = checkpoint::is_checkpoint(path) || holds_run(path)?;
@@ -400,7 +400,7 @@ fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     Ok(StartingModel::Checkpoint { path, checkpoint: Arc::new(checkpoint) })
 }
 
-/// Returns the keys that a run takes from its initial model.
+/// Keys that a run takes from its initial model.
 fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
     let name = format!("--init {}", init.path().display());
     let (settings, tokenizer) = match init {
@@ -427,13 +427,12 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
     Ok(InitialModel { name, settings, tokenizer })
 }
 
-/// Returns the path of the initial model's `tokenizer.json`, if it has one.
+/// Path of the initial model's `tokenizer.json`, if it has one.
 fn tokenizer_file(init: &StartingModel) -> Option<String> {
     let path = absolute(&init.path().join(TOKENIZER));
     if path.is_file() { Some(path.to_string_lossy().into_owned()) } else { None }
 }
 
-/// Returns the overrides of the flags that have a value.
 fn named(flags: impl IntoIterator<Item = KeyFlag>) -> Vec<Override> {
     let mut overrides = Vec::new();
     for KeyFlag { flag, key, value } in flags {
@@ -470,7 +469,7 @@ pub fn saved_spec(
     };
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
-    // Pictures of another size may be resized to that of the model.
+    // Pictures of another size may be resized to the model's.
     saved.config.data.image_size.clone_from(&resolved.config.data.image_size);
     refuse_another(&saved.config, &resolved.config)?;
     Ok(RunSpec::resolved(&resolved))
@@ -600,7 +599,7 @@ pub fn run_path(name: &str) -> Result<PathBuf, UsageError> {
     Ok(Path::new(RUNS).join(name))
 }
 
-/// Returns the directory of a new run with this name.
+/// Directory of a new run with this name.
 fn named_run(name: &str) -> Result<PathBuf, UsageError> {
     let path = run_path(name)?;
     if fs::symlink_metadata(&path).is_ok() {

@@ -9,7 +9,7 @@ use potluck_train::spec::DataSource;
 /// Beginnings of the names that formats have for held-out files and directories.
 const HELD_OUT: [&str; 3] = ["val", "test", "t10k"];
 
-/// Data that are given to a command beside those of the run.
+/// Data that are given to a command besides the run's.
 pub(super) struct GivenData<'a> {
     /// Path of the run, as it was typed.
     pub run: &'a Path,

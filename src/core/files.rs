@@ -32,7 +32,7 @@ pub fn may_create(path: &Path) -> bool {
     }
 }
 
-/// Returns the longest part of a path that exists.
+/// The longest part of a path that exists.
 fn nearest(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     path.ancestors().find(|above| above.exists()).map(PathBuf::from)

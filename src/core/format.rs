@@ -51,7 +51,8 @@ pub fn seconds(duration: Nanos) -> String {
     }
 }
 
-/// Formats seconds as milliseconds with at least three digits, and no fraction if those suffice.
+/// Formats seconds as milliseconds with at least three digits, and without a fraction if three
+/// digits suffice.
 pub fn milliseconds(seconds: f64) -> String {
     let ms = seconds * 1e3;
     match ms {

@@ -21,7 +21,7 @@ macro_rules! settings {
             #[cfg(test)]
             const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// Returns the wordings of the program and of the library.
+            /// Wordings of the program and of the library.
             const fn names(self) -> (&'static str, &'static str) {
                 match self {
                     $(Self::$name => ($program, $library),)*

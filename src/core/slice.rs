@@ -257,7 +257,6 @@ impl RunSeries {
     }
 }
 
-/// Returns the number of entries of some ranges.
 fn total(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(Range::len).sum()
 }

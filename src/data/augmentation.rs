@@ -43,7 +43,7 @@ impl Augmentation {
         if shape.contains(&0) {
             return Err(refused(format!("pictures of the shape {shape:?} have no pixels").into()));
         }
-        // A larger shift would leave nothing but padding.
+        // A larger shift would leave only padding.
         if crop > height.max(width) {
             return Err(refused(Wording::new(format_args!(
                 "{} = {crop} is more than the size of the pictures, {height} x {width}; lower it",
@@ -99,7 +99,7 @@ impl Augmentation {
         }
     }
 
-    /// Returns the offset of the crop from the picture, in pixels down and to the right.
+    /// Offset of the crop from the picture, in pixels down and to the right.
     fn shift(&self, word: u32) -> (isize, isize) {
         let places = 2 * self.crop as u32 + 1;
         let offset = |word: u32| (word % places) as isize - self.crop as isize;
@@ -113,7 +113,7 @@ mod tests {
     use crate::{MeanStd, Normalization, TargetNames};
     use std::collections::HashSet;
 
-    /// Describes samples of which black is -1 in the first channel, and -2 in the second.
+    /// Describes samples whose black is -1 in the first channel, and -2 in the second.
     fn pictures(shape: &[usize]) -> SampleDescription {
         let features = [1.0, 2.0].map(|mean| MeanStd { mean, std: 1.0 }).to_vec();
         SampleDescription {

@@ -57,7 +57,7 @@ impl ChatTemplate {
     }
 
     /// Reads the template in the directory of a model: `chat_template.jinja`, or else the one in
-    /// its `tokenizer_config.json`; `None` if there is none.
+    /// its `tokenizer_config.json`; `None` without either.
     ///
     /// # Errors
     /// Returns a `DataError` that names the file if it cannot be read or is too large.

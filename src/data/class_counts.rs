@@ -1,4 +1,4 @@
-//! Warnings about classes of which a data set has no sample, or a single one.
+//! Warnings about classes with no sample in a data set, or with a single one.
 
 use potluck_core::Setting;
 use potluck_core::format::{counted_large, grouped};
@@ -51,7 +51,7 @@ pub(crate) fn warnings<'a>(
     warnings
 }
 
-/// Returns the names of classes, of consecutive ones those of the first and the last.
+/// Names of classes; of consecutive classes only the first and the last name.
 fn runs(names: &[String], classes: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for class in classes {

@@ -59,7 +59,7 @@ pub trait Dataset: Send + Sync {
         Vec::new()
     }
 
-    /// Returns what whoever trains on the data should know of them, a sentence each.
+    /// Returns warnings to the user who trains on the data, a sentence each.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
@@ -73,7 +73,6 @@ pub trait Dataset: Send + Sync {
     /// If an index is not below [`Dataset::len`].
     fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError>;
 
-    /// Returns the bytes of the values of one sample.
     fn row_bytes(&self) -> usize {
         self.inputs().iter().map(|input| input.elements * input.dtype.bytes()).sum()
     }
@@ -154,7 +153,7 @@ impl StridedWindows {
         Ok(Self { windows, stride })
     }
 
-    /// Returns the number of counted targets of a window, which are its last.
+    /// Number of counted targets of a window, which are its last.
     fn counted(&self, start: u64, length: usize) -> usize {
         let before = match start.checked_sub(1) {
             None => return length,

@@ -7,7 +7,7 @@ use super::{DataError, Samples};
 /// Samples that are read together for a sum: enough to keep all cores busy, in little memory.
 const AT_A_TIME: usize = 4096;
 
-/// Mean and standard deviation of some values; those of `(value - mean) / std` are 0 and 1.
+/// Mean and standard deviation of some values: `(value - mean) / std` has mean 0 and deviation 1.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MeanStd {
     pub mean: f32,
@@ -88,7 +88,7 @@ pub fn groups(shape: &[usize]) -> usize {
     }
 }
 
-/// Returns the mean over all samples of `(value - mean)^power`, by group.
+/// Mean over all samples of `(value - mean)^power`, by group.
 fn moments(
     samples: &Samples,
     indices: &[usize],
@@ -110,7 +110,7 @@ fn moments(
     Ok(sums.into_iter().map(|sum| sum / count).collect())
 }
 
-/// Returns the sums of a sample's `(value - mean)^power`, by group.
+/// Sums of a sample's `(value - mean)^power`, by group.
 fn sums_of(
     samples: &Samples,
     index: usize,

@@ -227,7 +227,6 @@ fn prepare_by(
     })
 }
 
-/// Returns the hash of the inputs and the options.
 fn hash_of(options: &PrepareOptions, inputs: &InputFiles) -> String {
     let mut hasher = blake3::Hasher::new();
     let PrepareOptions { tokenizer, end_token, key, allow_special, .. } = options;
@@ -273,7 +272,7 @@ fn finished(out: &Path, hash: &str) -> Result<Option<Prepared>, PrepareError> {
     }))
 }
 
-/// Returns the content of a file; `None` if it does not exist.
+/// Content of a file; `None` if it does not exist.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -282,7 +281,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     }
 }
 
-/// Returns the state of an interrupted preparation, or that of a new one.
+/// State of an interrupted preparation, or of a new one.
 fn begun(out: &Path, hash: &str) -> Result<PrepareState, PrepareError> {
     let new = PrepareState {
         inputs: hash.into(),

@@ -41,8 +41,8 @@ pub struct SampleSet {
 }
 
 impl SampleSet {
-    /// Splits and normalizes samples. The classes of held-out samples are those of the training
-    /// samples with the same names.
+    /// Splits and normalizes samples. Held-out samples have the classes of the training samples
+    /// with the same names.
     ///
     /// # Errors
     /// Returns `DataError` if a split has no sample, if a sample has no target, if the held-out
@@ -97,7 +97,6 @@ impl SampleSet {
         Ok(Self { train, validation, training, description, files })
     }
 
-    /// Returns the samples that contain a split.
     fn samples(&self, split: Split) -> &Samples {
         match (split, &self.validation) {
             (Split::Validation, Some(samples)) => samples,
@@ -105,7 +104,7 @@ impl SampleSet {
         }
     }
 
-    /// Returns the samples that contain a split, and the index of a sample of the split among them.
+    /// Samples that contain a split, and the index of a sample of the split among them.
     fn place(&self, split: Split, index: u64) -> (&Samples, usize) {
         let index = match (split, &self.validation) {
             (Split::Train, _) => self.shuffled(index),

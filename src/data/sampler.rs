@@ -106,7 +106,7 @@ impl Sampler {
         Self { origin: (steps, samples), ..self }
     }
 
-    /// Returns the number of samples consumed when `step` steps are done.
+    /// Number of samples consumed when `step` steps are done.
     pub(crate) fn consumed(&self, step: u64) -> u64 {
         let (steps, samples) = self.origin;
         samples + (step - steps) * u64::from(self.batch)
@@ -191,7 +191,7 @@ mod tests {
         let begins: Vec<bool> = (1..=7).map(|step| streams.begins_streams(step)).collect();
         assert_eq!(begins, [true, false, false, true, false, false, true]);
         assert_eq!((streams.epoch_samples(), streams.sample(4, 0).epoch), (6, 1));
-        // A resumed run goes on where it was.
+        // A resumed run continues where it stopped.
         let resumed = streams.after(2, streams.consumed(2));
         assert_eq!(resumed.sample(3, 1), streams.sample(3, 1));
         assert!(!resumed.begins_streams(3) && resumed.begins_streams(4));

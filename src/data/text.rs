@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(data.tokens(Split::Train).len(), 7);
     }
 
-    /// So that a run goes on where the cache that it used is not.
+    /// A run can then be resumed on a machine without the cache that it used.
     #[test]
     fn ids_in_memory_have_the_fingerprint_of_those_on_disk() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizers.json.gz");

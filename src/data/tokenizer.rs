@@ -22,7 +22,7 @@ const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenizerKind {
-    /// A token per character; the vocabulary is that of the text.
+    /// A token per character; the text defines the vocabulary.
     Char,
     /// A token per byte of UTF-8 (or of anything else); the vocabulary is 256.
     Byte,
@@ -50,8 +50,8 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// Derives the tokenizer of a text: for characters, the vocabulary is the sorted set of those
-    /// that occur in it.
+    /// Derives the tokenizer of a text: for characters, the vocabulary is the sorted set of the
+    /// characters in it.
     ///
     /// # Errors
     /// Returns `DataError::NotUtf8` if characters are requested and the text is not UTF-8.
@@ -200,8 +200,8 @@ impl<'a> Decoder<'a> {
     }
 
     /// Takes the text that was not returned yet, unless it ends with an incomplete character and
-    /// `all` is false. Its tokens are decoded together with those of the previous text, which
-    /// begins with a whole character.
+    /// `all` is false. Its tokens are decoded together with the previous text's, which begins with
+    /// a whole character.
     fn take_decoded(&mut self, file: &TokenizerFile, all: bool) -> String {
         let pending = self.tokens.len() - self.returned;
         let text = file.decode(&self.tokens);
@@ -257,7 +257,7 @@ fn utf8<'a>(name: &str, bytes: &'a [u8]) -> Result<&'a str, DataError> {
     })
 }
 
-/// Returns the line of the byte at an offset, counted from 1.
+/// Line of the byte at an offset, counted from 1.
 fn line(bytes: &[u8], offset: usize) -> usize {
     1 + bytes[..offset].iter().filter(|byte| **byte == b'\n').count()
 }

@@ -1,12 +1,18 @@
 //! Token files: the tokens of a corpus as integers on disk, which may be larger than memory.
 //!
 //! `NAME.bin` holds the tokens as little-endian `u16` or `u32`; `NAME.json` beside it describes
-//! them: `{"version": 2, "vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..",
-//! "tokenizer": "..", "documents": [0, 700], "mask": ".."}`. `blake3` is the hash of the tokens'
-//! bytes, `tokenizer` that of the `tokenizer.json` whose ids they are, and `documents` are the
-//! positions of the first tokens of the documents. With a `mask`, the hash of `NAME.mask`, only
-//! those tokens are targets whose byte there is 1. These three are optional, and missing in version
-//! 1. Without `NAME.json`, the tokens are `u16`, as nanoGPT writes them.
+//! them:
+//!
+//! ```json
+//! {"version": 2, "vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..",
+//!  "tokenizer": "..", "documents": [0, 700], "mask": ".."}
+//! ```
+//!
+//! `blake3` is the hash of the tokens' bytes, `tokenizer` the hash of the `tokenizer.json` whose
+//! ids they are, and `documents` are the positions of the first tokens of the documents. With a
+//! `mask`, the hash of `NAME.mask`, only those tokens are targets whose byte there is 1. These
+//! three are optional, and missing in version 1. Without `NAME.json`, the tokens are `u16`, as
+//! nanoGPT writes them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -59,7 +65,6 @@ impl TokenType {
         }
     }
 
-    /// Returns the tokens of some bytes.
     fn tokens(self, bytes: &[u8]) -> impl Iterator<Item = u32> {
         bytes.chunks_exact(self.size()).map(move |bytes| match *bytes {
             [a, b] => u32::from(u16::from_le_bytes([a, b])),
@@ -103,7 +108,7 @@ impl TokenFileInfo {
     /// Newest version, which is written.
     pub const VERSION: u32 = 2;
 
-    /// Describes tokens without a description file: those of nanoGPT, of 16 bits each.
+    /// Describes tokens without a description file, as nanoGPT writes them: 16 bits each.
     fn of_bare(bytes: &[u8]) -> Self {
         let dtype = TokenType::U16;
         Self {
@@ -196,7 +201,7 @@ pub fn is_described(path: &Path) -> bool {
     is_named && tokens.is_file() && tokens.with_extension("json").is_file()
 }
 
-/// Returns the file of the tokens at a path: itself, or the one in a directory.
+/// File of the tokens at a path: itself, or the one in a directory.
 fn tokens_of(path: &Path) -> PathBuf {
     if path.is_dir() { path.join(TOKENS) } else { path.to_path_buf() }
 }
@@ -350,7 +355,7 @@ impl TokenFile {
         }
     }
 
-    /// Returns a hash of the tokens, of those that are targets, and of the boundary of the splits.
+    /// Returns a hash of the tokens, of the places of targets, and of the boundary of the splits.
     pub fn fingerprint(&self) -> String {
         let mut hasher = hasher_of(self.training, &self.info.blake3);
         if let Some(mask) = &self.info.mask {
@@ -359,7 +364,7 @@ impl TokenFile {
         hasher.finalize().to_hex().to_string()
     }
 
-    /// Returns the tokens of a split, by their places in the file.
+    /// Tokens of a split, by their places in the file.
     fn range(&self, split: Split) -> Range<usize> {
         match split {
             Split::Train => 0..self.training,
@@ -368,8 +373,8 @@ impl TokenFile {
     }
 }
 
-/// Returns the fingerprint of tokens in memory whose ids are those of a tokenizer's file: the same
-/// as that of a token file with these tokens.
+/// Fingerprint of tokens in memory with the ids of a tokenizer's file: a token file with these
+/// tokens has the same one.
 pub(crate) fn fingerprint_of(tokens: &[u32], vocabulary: usize, training: usize) -> String {
     let dtype = TokenType::of(vocabulary);
     let mut hasher = blake3::Hasher::new();

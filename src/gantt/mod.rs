@@ -85,7 +85,7 @@ impl ChartSpan {
 }
 
 impl ChartPeriod {
-    /// Returns the share of the period that has passed at a time.
+    /// Share of the period that has passed at `time`.
     fn share(&self, time: f64) -> f64 {
         (time - self.from) / self.length
     }
@@ -119,7 +119,7 @@ impl Chart {
         shares.sum::<f64>() / self.rows.len().max(1) as f64
     }
 
-    /// Returns the seconds in which a row has a span. Time that several spans cover counts once.
+    /// Seconds in which a row has a span. Time that several spans cover counts once.
     fn busy(&self, row: usize) -> f64 {
         let own = self.shown().filter(|span| span.row == row);
         let mut times: Vec<(f64, f64)> = own.map(|span| (span.from_s, span.to_s)).collect();
@@ -133,7 +133,6 @@ impl Chart {
         busy
     }
 
-    /// Returns the spans that are drawn.
     fn shown(&self) -> impl Iterator<Item = &ChartSpan> {
         self.spans.iter().filter(|span| self.shows(span))
     }
@@ -149,7 +148,7 @@ impl Chart {
         Some(ChartPeriod { from, length: to - from })
     }
 
-    /// Returns the passes that the chart shows, in the order of its legend.
+    /// Passes that the chart shows, in the order of its legend.
     fn passes(&self) -> impl Iterator<Item = ChartPass> {
         ChartPass::ALL.into_iter().filter(|pass| self.shown().any(|span| span.pass == *pass))
     }
@@ -158,14 +157,13 @@ impl Chart {
         self.shown().any(|span| span.chunk > 0)
     }
 
-    /// Returns the sentence below a chart: its time and its bubble.
+    /// Sentence below a chart: its time and its bubble.
     fn summary(&self) -> String {
         let time = milliseconds(self.length_s() * 1e3);
         format!("step {time} ms, bubble {} (idle share of all rows)", percent(self.bubble(), 1))
     }
 }
 
-/// Returns a number of milliseconds with the decimals that a reader needs.
 fn milliseconds(value: f64) -> String {
     let decimals = if value >= 100.0 { 1 } else { 3 };
     format!("{value:.decimals$}")
@@ -255,8 +253,8 @@ pub mod tests {
         Chart { title: format!("1F1B, {micro_batches} micro-batches"), rows, spans }
     }
 
-    /// Returns a chart of what is drawn in a way of its own: all passes, two model chunks, a span
-    /// that is too short for its number, signs of markup, and a label in two lines.
+    /// Chart with everything that is drawn differently: all passes, two model chunks, a span that
+    /// is too short for its number, signs of markup, and a label in two lines.
     pub fn one_of_each() -> Chart {
         use ChartPass::{BackwardInput, BackwardWeight, Forward, Other, Update};
         let mut chart = one_forward_one_backward(3, 4);
@@ -291,7 +289,7 @@ pub mod tests {
             Chart { rows: vec!["a".into(), "b".into(), "c".into()], ..Chart::default() };
         chart.spans.push(span(0, 10, 20, ChartPass::Forward, 0));
         chart.spans.push(span(1, 10, 13, ChartPass::Forward, 0));
-        // Two that overlap, of which one holds the other.
+        // Two overlapping spans; one holds the other.
         chart.spans.push(span(1, 12, 14, ChartPass::Other, 0));
         chart.spans.push(span(1, 12, 13, ChartPass::Other, 0));
         let shares: Vec<f64> = (0..3).map(|row| chart.idle_share(row)).collect();

@@ -30,7 +30,7 @@ pub struct RunsOfRow {
 
 /// Returns the chart of a step with a row per device. Passes over a micro-batch through a model
 /// chunk are one span each; the backward passes for inputs and for weights are shown separately if
-/// the schedule delays those for weights.
+/// the schedule delays the passes for weights.
 pub fn chart_of_runs(title: String, rows: &[RunsOfRow]) -> Chart {
     let is_whole = rows.iter().all(|row| is_backward_whole(&row.runs));
     let mut from = f64::INFINITY;
@@ -73,7 +73,7 @@ pub fn chart_of_runs(title: String, rows: &[RunsOfRow]) -> Chart {
     Chart { title, rows: rows.iter().map(|row| row.label.clone()).collect(), spans }
 }
 
-/// Returns the first and the last block of each model chunk: runs of consecutive blocks.
+/// The first and the last block of each model chunk: runs of consecutive blocks.
 pub(super) fn chunks_of(runs: &[SegmentRun]) -> Vec<(usize, usize)> {
     let blocks: BTreeSet<usize> = runs.iter().map(|run| run.segment.1).collect();
     let mut chunks: Vec<(usize, usize)> = Vec::new();
@@ -86,7 +86,7 @@ pub(super) fn chunks_of(runs: &[SegmentRun]) -> Vec<(usize, usize)> {
     chunks
 }
 
-/// Returns the begin and the end of a step of a device; infinite ones if it ran nothing.
+/// Begin and end of a step of a device; infinite ones if it ran nothing.
 pub(super) fn times(step: &[SegmentRun]) -> (f64, f64) {
     let mut from = f64::INFINITY;
     let mut to = f64::NEG_INFINITY;

@@ -22,8 +22,8 @@ const BELOW: f64 = 78.0;
 const LABEL_MAX: usize = 44;
 const LABEL_CHARACTER: f64 = 7.0;
 const TITLE_CHARACTER: f64 = 9.6;
-/// Font sizes of the numbers of micro-batches, the first of which that fits is used, and the width
-/// of a digit as a part of a font's size.
+/// Font sizes of the numbers of micro-batches; the first one that fits is used. Then the width of a
+/// digit as a part of a font's size.
 const NUMBER_FONTS: [f64; 2] = [11.0, 9.0];
 const NUMBER_CHARACTER: f64 = 0.57;
 /// Least distance of two ticks in pixels.
@@ -73,7 +73,7 @@ impl ChartLayout {
         self.bottom + BELOW
     }
 
-    /// Returns the place of a share of the chart's time.
+    /// Place of a share of the chart's time.
     fn at(&self, share: f64) -> f64 {
         self.left + share * (self.right - self.left)
     }
@@ -92,7 +92,7 @@ impl ChartPass {
         }
     }
 
-    /// Returns the colours of a model chunk and of text on it.
+    /// Colours of a model chunk and of text on it.
     fn colors(self, chunk: usize) -> (String, &'static str) {
         let factor = SHADE.powi(chunk.min(4) as i32);
         let [red, green, blue] = self.color().map(|part| (part * factor).round());
@@ -131,7 +131,7 @@ impl Chart {
         svg + "</svg>\n"
     }
 
-    /// Returns the empty rows with their labels at the left and their idle shares at the right.
+    /// Empty rows with their labels at the left and their idle shares at the right.
     fn labels(&self, layout: &ChartLayout) -> String {
         let mut svg = String::new();
         let has_spans = self.period().is_some();
@@ -160,7 +160,7 @@ impl Chart {
         svg
     }
 
-    /// Returns the legend below the axis.
+    /// The legend below the axis.
     fn swatches(&self, layout: &ChartLayout) -> String {
         let mut svg = String::new();
         let mut x = layout.left;
@@ -181,7 +181,7 @@ impl Chart {
     }
 }
 
-/// Returns the lines of a label: it is broken after its first comma that is not in parentheses.
+/// Lines of a label: it is broken after its first comma that is not in parentheses.
 fn label_lines(label: &str) -> Vec<String> {
     for (at, comma) in label.match_indices(", ") {
         let before = &label[..at];
@@ -193,7 +193,7 @@ fn label_lines(label: &str) -> Vec<String> {
     vec![shortened(label, LABEL_MAX)]
 }
 
-/// Returns the background grid with its labels in milliseconds.
+/// Background grid with its labels in milliseconds.
 fn axis(layout: &ChartLayout, period: &ChartPeriod) -> String {
     let length = period.milliseconds();
     let bottom = layout.bottom;
@@ -260,7 +260,7 @@ mod tests {
     use crate::gantt::golden::assert_golden;
     use crate::gantt::tests::{one_forward_one_backward, one_of_each, span};
 
-    /// Returns the values of an attribute of all elements that begin with `begin`.
+    /// Values of an attribute of all elements that begin with `begin`.
     fn values(svg: &str, begin: &str, attribute: &str) -> Vec<f64> {
         let pattern = format!(" {attribute}=\"");
         let lines = svg.lines().filter(|line| line.starts_with(begin));
@@ -268,7 +268,7 @@ mod tests {
         lines.filter_map(value).collect()
     }
 
-    /// Returns the bars: elements with a description.
+    /// Bars: elements with a description.
     fn bars(svg: &str) -> String {
         svg.lines().filter(|line| line.contains("<title>")).collect::<Vec<_>>().join("\n")
     }
@@ -295,7 +295,7 @@ mod tests {
         }
         let distinct: std::collections::BTreeSet<&String> = colors.iter().collect();
         assert_eq!(distinct.len(), colors.len(), "{colors:?}");
-        // Those of chunks are explained where there are several.
+        // The legend explains chunks where there are several.
         assert!(!one_forward_one_backward(2, 1).svg().contains("model chunks"));
     }
 

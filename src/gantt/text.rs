@@ -121,7 +121,7 @@ impl Chart {
         numbers(cells, |span| self.spans[span].micro_batch)
     }
 
-    /// Returns the line of model chunks, if the chart has several.
+    /// Line of model chunks, if the chart has several.
     fn chunks(&self, cells: &Cells) -> Option<NumberLine> {
         if !self.has_chunks() {
             return None;
@@ -230,7 +230,7 @@ F forward, b backward, . idle, below: micro-batch
 step 18.000 ms, bubble 33.3 % (idle share of all rows)
 ";
 
-    /// Returns the lines of letters and of numbers of a chart's only row.
+    /// Lines of letters and of numbers of a chart's only row.
     fn row(spans: Vec<ChartSpan>, columns: usize) -> Vec<String> {
         let chart = Chart { title: "T".into(), rows: vec!["a".into()], spans };
         let lines: Vec<String> = chart.text(columns).lines().map(String::from).collect();

@@ -19,7 +19,7 @@ struct DeviceRow {
 
 /// Returns the chart of the last complete step of a trace that `potluck train --trace` wrote, with
 /// a row per device. The backward passes for inputs and for weights are shown separately if the
-/// schedule delays those for weights.
+/// schedule delays the passes for weights.
 ///
 /// # Errors
 /// Returns a sentence if the text is no trace, or if no step in it is complete: each device has
@@ -51,7 +51,7 @@ pub fn chart_of_trace(json: &str) -> Result<Chart, String> {
     Err("the trace has no complete step".into())
 }
 
-/// Returns the events of a trace, which may lack its closing bracket.
+/// Events of a trace, which may lack its closing bracket.
 fn events(json: &str) -> Result<Vec<Value>, String> {
     let error = match serde_json::from_str(json) {
         Ok(events) => return Ok(events),
@@ -61,7 +61,7 @@ fn events(json: &str) -> Result<Vec<Value>, String> {
     serde_json::from_str(&closed).map_err(|_| format!("the file is no trace: {error}"))
 }
 
-/// Returns the devices that ran segments, in the order of their ranks.
+/// Devices that ran segments, in the order of their ranks.
 fn device_rows(events: &[Value]) -> Vec<DeviceRow> {
     let mut rows: BTreeMap<u64, DeviceRow> = BTreeMap::new();
     for event in events {
@@ -123,7 +123,7 @@ impl DeviceRow {
         steps
     }
 
-    /// Returns the step that ran at the same time as a step of another device, if it is complete.
+    /// Step that ran at the same time as a step of another device, if it is complete.
     fn complete_step(&self, other: &[SegmentRun]) -> Option<&[SegmentRun]> {
         let steps = self.steps();
         let step =
@@ -161,14 +161,14 @@ impl DeviceRow {
     }
 }
 
-/// Returns the seconds in which both steps ran; negative if they did not overlap.
+/// Seconds in which both steps ran; negative if they did not overlap.
 fn overlap_s(step: &[SegmentRun], other: &[SegmentRun]) -> f64 {
     let (from, to) = times(step);
     let (other_from, other_to) = times(other);
     to.min(other_to) - from.max(other_from)
 }
 
-/// Returns the chart of the step `number` of a trace, which these devices ran.
+/// Chart of the step `number` of a trace, which these devices ran.
 fn chart(rows: &[DeviceRow], steps: &[&[SegmentRun]], number: usize) -> Chart {
     let mut shown = Vec::with_capacity(rows.len());
     for (device, step) in rows.iter().zip(steps) {
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    /// Returns the spans of a row as text, with times in milliseconds.
+    /// Spans of a row as text, with times in milliseconds.
     fn row(chart: &Chart, row: usize) -> String {
         let own = chart.spans.iter().filter(|span| span.row == row);
         let text = |span: &ChartSpan| {
@@ -260,7 +260,7 @@ mod tests {
     fn the_last_complete_step_is_drawn() {
         let mut written = Written::of(2);
         written.step(100.0);
-        // A step that took another time, to be told apart, and one that was cut off.
+        // A step with another duration, to distinguish it, and one that was cut off.
         written.step(200.0);
         written.runs(1, 214.0, "B2 1, W2 1");
         let complete = written.clone();

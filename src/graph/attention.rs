@@ -27,8 +27,8 @@ impl AttentionPlace {
 pub struct AttentionOptions {
     /// Heads of queries that the node computes.
     pub heads: usize,
-    /// Heads of keys and values, which divide those of queries: query head `h` reads head
-    /// `h / (heads / kv_heads)` of them (Ainslie et al. 2023).
+    /// Number of heads of keys and values, a divisor of the number of query heads: query head `h`
+    /// reads head `h / (heads / kv_heads)` (Ainslie et al. 2023).
     pub kv_heads: usize,
     /// Columns of a head.
     pub head_width: usize,
@@ -123,7 +123,7 @@ impl CacheUpdateOptions {
     }
 
     /// Returns the dimensions of the cache: `(sequences, 2 kv_heads, t, d)`, the heads of keys
-    /// before those of values.
+    /// before the heads of values.
     pub fn cache(&self) -> [usize; 4] {
         [self.sequences, 2 * self.kv_heads, self.context, self.head_width]
     }

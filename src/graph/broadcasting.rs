@@ -284,8 +284,8 @@ impl Builder {
     }
 
     /// Computes the sums of the entries up to each along an axis, by a product with a matrix of
-    /// ones: in mixed precision the entries are rounded as those of products are, and an entry that
-    /// is not finite makes all sums along its axis NaN.
+    /// ones: in mixed precision the entries are rounded like operands of products, and an entry
+    /// that is not finite makes all sums along its axis NaN.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if there is no such axis, if it is the batch's, or has more than
@@ -327,7 +327,7 @@ impl Builder {
         if axis == last { Ok(product) } else { self.permute(product, &order) }
     }
 
-    /// Returns the matrix `(n, n)` of ones on the diagonal and above it.
+    /// Matrix `(n, n)` of ones on the diagonal and above it.
     fn ones_above_diagonal(&mut self, n: usize) -> TensorId {
         let name = format!("cumsum.{n}");
         let values = (0..n * n).map(|at| if at / n <= at % n { 1.0 } else { 0.0 }).collect();
@@ -354,7 +354,7 @@ impl Builder {
         tensor
     }
 
-    /// Returns the axes in order, each once.
+    /// The axes in order, each once.
     pub(super) fn reduced_axes(
         &self,
         op: &str,
@@ -373,7 +373,7 @@ impl Builder {
         Err(self.refused(op, &[x], why.into()))
     }
 
-    /// Returns the largest value over the axes `first ..= last`, and its index.
+    /// The largest value over the axes `first ..= last`, and its index.
     fn largest(
         &mut self,
         x: TensorId,
@@ -394,7 +394,7 @@ impl Builder {
     }
 }
 
-/// Returns the axes in order, each once.
+/// The axes in order, each once.
 fn in_order(axes: &[usize]) -> Vec<usize> {
     let mut axes = axes.to_vec();
     axes.sort_unstable();
@@ -415,7 +415,7 @@ pub(super) fn runs_from_the_back(axes: &[usize]) -> Vec<[usize; 2]> {
     runs
 }
 
-/// Returns the shape to which both can be repeated, or why there is none.
+/// Shape to which both can be repeated, or the reason why they cannot.
 fn joint_shape(a: &Shape, b: &Shape) -> Result<Shape, String> {
     let rank = a.rank().max(b.rank());
     if [a, b].iter().any(|shape| shape.is_batched() && shape.rank() < rank) {

@@ -190,7 +190,6 @@ impl Builder {
         tensor
     }
 
-    /// Returns the device state with a name.
     pub(super) fn state_of(&self, name: &str) -> Option<&DeviceState> {
         self.graph.states.iter().find(|state| state.name == name)
     }
@@ -205,7 +204,7 @@ impl Builder {
     }
 
     /// Sets how the ranks of a tensor group divide the parameters added so far: `rule` returns it
-    /// by name, and `None` for those that each rank has whole.
+    /// by name, and `None` for parameters that each rank has whole.
     pub fn split_parameters(&mut self, rule: impl Fn(&str) -> Option<ParameterSplit>) {
         for parameter in &mut self.graph.parameters {
             parameter.split = rule(&parameter.name);
@@ -481,7 +480,7 @@ impl Builder {
 
     /// Computes batch normalization of `x (b, .., c)` by channel, with PyTorch's parameters of
     /// `BatchNorm2d`: `NAME.weight` and `NAME.bias (c)`, and the running averages
-    /// `NAME.running_mean` and `NAME.running_var (c)`, all of which it adds.
+    /// `NAME.running_mean` and `NAME.running_var (c)`. It adds all of them.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `x` is not batched or has no channels.
@@ -775,8 +774,8 @@ impl Builder {
         Ok(self.add_loss(parts))
     }
 
-    /// Adds nodes that run outside of training only, such as those of an output for inspection
-    /// between two steps.
+    /// Adds nodes that run outside of training only, such as an output for inspection between two
+    /// steps.
     ///
     /// # Errors
     /// Returns the error of `add`.
@@ -977,7 +976,7 @@ impl Graph {
         TensorId(self.tensors.len() as u32 - 1)
     }
 
-    /// Returns the shapes and types of the outputs of an op on some tensors.
+    /// Shapes and types of the outputs of an op on some tensors.
     pub(super) fn shapes_of(&self, op: &Op, inputs: &[TensorId]) -> Result<Vec<Typed>, ShapeError> {
         let mut types: Vec<Typed> = Vec::with_capacity(inputs.len());
         for input in inputs {

@@ -134,8 +134,8 @@ impl Builder {
         self.sequence_of_row(y)
     }
 
-    /// Adds `padding` entries of a value before and behind those of an axis: PyTorch's `F.pad` with
-    /// a constant. Padded with minus infinity, a window has its maximum inside.
+    /// Adds `padding` entries of a value before and behind the entries of an axis: PyTorch's
+    /// `F.pad` with a constant. Padded with minus infinity, a window has its maximum inside.
     ///
     /// # Errors
     /// Returns [`ShapeError`](crate::ShapeError) if there is no such axis, if it is the batch's, or
@@ -200,7 +200,7 @@ impl Builder {
     }
 }
 
-/// Returns the options of a convolution of pictures of one row.
+/// Options of a convolution of pictures of one row.
 fn in_a_row(options: Conv2dOptions) -> Conv2dOptions {
     let Conv2dOptions { stride, padding, dilation, groups } = options;
     Conv2dOptions {

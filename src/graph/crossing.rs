@@ -58,8 +58,8 @@ mod tests {
         crossings.iter().map(|crossing| (crossing.from, crossing.to)).collect()
     }
 
-    /// The skip connection goes from block 0 to block 2, and its gradient, which is that of the
-    /// sum, from block 3, which computes it, to both.
+    /// The skip connection goes from block 0 to block 2. Its gradient equals the sum's, and goes
+    /// from block 3, which computes it, to both.
     #[test]
     fn a_tensor_travels_once_to_each_stage_that_needs_it() {
         let graph = chain();

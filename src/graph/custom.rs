@@ -43,7 +43,7 @@ pub trait CustomOp: Send + Sync {
         vec![CustomInput::default()]
     }
 
-    /// Returns the shape of the output, which is of floats, from those of as many inputs as
+    /// Returns the shape of the output, which is of floats, from the shapes of as many inputs as
     /// [`CustomOp::inputs`] lists. With [`Shape::with_dims`] of an input, the output has the batch
     /// in front where the input has it.
     ///
@@ -156,7 +156,7 @@ pub struct CustomNode<'a> {
 const NO_GRADIENT: &str = "has no gradient";
 
 impl ShapeError {
-    /// Returns true if the error is that of an op without a gradient by an input.
+    /// Returns true if the reason is an op without a gradient by an input.
     pub fn is_missing_gradient(&self) -> bool {
         self.why.starts_with(NO_GRADIENT)
     }
@@ -204,7 +204,7 @@ impl fmt::Debug for SharedCustomOp {
 /// The most inputs of a custom op: every device binds 8 tensors, and one of them is the output.
 const INPUTS_MAX: usize = 7;
 
-/// Returns the output shape of a custom op, after a check of the number of inputs.
+/// Output shape of a custom op, after a check of the number of inputs.
 pub(super) fn shape(op: &SharedCustomOp, inputs: &[&Shape]) -> Result<Vec<Shape>, String> {
     match inputs.len() {
         1..=INPUTS_MAX => Ok(vec![op.shape(inputs)?]),

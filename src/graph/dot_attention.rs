@@ -15,7 +15,8 @@ const UNSEEN: f32 = -1e30;
 pub struct DotAttentionOptions {
     /// Heads of queries.
     pub heads: usize,
-    /// Heads of keys and values, which divide those of queries (Ainslie et al. 2023).
+    /// Number of heads of keys and values, a divisor of the number of query heads (Ainslie et al.
+    /// 2023).
     pub kv_heads: usize,
     /// True if query `i` sees the keys up to `i` only.
     pub causal: bool,
@@ -47,7 +48,6 @@ impl DotAttentionOptions {
     }
 }
 
-/// Sizes of an attention.
 #[derive(Clone, Copy)]
 struct DotAttentionSizes {
     queries: usize,
@@ -194,7 +194,7 @@ impl Builder {
         Ok(masked)
     }
 
-    /// Returns the mask `(queries, keys)` of keys behind each query.
+    /// Mask `(queries, keys)` of keys behind each query.
     fn causal_mask(&mut self, queries: usize, keys: usize) -> TensorId {
         let mut values = Vec::with_capacity(queries * keys);
         for query in 0..queries {

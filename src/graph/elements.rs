@@ -4,12 +4,12 @@
 //! kernels of the CPU device, the shaders, fusion, probes and tests are made from it.
 //!
 //! A formula is written once, in the expressions that Rust and WGSL have in common, and `return`s
-//! its value. In Rust its functions are those of `kernels::ops::elements::real`, in WGSL the
-//! built-in ones and those of `shaders/lib/elementwise.wgsl`: a test compiles it for both. Its
+//! its value. In Rust its functions come from `kernels::ops::elements::real`, in WGSL they are the
+//! built-in ones and the ones of `shaders/lib/elementwise.wgsl`: a test compiles it for both. Its
 //! conditions are joined by `&` and `|`, since `&&` and `||` are branches in a shader: SwiftShader
-//! compiles a loop with some of them for minutes. Numbers
-//! beside a value are literals; alone they are `f32(1.0)`. A formula has NaN where an argument is
-//! one, which `unless_nan` sees to where comparisons or a driver might lose it.
+//! compiles a loop with some of them for minutes. Numbers beside a value are literals; alone they
+//! are `f32(1.0)`. A formula has NaN where an argument is one, which `unless_nan` sees to where
+//! comparisons or a driver might lose it.
 
 use std::fmt;
 
@@ -47,9 +47,9 @@ pub enum Domain {
     Apart,
 }
 
-/// The functions of one tensor: documentation, variant, its constants with those of tests, name in
-/// printed graphs, [`Domain`], [`Slope`], and the formulas of the value and of the gradient, `dy`
-/// times the slope.
+/// The functions of one tensor: documentation, variant, its constants and their values in tests,
+/// name in printed graphs, [`Domain`], [`Slope`], and the formulas of the value and of the
+/// gradient, `dy` times the slope.
 #[macro_export]
 macro_rules! unary_functions {
     ($then:ident) => {

@@ -5,7 +5,7 @@
 use super::{Graph, IGNORE_INDEX, Numbered, Role};
 use potluck_core::TensorId;
 
-/// Range of the values of an input of integers: those less than `below`.
+/// Range of the values of an input of integers: ids less than `below`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdRange {
     /// Name of the input.

@@ -1,5 +1,5 @@
 //! The builder's functions of indices along axes: gathering, scattering, reversal, and the largest
-//! entries. Indices are whole numbers in floats, like those of [`Builder::argmax`];
+//! entries. Indices are whole numbers in floats, like the results of [`Builder::argmax`];
 //! [`Builder::floats_of`] converts an integer input.
 
 use super::Builder;
@@ -106,7 +106,7 @@ impl Builder {
         Ok(self.shared_constant(&format!("arange.{n}"), &[n], values))
     }
 
-    /// Returns integers as floats; -1 for those that are not less than `count`.
+    /// Returns integers as floats; -1 for indices that are not less than `count`.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `ids` are no integers, or by [`Builder::arange`] of the count.

@@ -6,10 +6,10 @@ use super::{Graph, Init};
 use potluck_core::rng::Key;
 use potluck_core::{ParamId, Site};
 
-/// Random-number site of parameter 0; each parameter has its own, far from those of dropouts.
+/// Random-number site of parameter 0; each parameter has its own, far from the sites of dropouts.
 const FIRST_SITE: u32 = 1 << 20;
 
-/// Draws an initial value; `index` is that of the element in the whole tensor.
+/// Draws an initial value; `index` is the element's index in the whole tensor.
 fn value(init: Init, key: &Key, index: u64) -> f32 {
     match init {
         Init::Zeros => 0.0,

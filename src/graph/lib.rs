@@ -2,7 +2,7 @@
 //! [`differentiate`], reduced by [`fuse()`], ordered and placed in memory by [`Plan`].
 //!
 //! This crate knows no device, reads no clock and does no IO. Losses are **sums**: a graph's loss
-//! is the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
+//! is the pair (sum, count) over the rows it saw, and gradients are gradients of the sum, so that
 //! micro-batches, masked targets and uneven shares add up exactly.
 
 mod attention;
@@ -278,12 +278,12 @@ pub struct Parameter {
     /// Tensor that accumulates its gradient, once the graph is differentiated; `None` if it is
     /// frozen.
     pub gradient: Option<TensorId>,
-    /// How the ranks of a tensor group divide it; `None` if each has all of it.
+    /// Split over the ranks of a tensor group; `None` if each has all of it.
     pub split: Option<ParameterSplit>,
     /// True if each rank of a tensor group computes a part of its gradient, though all have the
     /// parameter.
     pub has_partial_gradient: bool,
-    /// Tensor of which it is a slice, or all: in a [`shard()`] of a graph, and where a device
+    /// Tensor that it is a slice of, or the whole: in a [`shard()`] of a graph, and where a device
     /// cannot bind it whole ([`cut_large_parameters`]).
     pub whole: WholeTensor,
     /// Its part of that tensor.
@@ -343,7 +343,7 @@ pub struct Carried {
     pub output: TensorId,
 }
 
-/// Graph in execution order: every node comes after those that compute its inputs.
+/// Graph in execution order: every node comes after the nodes that compute its inputs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     pub tensors: Vec<Tensor>,
@@ -434,7 +434,7 @@ impl Graph {
         used
     }
 
-    /// Returns the parameters that are slices of the same tensor, the given one included.
+    /// Parameters that are slices of the same tensor, the given one included.
     pub(crate) fn slices_beside(&self, id: ParamId) -> impl Iterator<Item = ParamId> + '_ {
         let number = self.parameters[id.index()].whole.number;
         let ids = (0..self.parameters.len() as u32).map(ParamId);
@@ -545,7 +545,7 @@ impl Graph {
         smallest
     }
 
-    /// Returns the nodes of the forward pass of a training step, without those that only make an
+    /// Returns the nodes of the forward pass of a training step, without nodes that only make an
     /// alias.
     pub fn forward_nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|node| {

@@ -99,7 +99,7 @@ impl Builder {
         if factor == 1.0 { Ok(x) } else { self.scale(x, factor) }
     }
 
-    /// Returns the value `(b)` of a term for each sample, without its weight.
+    /// Value `(b)` of a term for each sample, without its weight.
     fn loss_of_samples(&mut self, term: &LossTerm) -> BuildResult {
         let shape = self.shape(term.value).clone();
         if !shape.is_batched() {
@@ -122,18 +122,18 @@ impl Builder {
 }
 
 impl Graph {
-    /// Returns the number of values of the loss's accumulator: its sum, its count, and those of the
-    /// terms.
+    /// Returns the number of values of the loss's accumulator: its sum, its count, and one value
+    /// per term.
     pub fn loss_length(&self) -> usize {
         2 + self.loss_terms.len()
     }
 
-    /// Returns the number of the first node that writes a tensor.
+    /// Number of the first node that writes a tensor.
     fn writer(&self, id: TensorId) -> Option<usize> {
         self.nodes.iter().position(|node| node.outputs.contains(&id))
     }
 
-    /// Returns the number of the node whose parts the loss sums up.
+    /// Number of the node whose parts the loss sums up.
     pub(super) fn loss_parts(&self) -> Option<usize> {
         let sum = self.writer(self.loss?)?;
         self.writer(self.nodes[sum].inputs[0])

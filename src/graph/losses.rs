@@ -24,7 +24,6 @@ pub struct CrossEntropyOptions {
 }
 
 struct ClassWeights {
-    /// Weight of each class.
     of_class: Vec<f32>,
     /// Weight of a row, by its target: 0 for the ignored class.
     of_row: Vec<f32>,

@@ -2,8 +2,8 @@
 //! names (`NAME.weight`, `NAME.bias`) and with its initial values, and computes the layer. They use
 //! the methods of [`Builder`], which take parameters as tensors.
 //!
-//! Weights may be in a file of PyTorch's `state_dict`: the names are those of a module whose layer
-//! is the attribute `NAME`.
+//! Weights may be in a file of PyTorch's `state_dict`: the names fit a module whose layer is the
+//! attribute `NAME`.
 
 use super::builder::{BuildResult, Builder};
 use super::op::Cell;
@@ -54,7 +54,7 @@ fn linear_weight(b: &mut Builder, name: &str, x: TensorId, outputs: usize) -> Bu
     Ok(b.parameter(&format!("{name}.weight"), &[outputs, inputs], uniform(inputs)))
 }
 
-/// Returns the size of the last dimension, beside the batch.
+/// Size of the last dimension, beside the batch.
 fn columns(b: &Builder, op: &str, name: &str, x: TensorId) -> Result<usize, ShapeError> {
     let shape = b.shape(x);
     if shape.rank() == 0 || (shape.rank() == 1 && shape.is_batched()) {
@@ -131,7 +131,7 @@ pub struct BatchNormOptions {
     pub momentum: f32,
 }
 
-/// Those of PyTorch: `eps = 1e-5`, `momentum = 0.1`.
+/// PyTorch's values: `eps = 1e-5`, `momentum = 0.1`.
 impl Default for BatchNormOptions {
     fn default() -> Self {
         Self { eps: 1e-5, momentum: 0.1 }
@@ -262,10 +262,10 @@ pub fn recurrent(
     Ok(b.recurrent(cell, x, parameters, &[])?.0)
 }
 
-/// Computes self-attention of `x (b, t, c) -> (b, t, c)` with `heads` heads, with the parameters
-/// of PyTorch's `MultiheadAttention`: `NAME.in_proj_weight (3c, c)` and `NAME.in_proj_bias (3c)` of
+/// Computes self-attention of `x (b, t, c) -> (b, t, c)` with `heads` heads, with the parameters of
+/// PyTorch's `MultiheadAttention`: `NAME.in_proj_weight (3c, c)` and `NAME.in_proj_bias (3c)` of
 /// queries, keys and values, `NAME.out_proj.weight (c, c)` and `NAME.out_proj.bias (c)`. A token
-/// attends to those up to itself if `causal`, else to all.
+/// attends to the tokens up to itself if `causal`, else to all.
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` has other dimensions, or the heads do not divide its columns.

@@ -160,7 +160,7 @@ impl NormBackward {
         if self.bias { Op::LayerNormAffineGrad } else { Op::LayerNormWeightGrad }
     }
 
-    /// Returns the outputs to whose contents kernels can add: all but `dx`.
+    /// Outputs to whose contents kernels can add: all but `dx`.
     fn accumulates(&self) -> Accumulation {
         Accumulation::each(1..if self.bias { 3 } else { 2 })
     }
@@ -343,9 +343,9 @@ pub enum Op {
     /// aliases whose elements the host replaces after the segment that ends with this node.
     AllReduce(Reduction),
     /// An op of one output and its epilogue, steps on each of its values, in one kernel. Inputs:
-    /// those of `root`, then the operands of the steps. Outputs: the final value, then the stored
-    /// ones, each with as many elements as the output of `root`, under any shape. Made by the
-    /// fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
+    /// the inputs of `root`, then the operands of the steps. Outputs: the final value, then the
+    /// stored ones, each with as many elements as the output of `root`, under any shape. Made by
+    /// the fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
     Fused { root: Box<Op>, epilogue: Vec<EpilogueOp> },
     /// An op that is defined outside the crate, of one output; see [`CustomOp`].
     Custom(SharedCustomOp),
@@ -452,7 +452,6 @@ impl Op {
         }
     }
 
-    /// Returns the classes of a loss of classes.
     pub(super) fn loss_classes_mut(&mut self) -> Option<&mut LossClasses> {
         match self {
             Op::CrossEntropy(classes) | Op::LinearCrossEntropy { classes, .. } => Some(classes),

@@ -1,5 +1,5 @@
 //! Plans of a part of a graph: some of its blocks, run in the order of a rank's program. All ids
-//! are those of the whole graph, so that initial values, dropout, buckets and checkpoints do not
+//! are ids of the whole graph, so that initial values, dropout, buckets and checkpoints do not
 //! depend on the cut.
 
 use std::collections::{BTreeMap, HashMap};
@@ -89,7 +89,6 @@ impl Plan {
     }
 }
 
-/// Returns the nodes of the held blocks.
 fn held_nodes<'a>(graph: &'a Graph, blocks: &'a [bool]) -> impl Iterator<Item = &'a Node> {
     graph.nodes.iter().filter(|node| blocks[node.block as usize])
 }
@@ -336,8 +335,8 @@ pub(super) mod tests {
         assert!(!last.is_placed(graph.input("x").unwrap()));
     }
 
-    /// A forward pass of all micro-batches, then the backward passes: what the backward pass reads
-    /// of the forward pass has a copy for each, and the rest one.
+    /// A forward pass of all micro-batches, then the backward passes: tensors of the forward pass
+    /// that the backward pass reads have a copy for each micro-batch, and the others one.
     #[test]
     fn slots_have_as_many_copies_as_the_program_needs() {
         let whole = Plan::new(chain(), PlanOptions::new(4));

@@ -53,7 +53,7 @@ impl Conv2dOptions {
     /// Returns the height and the width of the output for inputs of this size.
     ///
     /// # Errors
-    /// Returns the reason why there is none.
+    /// Returns the reason if no output fits.
     pub fn output_size(&self, size: [usize; 2], kernel: [usize; 2]) -> Result<[usize; 2], String> {
         self.windows(kernel).count(size)
     }
@@ -62,7 +62,7 @@ impl Conv2dOptions {
     /// this size, with additional rows and columns at the end, as PyTorch's `ConvTranspose2d`.
     ///
     /// # Errors
-    /// Returns the reason why there are none.
+    /// Returns the reason if no output fits.
     pub fn transposed_size(
         &self,
         size: [usize; 2],
@@ -147,7 +147,7 @@ impl Pool2dOptions {
     /// Returns the height and the width of the output for inputs of this size.
     ///
     /// # Errors
-    /// Returns the reason why there is none.
+    /// Returns the reason if no output fits.
     pub fn output_size(&self, size: [usize; 2]) -> Result<[usize; 2], String> {
         let Self { kernel, stride, padding, dilation, ceil_mode } = *self;
         let windows = Windows { kernel, stride, padding, dilation, ceil_mode };
@@ -235,12 +235,12 @@ impl Windows {
         Ok(())
     }
 
-    /// Returns the rows or columns from the first to the last one of a window.
+    /// Rows or columns from the first to the last one of a window.
     fn span(&self) -> [usize; 2] {
         [0, 1].map(|axis| self.dilation[axis] * (self.kernel[axis] - 1) + 1)
     }
 
-    /// Returns the number of windows down and across a picture.
+    /// Number of windows down and across a picture.
     fn count(&self, size: [usize; 2]) -> Result<[usize; 2], String> {
         self.check(size)?;
         let Self { stride, padding, .. } = *self;

@@ -16,7 +16,7 @@ use potluck_core::{BucketId, DType, ParamId, SegmentId, Site, TensorId};
 const ALIGNMENT: usize = ALIGNMENT_BYTES / DType::F32.bytes();
 
 /// Random-number site of the rounding of parameter 0's moments; each parameter has its own, far
-/// from those of dropouts.
+/// from the sites of dropouts.
 const FIRST_ROUNDING_SITE: u32 = 1 << 20;
 
 /// Smallest number of samples for statistics of a normalization.
@@ -82,7 +82,7 @@ pub struct Bucket {
     pub rates: UpdateRates,
     /// Rank of the tensor group that holds its slices; `None` if every rank has the bucket.
     pub rank: Option<u32>,
-    /// Each parameter and its first element; those with weight decay come first.
+    /// Each parameter and its first element; parameters with weight decay come first.
     pub parameters: Vec<(ParamId, usize)>,
     /// Number of elements, including the gaps that alignment leaves (which stay zero).
     pub length: usize,
@@ -174,8 +174,8 @@ impl Plan {
     }
 
     /// Returns the smallest advisable number of samples in a micro-batch: 8 if a layer normalizes
-    /// by statistics of micro-batches, which differ too much from those of the batch with fewer, or
-    /// else 1.
+    /// by statistics of micro-batches, which differ too much from the batch's with fewer, or else
+    /// 1.
     pub fn rows_min(&self) -> u32 {
         if self.buckets.iter().any(|bucket| bucket.kind.is_state()) {
             STATISTICS_ROWS_MIN
@@ -303,7 +303,7 @@ impl Plan {
         found
     }
 
-    /// Returns the segments of the forward pass, then those of the backward pass.
+    /// Returns the segments of the forward pass and of the backward pass.
     pub fn passes(&self) -> (Vec<SegmentId>, Vec<SegmentId>) {
         (0..self.segments.len() as u32)
             .map(SegmentId)
@@ -323,7 +323,7 @@ impl Plan {
     }
 }
 
-/// Returns the maximal runs of nodes of one pass and block between which the host does not act.
+/// Maximal runs of nodes of one pass and block between which the host does not act.
 pub(super) fn segments(graph: &Graph) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -421,7 +421,7 @@ fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket
     buckets
 }
 
-/// Returns the elements of a parameter in a bucket, with the gap after it.
+/// Elements of a parameter in a bucket, with the gap after it.
 fn padded_length(graph: &Graph, id: ParamId) -> usize {
     let tensor = graph.parameters[id.index()].tensor;
     graph.tensor(tensor).shape.per_row().next_multiple_of(ALIGNMENT)

@@ -96,9 +96,9 @@ impl Builder {
         self.sequence_of_row(y)
     }
 
-    /// Computes the means of pictures `x (b, h, w, c)` over a grid of `size` windows: `(b, size[0],
-    /// size[1], c)`, as PyTorch's `AdaptiveAvgPool2d`. Where the sizes do not divide those of the
-    /// pictures, it is a product with matrices: [`Interpolation::Area`].
+    /// Computes the means of pictures `x (b, h, w, c)` over a grid of `size` windows:
+    /// `(b, size[0], size[1], c)`, as PyTorch's `AdaptiveAvgPool2d`. Where the sizes do not divide
+    /// the pictures' sizes, it is a product with matrices: [`Interpolation::Area`].
     ///
     /// # Errors
     /// Returns [`ShapeError`](crate::ShapeError) if `x` is not `(b, h, w, c)`, or a size is 0.
@@ -139,7 +139,7 @@ impl Builder {
     }
 }
 
-/// Returns the options of a pooling of pictures of one row.
+/// Options of a pooling of pictures of one row.
 fn in_a_row(options: Pool2dOptions) -> Pool2dOptions {
     let Pool2dOptions { kernel, stride, padding, dilation, ceil_mode } = options;
     Pool2dOptions {

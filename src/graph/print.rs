@@ -176,7 +176,7 @@ impl MemoryUsage {
     }
 }
 
-/// Returns the buckets that a device with this plan holds, with their indices.
+/// Buckets that a device with this plan holds, with their indices.
 fn held_buckets(plan: &Plan) -> impl Iterator<Item = (usize, &Bucket)> {
     plan.buckets.iter().enumerate().filter(|(index, _)| plan.held[*index])
 }
@@ -185,22 +185,21 @@ fn slots_of_kind(plan: &Plan, kind: SlotKind) -> impl Iterator<Item = &Slot> {
     plan.slots.iter().filter(move |slot| slot.kind == kind)
 }
 
-/// Returns the bytes of all copies of the slots of a kind.
 fn slot_bytes(plan: &Plan, kind: SlotKind) -> usize {
     sum(slots_of_kind(plan, kind).map(|slot| slot.bytes.saturating_mul(slot.copies)))
 }
 
-/// Returns the elements of the held buckets, with the gaps.
+/// Elements of the held buckets, with the gaps.
 fn held_elements(plan: &Plan) -> usize {
     held_buckets(plan).map(|(_, bucket)| bucket.length).sum()
 }
 
-/// Returns the elements of the held buckets that have gradients.
+/// Elements of the held buckets that have gradients.
 fn updated_elements(plan: &Plan) -> usize {
     held_buckets(plan).map(|(_, bucket)| bucket.gradient_length()).sum()
 }
 
-/// Returns the sum; on overflow, the largest number.
+/// Sum; on overflow, the largest number.
 fn sum(bytes: impl IntoIterator<Item = usize>) -> usize {
     let mut sum = 0_usize;
     for bytes in bytes {
@@ -242,7 +241,7 @@ pub fn memory_table(plan: &Plan, moments: usize, workspace: usize, limit: &str) 
     text + &bucket_rows(plan)
 }
 
-/// Returns a clause on the number format of moments, if it is not that of the parameters.
+/// Clause on the number format of moments, if it differs from the parameters' format.
 fn format_text(plan: &Plan, moments: usize) -> &'static str {
     match plan.options.moments {
         MomentFormat::Bf16 if moments > 0 => ", in bf16",
@@ -289,7 +288,7 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
     text
 }
 
-/// Formats the memory of a device, then that of the host: names, bytes and notes.
+/// Formats the memory of a device, then of the host: names, bytes and notes.
 fn memory_rows(
     plan: &Plan,
     memory: &MemoryUsage,
@@ -332,7 +331,7 @@ fn memory_rows(
     text
 }
 
-/// Returns the number of trained values that a device with this plan holds.
+/// Number of trained values that a device with this plan holds.
 fn held_values(plan: &Plan) -> usize {
     let mut values = 0;
     for (_, bucket) in held_buckets(plan) {
@@ -365,7 +364,7 @@ fn bucket_rows(plan: &Plan) -> String {
     text
 }
 
-/// Returns the words that exclude frozen parameters, if there are any.
+/// Words that exclude frozen parameters, if there are any.
 fn of_trained(plan: &Plan) -> &'static str {
     let all_are = plan.buckets.iter().all(Bucket::is_updated);
     if all_are { "" } else { " that is not frozen" }

@@ -22,10 +22,10 @@ struct UnrolledLayer {
 impl Builder {
     /// Computes a recurrent layer over `x (b, t, in)` with the parameters of PyTorch's `RNN`:
     /// `weight_ih (h, in)`, `weight_hh (h, h)`, and the biases `bias_ih` and `bias_hh (h)`. The
-    /// state is `h0 (b, h)`, or zeros without one, and the function `Unary::Tanh` or
-    /// `Unary::Relu`, or any other. Returns the hidden values `y (b, t, h)`, the last of which is
-    /// their [`Builder::last_step`]. Each time step is several nodes: it suits sequences of up to
-    /// some hundreds of steps.
+    /// state is `h0 (b, h)`, or zeros without one, and the function `Unary::Tanh` or `Unary::Relu`,
+    /// or any other. Returns the hidden values `y (b, t, h)`; [`Builder::last_step`] returns the
+    /// last one. Each time step is several nodes: it suits sequences of up to some hundreds of
+    /// steps.
     ///
     /// # Errors
     /// Returns [`ShapeError`] if the shapes do not fit.
@@ -150,14 +150,14 @@ impl Builder {
         Ok((UnrolledLayer { b, t, h, weight_hh, bias_hh }, own))
     }
 
-    /// Returns the product of the inputs of a step `(b, gates h)`.
+    /// Product of the inputs of a step `(b, gates h)`.
     fn step_of(&mut self, layer: &UnrolledLayer, gates: TensorId, step: usize) -> BuildResult {
         let columns = self.shape(gates).last();
         let own = self.slice(gates, 1, step, 1)?;
         self.reshape(own, &[layer.b, columns])
     }
 
-    /// Returns the product of the hidden values with their weight, plus the bias; `None` are zeros.
+    /// Product of the hidden values with their weight, plus the bias; `None` are zeros.
     fn hidden_product(&mut self, layer: &UnrolledLayer, hidden: Option<TensorId>) -> BuildResult {
         match hidden {
             Some(hidden) => self.linear(hidden, layer.weight_hh, Some(layer.bias_hh)),

@@ -222,7 +222,7 @@ impl<'a> Replay<'a> {
         ))
     }
 
-    /// Returns the slot and the copy that hold a tensor of a micro-batch, if it is in a slot.
+    /// Slot and copy that hold a tensor of a micro-batch, if it is in a slot.
     fn copy(&self, tensor: TensorId, micro_batch: usize) -> Option<(SlotId, usize)> {
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {

@@ -28,9 +28,9 @@ pub enum Interpolation {
 }
 
 impl Builder {
-    /// Resizes axes of `x` to `lengths`, one after the other, as PyTorch's `interpolate`: those of
-    /// pictures `(b, h, w, c)` are the axes 1 and 2. All interpolations but the nearest entries are
-    /// products with a matrix of weights, whose operands mixed precision rounds.
+    /// Resizes axes of `x` to `lengths`, one after the other, as PyTorch's `interpolate`: pictures
+    /// `(b, h, w, c)` are resized along the axes 1 and 2. All interpolations but the nearest
+    /// entries are products with a matrix of weights, whose operands mixed precision rounds.
     ///
     /// # Errors
     /// Returns [`ShapeError`](crate::ShapeError) if there is no such axis, it is the batch's, a
@@ -85,7 +85,7 @@ fn nearest(known: usize, length: usize, middle: usize) -> Vec<usize> {
     (0..length).map(|new| ((2 * new + middle) * known / (2 * length)).min(known - 1)).collect()
 }
 
-/// Returns the weights `(known, length)` of the entries of an axis in those of the new one.
+/// Weights `(known, length)` of the entries of an axis in the entries of the new one.
 fn weights(known: usize, length: usize, by: Interpolation) -> Vec<f32> {
     let mut weights = vec![0.0; known * length];
     for new in 0..length {
@@ -96,7 +96,7 @@ fn weights(known: usize, length: usize, by: Interpolation) -> Vec<f32> {
     weights
 }
 
-/// Returns the position of a new entry among the `known` ones.
+/// Position of a new entry among the `known` ones.
 fn position(new: usize, known: usize, length: usize, align_corners: bool) -> f64 {
     if align_corners {
         (new * (known - 1)) as f64 / (length - 1).max(1) as f64
@@ -105,7 +105,7 @@ fn position(new: usize, known: usize, length: usize, align_corners: bool) -> f64
     }
 }
 
-/// Returns the entries that contribute to a new one, and their weights.
+/// Entries that contribute to a new one, and their weights.
 fn neighbours(new: usize, known: usize, length: usize, by: Interpolation) -> Vec<(usize, f64)> {
     let clamped = |entry: f64| entry.clamp(0.0, (known - 1) as f64) as usize;
     let mut neighbours = Vec::new();
@@ -135,7 +135,7 @@ fn neighbours(new: usize, known: usize, length: usize, by: Interpolation) -> Vec
     neighbours
 }
 
-/// Returns the weight of an entry at this distance in a cubic convolution (Keys 1981).
+/// Weight of an entry at this distance in a cubic convolution (Keys 1981).
 fn cubic(distance: f64) -> f64 {
     let a = CUBIC;
     if distance <= 1.0 {

@@ -17,8 +17,8 @@ pub enum RotaryScaling {
     None,
     /// `linear`: all are divided by the factor (Chen et al. 2023).
     Linear { factor: f64 },
-    /// `llama3`: those of wavelengths above `context / low` are divided by the factor, those below
-    /// `context / high` kept, and those between interpolated (Llama 3.1).
+    /// `llama3`: frequencies with wavelengths above `context / low` are divided by the factor, with
+    /// wavelengths below `context / high` kept, and between them interpolated (Llama 3.1).
     Llama3 { factor: f64, low: f64, high: f64, context: f64 },
 }
 
@@ -42,7 +42,7 @@ impl RotaryAngles {
         (0..d / 2).map(|pair| self.frequency(pair, d)).collect()
     }
 
-    /// Returns the angle per position of a pair of columns of a head.
+    /// Angle per position of a pair of columns of a head.
     fn frequency(&self, pair: usize, d: usize) -> f64 {
         let plain = libm::pow(self.theta, -2.0 * pair as f64 / d as f64);
         match self.scaling {

@@ -1,5 +1,5 @@
-//! Shape rule of each op: computes the shapes of the outputs from those of the inputs, or the
-//! reason why they do not fit. The rules are in the submodules, by topic.
+//! Shape rule of each op: computes the shapes of the outputs from the inputs' shapes, or the reason
+//! why they do not fit. The rules are in the submodules, by topic.
 
 mod attention;
 mod checks;
@@ -76,7 +76,6 @@ fn check_computable(shape: &Shape) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns true if the op takes this number of inputs.
 pub(super) fn fits_arity(op: &Op, count: usize) -> bool {
     let (least, most) = arity(op);
     (least..=most).contains(&count)

@@ -93,7 +93,7 @@ impl NodeOrder {
         lives
     }
 
-    /// Returns the lives of the logits that kernels keep within a node.
+    /// Lives of the logits that kernels keep within a node.
     pub(super) fn logits(&self, graph: &Graph, rows: usize) -> LogitsLives {
         let mut logits = LogitsLives { lives: Vec::new(), bytes: usize::MAX };
         for (position, (index, _)) in self.nodes.iter().enumerate() {
@@ -111,7 +111,7 @@ impl NodeOrder {
         Life { first: position, last: position, kind, span }
     }
 
-    /// Returns the segment of a position; 0 if no nodes run.
+    /// Segment of a position; 0 if no nodes run.
     fn segment_at(&self, position: usize) -> usize {
         match self.nodes.get(position) {
             Some((_, segment)) => *segment,
@@ -196,7 +196,7 @@ pub(super) struct LogitsLives {
 }
 
 impl LogitsLives {
-    /// Returns the slot that shares the memory of the logits; `None` without logits.
+    /// Slot that shares the memory of the logits; `None` without logits.
     fn slot(&self) -> Option<SharedSlot> {
         let span = self.lives.iter().map(|life| life.span).reduce(SegmentSpan::with)?;
         let slot = Slot { kind: SlotKind::Logits, bytes: 0, copies: 1 };
@@ -209,7 +209,7 @@ struct SharedSlot {
     slot: Slot,
     /// Bytes of the first and largest tensor, or of the logits.
     bytes_max: usize,
-    /// Lives of its tensors, none of which overlap.
+    /// Lives of its tensors, which do not overlap.
     lives: Vec<Life>,
     /// From the first to the last segment of any of them.
     span: SegmentSpan,
@@ -291,7 +291,7 @@ impl SharedSlot {
 }
 
 impl SegmentSpan {
-    /// Returns the span from the earlier first segment to the later last one.
+    /// Span from the earlier first segment to the later last one.
     fn with(self, other: Self) -> Self {
         Self { first: self.first.min(other.first), last: self.last.max(other.last) }
     }

@@ -26,8 +26,8 @@ const ROWS: usize = 64;
 pub struct ParameterSplit {
     /// Dimension that is divided.
     pub dimension: usize,
-    /// Tensors that are packed in this dimension, each of which is divided: 3 for queries, keys and
-    /// values in one.
+    /// Number of tensors packed in this dimension; each is divided: 3 for queries, keys and values
+    /// in one.
     pub packed: usize,
     /// Unit of the division.
     pub unit: SplitUnit,
@@ -118,7 +118,7 @@ impl SplitUnit {
     }
 }
 
-/// Returns the largest power of two, up to 64 rows, with which each rank has a unit.
+/// The largest power of two, up to 64 rows, with which each rank has a unit.
 fn largest_unit(size: usize, ranks: usize) -> usize {
     let mut unit = ROWS;
     while unit > 1 && size / unit < ranks {

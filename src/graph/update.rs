@@ -34,7 +34,7 @@ impl fmt::Display for BucketTensor {
 pub struct UpdateRates {
     /// Factor of the learning rate, at every step of its schedule.
     pub lr_scale: f32,
-    /// Weight decay; `None` for that of the optimizer.
+    /// Weight decay; `None` for the optimizer's.
     pub weight_decay: Option<f32>,
 }
 

@@ -11,7 +11,7 @@ use crate::{Float, UpdateKernel};
 use potluck_core::rng::{Key, threefry2x32};
 use potluck_graph::{MomentRounding, Update, UpdateRange};
 
-/// Returns the parameters of a rounding, in the order of `Rounding` of the shaders.
+/// Parameters of a rounding, in the order of `Rounding` of the shaders.
 pub(crate) fn rounding_params(rounding: &MomentRounding) -> [u32; 6] {
     let MomentRounding { key: Key([key0, key1]), series, number } = *rounding;
     let [number, run, distance, place] =
@@ -19,12 +19,12 @@ pub(crate) fn rounding_params(rounding: &MomentRounding) -> [u32; 6] {
     [key0, key1, number, run, distance, place]
 }
 
-/// Returns the workgroups of an update whose moments are rounded: one invocation per 4 words.
+/// Workgroups of an update whose moments are rounded: one invocation per 4 words.
 pub(crate) fn groups(range: &UpdateRange) -> [u32; 3] {
     grid((range.start + range.length).div_ceil(2) - range.start / 2, 256)
 }
 
-/// Returns the words of values, rounded to nearest.
+/// Words of values, rounded to nearest.
 pub(crate) fn to_nearest(values: &[f32]) -> Vec<u32> {
     let mut words = Vec::with_capacity(values.len().div_ceil(2));
     for pair in values.chunks(2) {
@@ -38,7 +38,7 @@ pub(crate) fn to_nearest(values: &[f32]) -> Vec<u32> {
     words
 }
 
-/// Returns the words of values; `None` if one of them is no value of bf16.
+/// Words of values; `None` if one of them is no value of bf16.
 pub(crate) fn words_of(values: &[f32]) -> Option<Vec<u32>> {
     if values.iter().all(|value| value.to_bits().is_multiple_of(1 << 16)) {
         Some(to_nearest(values))
@@ -47,7 +47,7 @@ pub(crate) fn words_of(values: &[f32]) -> Option<Vec<u32>> {
     }
 }
 
-/// Returns the values of the first `elements` halves of words.
+/// Values of the first `elements` halves of words.
 pub(crate) fn values(words: &[u32], elements: usize) -> Vec<f32> {
     let mut values = vec![0.0; 2 * words.len()];
     widen(words, &mut values);
@@ -214,7 +214,6 @@ mod tests {
     use crate::update_twin;
     use potluck_core::{RunSeries, TensorSlice};
 
-    /// Returns the rounding of a whole tensor in a step.
     fn rounding(elements: usize, step: u64) -> MomentRounding {
         let series = TensorSlice::whole(&[elements]).series()[0];
         MomentRounding { key: Key::new(3).step(step), series, number: 0 }

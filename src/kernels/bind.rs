@@ -92,7 +92,7 @@ impl BindGroups {
         self.made.len()
     }
 
-    /// Returns the bind group of a dispatch, which is made at first use.
+    /// Bind group of a dispatch, which is made at first use.
     fn get(
         &mut self,
         gpu: &Gpu,
@@ -232,7 +232,7 @@ impl BoundDispatch {
         self.groups = dispatch.groups;
     }
 
-    /// Returns the name of its shader, for messages.
+    /// Name of its shader, for messages.
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.pipeline.label
     }

@@ -66,7 +66,7 @@ impl OpCall<'_> {
     }
 }
 
-/// Returns the dimensions of tensors of a graph with this number of rows.
+/// Dimensions of tensors of a graph with this number of rows.
 pub(crate) fn resolved_dims(graph: &Graph, ids: &[TensorId], rows: usize) -> Vec<Vec<usize>> {
     ids.iter().map(|id| graph.tensor(*id).shape.resolve(rows)).collect()
 }

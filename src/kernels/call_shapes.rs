@@ -1,5 +1,5 @@
-//! Sizes of the calls on which kernels are certified: sizes of the catalog, which are those of a
-//! small GPT, and of probes, which are smaller and odd.
+//! Sizes of the calls on which kernels are certified: the catalog has the sizes of a small GPT, and
+//! probes have smaller and odd ones.
 
 use std::ops::RangeInclusive;
 
@@ -29,12 +29,11 @@ pub fn calls(op: &Op, sizes: impl IntoIterator<Item = Vec<Dims>>) -> Vec<CallSha
     sizes.into_iter().map(|inputs| (op.clone(), inputs)).collect()
 }
 
-/// Returns the dimensions of a tensor, all made small.
 pub(crate) fn shrunk(dims: &Dims) -> Dims {
     shrunk_around(dims, dims.len()..=dims.len())
 }
 
-/// Returns the dimensions of a tensor with all except those of `axes` made small.
+/// Dimensions of a tensor, made small outside `axes`.
 pub(crate) fn shrunk_around(dims: &Dims, axes: RangeInclusive<usize>) -> Dims {
     let mut shrunk = dims.clone();
     for (axis, dim) in shrunk.iter_mut().enumerate() {
@@ -46,7 +45,7 @@ pub(crate) fn shrunk_around(dims: &Dims, axes: RangeInclusive<usize>) -> Dims {
 }
 
 /// Returns about `size`, and at most `of`; a multiple of four if `of` is one, because kernels then
-/// load four values at a time.
+/// load vectors of four values.
 fn small(size: usize, of: usize) -> usize {
     let size = if of.is_multiple_of(4) { size.next_multiple_of(4) } else { size };
     size.min(of)

@@ -78,7 +78,6 @@ impl Caps {
         }
     }
 
-    /// Returns true if variants for GPUs are candidates.
     pub(crate) fn wants_gpu_variants(&self) -> bool {
         self.class != DeviceClass::Software
     }

@@ -121,7 +121,7 @@ impl Operand {
         }
     }
 
-    /// Returns the operand without sizes: operands that are then equal have the same binding.
+    /// Operand without sizes: operands that are then equal have the same binding.
     pub(crate) fn unsized_operand(self) -> Self {
         match self {
             Self::Workspace { .. } => Self::Workspace { bytes: 0 },
@@ -147,7 +147,7 @@ pub fn workspace_bytes(dispatches: &[Dispatch]) -> usize {
     most
 }
 
-/// Returns the bytes of scratch that the dispatches of a call need.
+/// Bytes of scratch that the dispatches of a call need.
 pub(crate) fn scratch_bytes(dispatches: &[Dispatch]) -> usize {
     let mut most = 0;
     for dispatch in dispatches {
@@ -206,7 +206,7 @@ impl Dispatch {
         }
     }
 
-    /// Returns the number of words that follow `params`: the first workgroup of the part.
+    /// Number of words that follow `params`: the first workgroup of the part.
     fn own_words(&self) -> usize {
         usize::from(self.can_split())
     }
@@ -218,9 +218,9 @@ impl Dispatch {
         4 * if self.can_split() { words.next_multiple_of(4) } else { words }
     }
 
-    /// Returns the same dispatch with its workgroups in rows of at most `width`, like those of a
-    /// very large call in rows of [`GROUPS_MAX`]; so a small call tests that a kernel computes its
-    /// position in a folded grid. `None` if there is one workgroup, which cannot be folded, and for
+    /// Returns the same dispatch with its workgroups in rows of at most `width`, as very large
+    /// calls have rows of [`GROUPS_MAX`]: a small call then tests that a kernel computes its
+    /// position in a folded grid. `None` for a single workgroup, which cannot be folded, and for
     /// shaders from outside the crate, whose grids may have another meaning.
     pub(crate) fn folded(&self, width: u32) -> Option<Self> {
         let groups: u32 = self.groups.iter().product();
@@ -234,7 +234,7 @@ impl Dispatch {
 /// Workgroups per row of the folded grids of tests and of certification.
 const FOLDED_WIDTH: u32 = 2;
 
-/// Returns the dispatches with grids folded into short rows; `None` if none of them can be folded.
+/// Dispatches with grids folded into short rows; `None` if none of them can be folded.
 pub(crate) fn folded(dispatches: &[Dispatch]) -> Option<Vec<Dispatch>> {
     let mut all = dispatches.to_vec();
     let mut is_folded = false;
@@ -256,7 +256,7 @@ pub(crate) fn part_end(groups: [u32; 3], first: u32, most: u32) -> u32 {
     first + if count > row { count - count % row } else { count }
 }
 
-/// Returns the grid of a part that ends at [`part_end`].
+/// Grid of a part that ends at [`part_end`].
 pub(crate) fn part_grid(groups: [u32; 3], part: &Range<u32>) -> [u32; 3] {
     fold(part.end - part.start, groups[0])
 }
@@ -327,7 +327,7 @@ pub fn grid(invocations: usize, size: u32) -> [u32; 3] {
     fold(groups, GROUPS_MAX)
 }
 
-/// Returns the grid of `groups` workgroups in rows of at most `width`.
+/// Grid of `groups` workgroups in rows of at most `width`.
 fn fold(groups: u32, width: u32) -> [u32; 3] {
     if groups <= width { [groups, 1, 1] } else { [width, groups.div_ceil(width), 1] }
 }

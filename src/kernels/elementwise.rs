@@ -63,7 +63,7 @@ impl Elementwise {
         self
     }
 
-    /// Returns the op of the gradient by an input; `None` if there is none.
+    /// Op of the gradient by an input; `None` without one.
     fn gradient_op(&self, input: usize) -> Option<Self> {
         let (expression, function) = self.gradients.get(input)?.clone();
         let (word, parameters) = self.name.split_once(' ').unwrap_or((&self.name, ""));

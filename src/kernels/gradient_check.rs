@@ -123,7 +123,7 @@ fn differences(
     differences
 }
 
-/// Returns the op's output with other values of an input.
+/// The op's output with other values of an input.
 fn outputs_with(graph: &Graph, x: &[HostTensor<f64>], input: usize, values: Vec<f64>) -> Vec<f64> {
     let node = &graph.nodes[0];
     let Some(twin) = twin(&node.op) else { return values };
@@ -150,7 +150,7 @@ fn run(graph: &Graph, node: &Node, known: &mut [Option<HostTensor<f64>>]) {
     }
 }
 
-/// Returns the outputs of a CPU kernel for a node.
+/// Outputs of a CPU kernel for a node.
 fn host(
     graph: &Graph,
     node: &Node,

@@ -263,7 +263,7 @@ impl Deviation {
         Self::of_scale(got.zip(expected).map(|(got, expected)| (got - expected, *expected)))
     }
 
-    /// Returns the deviation of errors, each with the value relative to which it is measured.
+    /// Deviation of errors, each with the value relative to which it is measured.
     pub(crate) fn of_scale(errors: impl Iterator<Item = (f64, f64)>) -> Self {
         let mut error = 0.0;
         let mut scale = 0.0;

@@ -14,7 +14,7 @@ use crate::simd::vectorized;
 use crate::{Float, OpCall, source};
 use potluck_graph::Precision;
 
-/// Returns the WGSL of `operand` and `operand4`, which round one operand and four.
+/// WGSL of `operand` and `operand4`, which round one operand and four.
 pub(crate) fn operand_snippet(precision: Precision) -> &'static str {
     source::snippet(match precision {
         Precision::F32 => "operand_f32",
@@ -38,7 +38,7 @@ pub(crate) fn operands<'a, T: Float>(call: &OpCall, values: &'a [T]) -> Cow<'a, 
     }
 }
 
-/// Returns the bytes of the copy that [`operands`] makes of this number of values.
+/// Bytes of the copy that [`operands`] makes of this number of values.
 pub(crate) fn operand_bytes(call: &OpCall, values: usize) -> usize {
     match call.precision {
         Precision::F32 => 0,

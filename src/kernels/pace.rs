@@ -11,8 +11,8 @@ use crate::device::gpu::SUBMISSION_SECONDS;
 /// [`part_seconds`].
 pub(crate) const PART_SECONDS: f64 = part_seconds(SUBMISSION_SECONDS);
 
-/// Returns the target time of a part at a known pace: less than that of a submission, because
-/// workgroups may differ. Those of the last rows of causal attention take twice the average.
+/// Returns the target time of a part at a known pace: shorter than a submission, because workgroups
+/// may differ: in causal attention, the last rows take twice the average.
 pub(crate) const fn part_seconds(submission_seconds: f64) -> f64 {
     submission_seconds / 2.0
 }
@@ -31,12 +31,12 @@ const FIRST: f64 = 0.05;
 /// device busy, so that longer parts have the same pace.
 const AGREEMENT: f64 = 1.5;
 
-/// Nominal rates, below those of any device that trains. They bound the time of a dispatch that
+/// Nominal rates, below the rates of any device that trains. They bound the time of a dispatch that
 /// has not run yet.
 const NOMINAL_FLOPS: f64 = 2e9;
 const NOMINAL_BYTES: f64 = 2e9;
 
-/// Returns the seconds of a call at the nominal rates.
+/// Seconds of a call at the nominal rates.
 pub(crate) fn nominal_seconds(cost: Cost) -> f64 {
     cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES
 }

@@ -55,7 +55,6 @@ impl Pipelines {
         self.made.len()
     }
 
-    /// Returns true if the pipelines of all dispatches are compiled.
     pub(crate) fn has(&self, dispatches: &[Dispatch]) -> bool {
         dispatches.iter().all(|dispatch| self.made.contains_key(&key(dispatch)))
     }
@@ -80,9 +79,9 @@ impl Pipelines {
         Ok(pipeline)
     }
 
-    /// Compiles the pipelines of dispatches that are not compiled yet, several concurrently. Those
-    /// that do not compile are left out: [`Pipelines::get`] returns the error. Calls `report` with
-    /// the names of the shaders that are being compiled whenever they take long.
+    /// Compiles the pipelines of dispatches that are not compiled yet, several concurrently.
+    /// Pipelines that do not compile are left out: [`Pipelines::get`] returns the error. Calls
+    /// `report` with the names of the shaders that are being compiled whenever they take long.
     pub fn compile_all<'a>(
         &mut self,
         gpu: &Gpu,
@@ -137,7 +136,7 @@ struct Compilation<'a> {
     missing: Vec<(PipelineKey, u32)>,
     /// Index of the next one in `missing`.
     next: AtomicUsize,
-    /// Indices of those being compiled.
+    /// Indices of the pipelines being compiled.
     current: Lock<Vec<usize>>,
     compiled: Lock<Vec<(PipelineKey, Arc<Pipeline>)>>,
 }
@@ -268,7 +267,7 @@ fn compile(
     compiled
 }
 
-/// Returns the checks with which a shader is compiled: all if its text is not this crate's.
+/// Checks with which a shader is compiled: all if its text is not this crate's.
 fn checks(gpu: &Gpu, shader: &Shader) -> ShaderChecks {
     if shader.is_foreign { ShaderChecks::Enabled } else { gpu.checks }
 }

@@ -49,7 +49,7 @@ macro_rules! result_type {
 
 pub(crate) use {result_type, vectorized};
 
-/// Returns the name of the instruction set for which the loops of `vectorized!` are compiled here.
+/// Name of the instruction set for which the loops of `vectorized!` are compiled here.
 pub(crate) fn instruction_set() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
@@ -106,7 +106,7 @@ vectorized! {
     }
 }
 
-/// Returns the sum of `f(i)` over `0..count`, computed in [`LANES`] interleaved partial sums.
+/// Sum of `f(i)` over `0..count`, computed in [`LANES`] interleaved partial sums.
 #[inline(always)]
 pub(crate) fn sum_of(count: usize, f: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];

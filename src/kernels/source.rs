@@ -12,7 +12,7 @@ pub fn snippet(name: &str) -> &'static str {
     found.unwrap_or_else(|| panic!("no shared snippet is called {name}")).1
 }
 
-/// Returns the snippet of values of this number of floats: vectors for 4, or else single ones.
+/// Snippet of values of this number of floats: vectors for 4, or else single ones.
 pub(crate) fn values_of(lanes: usize) -> &'static str {
     snippet(if lanes == 4 { "value4" } else { "value" })
 }

@@ -34,7 +34,6 @@ pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
     check_with(op, &filled(inputs, rows), rows);
 }
 
-/// Returns random inputs of these shapes.
 fn filled(inputs: &[(Shape, InputFill)], rows: usize) -> Vec<(Shape, HostTensor<f64>)> {
     let mut filled = Vec::with_capacity(inputs.len());
     for (index, (shape, fill)) in inputs.iter().enumerate() {
@@ -226,11 +225,11 @@ pub(crate) fn check_loss_scale(
     });
 }
 
-/// Returns the kernel variants of a call, and its static choice if it is none of them. Variants
-/// that are no candidates on the device are compiled without checks only, because that takes long;
-/// with checks, the tests of certification run them. In mixed precision the texts differ from those
-/// of f32 only by the function that rounds, so SwiftShader, which takes the longest to compile
-/// them, runs only its candidates.
+/// Kernel variants of a call, and its static choice if it is not among them. Variants that are no
+/// candidates on the device are compiled without checks only, because that takes long; with checks,
+/// the tests of certification run them. In mixed precision the texts differ from the f32 texts only
+/// by the function that rounds, so SwiftShader, which takes the longest to compile them, runs only
+/// its candidates.
 fn every_way(twin: &Twin, call: &OpCall, gpu: &Gpu) -> Vec<Variant> {
     let own = Caps::of(gpu);
     let is_slow = gpu.name.contains("SwiftShader") && call.precision == Precision::Mixed;

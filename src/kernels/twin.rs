@@ -58,7 +58,7 @@ impl Twin {
     }
 }
 
-/// Returns the GPU kernel variants of a call; none if its op has no twin.
+/// GPU kernel variants of a call; none if its op has no twin.
 pub(crate) fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     match twin(call.op) {
         Some(twin) => (twin.variants)(call, caps),

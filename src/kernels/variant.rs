@@ -22,12 +22,10 @@ impl Variant {
         workspace_bytes(&self.dispatches)
     }
 
-    /// Returns the bytes of scratch that the dispatches need.
     pub(crate) fn scratch_bytes(&self) -> usize {
         scratch_bytes(&self.dispatches)
     }
 
-    /// Returns true if a shader's text comes from outside the crate.
     pub(crate) fn is_foreign(&self) -> bool {
         self.dispatches.iter().any(|dispatch| dispatch.shader.is_foreign)
     }

@@ -23,7 +23,7 @@ where
     end_within(IDLE_TIMEOUT, send)
 }
 
-/// Returns the same of a link with this idle timeout.
+/// The same of a link with this idle timeout.
 fn end_within<F>(idle_timeout: Duration, send: impl FnOnce(Connection, Control) -> F) -> String
 where
     F: Future<Output = ()> + Send + 'static,
@@ -128,7 +128,8 @@ fn what_begins_and_stops_is_given_up() {
     let stopped = "stopped for 2 s";
     let endings: Vec<_> = std::thread::scope(|scope| {
         let cases: [Vec<u8>; 4] = [vec![], data(10)[..9].to_vec(), data(10), blob(10, b"")];
-        // Of the first, nothing but its existence would be known; so a byte of control is sent.
+        // The peer would learn only that an empty stream exists, so the first case sends a byte of
+        // control.
         let begin = |bytes: Vec<u8>| {
             move || {
                 if bytes.is_empty() {

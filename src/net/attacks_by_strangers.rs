@@ -23,7 +23,6 @@ fn identity(secret: &Secret) -> Arc<Identity> {
     Arc::new(Identity::new(secret).unwrap())
 }
 
-/// Returns the TLS of a node but for its certificate.
 fn with_certificate(secret: &Secret, certificate: CertifiedKey) -> ClientConfig {
     let mut tls = identity(secret).client().unwrap();
     tls.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certificate));
@@ -235,8 +234,7 @@ fn handshakes_that_are_never_finished_are_given_up() {
     dialing.join().unwrap();
 }
 
-/// Many clients that never answer, from an address that is not theirs, do not keep a node from
-/// coming in.
+/// Many clients that never answer, with a forged address, do not keep a node from coming in.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_flood_of_first_packets_is_bounded_and_nodes_still_come_in() {
@@ -309,7 +307,7 @@ fn a_stranger_learns_nothing_from_the_sentences() {
 
 // ---- The knock ----
 
-/// Returns the first packets of clients with a secret, one of each.
+/// The first packets of clients with a secret, one of each.
 fn first_packets(secret: &Secret, count: usize) -> Vec<Vec<u8>> {
     let (peer, ear) = (Peer::new(), UdpSocket::bind(any_port()).unwrap());
     ear.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
@@ -376,8 +374,8 @@ fn without_the_knock_nothing_answers() {
     assert!(answers(&node, &[right]), "the knock is not answered");
 }
 
-/// A knock that was seen on its way takes one place at a time, from however many addresses it
-/// comes, and gives it to others.
+/// A knock that was seen on its way takes a single place, from however many addresses it comes, and
+/// yields it to others.
 #[test]
 fn a_replayed_knock_takes_one_place_and_gives_way() {
     let secret = secret();
@@ -424,8 +422,8 @@ fn half_open_relay(node: &Endpoint, source: &str) -> std::net::SocketAddr {
     address
 }
 
-/// Handshakes of four addresses that prove theirs, 50 in a second, each of which lasts as long as
-/// it may: an honest node comes in, from another address or from one of theirs.
+/// Four addresses that prove themselves begin 50 handshakes per second, each as long as allowed: an
+/// honest node comes in, from another address or from one of the four.
 #[cfg(target_os = "linux")]
 #[test]
 fn half_open_handshakes_with_replayed_knocks_keep_nobody_out() {

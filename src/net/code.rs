@@ -194,7 +194,8 @@ mod tests {
                 assert_eq!(letters(&encode(&key)), letters(&typed), "seed {seed}");
             }
         }
-        // Those in which only hyphens changed, and one in a thousand of those with three changes.
+        // Codes in which only hyphens changed, and one in a thousand of the codes with three
+        // changes.
         assert!(accepted < 15_000, "{accepted}");
     }
 

@@ -200,7 +200,7 @@ impl Endpoint {
         self.core.buffers
     }
 
-    /// Returns the number of handshakes in progress.
+    /// Number of handshakes in progress.
     #[cfg(test)]
     pub(crate) fn crowd(&self) -> usize {
         self.core.handshake_limiter.crowd()
@@ -463,7 +463,7 @@ async fn read_greeting(receive: &mut RecvStream) -> Result<Vec<u8>, Stop> {
     Ok(behind)
 }
 
-/// Returns the reason for which a handshake ended, for the side that accepts.
+/// Reason for which a handshake ended, for the side that accepts.
 fn refusal(end: &ConnectionError) -> String {
     match TlsRefusal::of(end) {
         Some(TlsRefusal::Code) => "it does not have the code of this run".into(),

@@ -195,7 +195,7 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    /// Returns the reason in the end of a connection that this side did not close.
+    /// Reason in the end of a connection that this side did not close.
     pub(super) fn of(end: &ConnectionError, idle_timeout: Duration) -> Self {
         let text = sentence(end);
         match end {
@@ -212,7 +212,7 @@ impl CloseReason {
         }
     }
 
-    /// Returns the code and the text for the peer if this side closes the connection.
+    /// Code and text for the peer if this side closes the connection.
     pub(super) fn code(&self) -> (CloseCode, &str) {
         match self {
             Self::Refused(why) => (CloseCode::Refused, why),

@@ -81,7 +81,7 @@ impl HandshakeLimiter {
         Entrance::Admit(HandshakePermit { handshake_limiter: self.clone(), number, evicted })
     }
 
-    /// Returns the number of handshakes in progress.
+    /// Number of handshakes in progress.
     #[cfg(test)]
     pub(crate) fn crowd(&self) -> usize {
         self.0.lock().places.len()
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Returns true once the place of a ticket is another one's.
+    /// Returns true once another handshake has the place of a ticket.
     fn is_evicted(ticket: &mut HandshakePermit) -> bool {
         matches!(ticket.evicted.try_recv(), Err(oneshot::error::TryRecvError::Closed))
     }
@@ -275,7 +275,8 @@ mod tests {
         assert!(!is_evicted(&mut honest));
     }
 
-    /// Four networks that fill all places lose theirs to each other, and nobody else does.
+    /// Four networks that fill all places lose places to each other, and no other network loses
+    /// one.
     #[test]
     fn the_fullest_network_gives_way_to_others() {
         let handshake_limiter = Arc::new(HandshakeLimiter::default());

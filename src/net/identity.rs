@@ -82,7 +82,7 @@ impl Authority {
         KeyPair::from_pkcs8_der_and_sign_algo(&pkcs8, &PKCS_ED25519).map_err(NetError::identity)
     }
 
-    /// Returns the only root that a node trusts.
+    /// The only root that a node trusts.
     fn roots(&self) -> Result<Arc<RootCertStore>, NetError> {
         let mut key = self.key()?;
         let certificate = self.params.self_signed(&key);
@@ -156,7 +156,7 @@ impl Identity {
         Ok(identity)
     }
 
-    /// Returns the certificate to show at a time.
+    /// Certificate to show at the time `now`.
     fn certificate(&self, now: SystemTime) -> Result<Arc<CertifiedKey>, NetError> {
         let mut current = self.current.lock();
         if let Some((issued, certificate)) = &*current {

@@ -180,7 +180,6 @@ impl Link {
         self.0.0.end(why);
     }
 
-    /// Returns true once the connection is closed by either side.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.0.connection.close_reason().is_some()
     }
@@ -196,7 +195,7 @@ impl Link {
         canonical(self.0.0.connection.remote_address())
     }
 
-    /// Returns the bytes of blobs that have arrived, also of incomplete ones.
+    /// Bytes of blobs that have arrived, also of incomplete ones.
     pub(crate) fn blob_bytes_received(&self) -> u64 {
         self.0.0.blob_bytes.load(Ordering::Relaxed)
     }

@@ -41,7 +41,7 @@ impl fmt::Debug for QuietSocket {
 /// Class of a datagram by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Datagram<'a> {
-    /// Of an existing connection: QUIC drops it silently if there is none.
+    /// Of an existing connection; without one, QUIC drops it silently.
     Known,
     /// Of a client that begins a connection with this id.
     First(&'a [u8]),

@@ -77,7 +77,7 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Secret::read_file`], except for those of the rights of others.
+    /// Returns the errors of [`Secret::read_file`], except those about the rights of others.
     #[cfg(unix)]
     pub fn read_descriptor(descriptor: u32) -> Result<Self, SecretError> {
         let path = format!("/dev/fd/{descriptor}");
@@ -99,7 +99,7 @@ impl Secret {
         Ok(Self::of_text(text))
     }
 
-    /// Returns the secret that is derived from a text, by PBKDF2-HMAC-SHA256 (RFC 8018).
+    /// Secret that is derived from a text, by PBKDF2-HMAC-SHA256 (RFC 8018).
     fn of_text(text: &str) -> Self {
         let mut key = Zeroizing::new(vec![0; 32]);
         let rounds = NonZeroU32::new(ROUNDS).unwrap_or(NonZeroU32::MIN);
@@ -125,7 +125,6 @@ impl Secret {
     }
 }
 
-/// Returns random bytes of the operating system.
 pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], SecretError> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).map_err(|_| SecretError::Random)?;

@@ -46,7 +46,7 @@ pub enum SecretError {
     Random,
 }
 
-/// Returns the advice for a file that, besides its owner, only its group may read.
+/// Advice for a file that, besides its owner, only its group may read.
 fn of_group(mode: u32) -> String {
     if mode & 0o037 == 0 { format!(", or {}", Setting::SecretOfGroup) } else { String::new() }
 }

@@ -53,7 +53,7 @@ pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Returns the settings of a client that knocks with a secret, for any number of connections.
+/// Settings of a client that knocks with a secret, for any number of connections.
 pub(crate) fn client(tls: rustls::ClientConfig, secret: &Secret) -> quinn::ClientConfig {
     let mut config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
     let knock = Knock::of(secret);
@@ -74,7 +74,6 @@ impl Peer {
         Self::at(any_port(), None)
     }
 
-    /// Returns a peer that accepts connections with this TLS.
     pub(crate) fn serving(tls: rustls::ServerConfig) -> Self {
         let tls = QuicServerConfig::try_from(tls).unwrap();
         Self::at(any_port(), Some(quinn::ServerConfig::with_crypto(Arc::new(tls))))
@@ -131,7 +130,7 @@ impl Peer {
         (connection, control, node.accepted().recv(deadline).unwrap())
     }
 
-    /// Returns the sentence with which the other side closed a connection.
+    /// Sentence with which the other side closed a connection.
     pub(crate) fn close_of(&self, connection: &Connection) -> String {
         let closed = connection.closed();
         let closed =

@@ -134,7 +134,7 @@ pub(crate) fn greeting_of(protocol: u16, version: &str, rest: &[u8]) -> Vec<u8> 
     bytes
 }
 
-/// Returns the number of bytes of a greeting after this head.
+/// Number of bytes of a greeting after this head.
 pub(crate) fn greeting_length(head: &[u8; GREETING_HEAD_BYTES]) -> Result<usize, String> {
     if head[..4] != MAGIC {
         return Err("a greeting does not begin as one".into());
@@ -252,7 +252,6 @@ fn within(what: &str, bytes: usize, max: usize) -> Result<usize, String> {
     Err(format!("{what} has {bytes} bytes, and at most {max} are allowed"))
 }
 
-/// Returns the bytes of a reason to send.
 pub(crate) fn reason_bytes(why: &str) -> &[u8] {
     let mut end = why.len().min(REASON_BYTES);
     while !why.is_char_boundary(end) {
@@ -348,7 +347,7 @@ mod tests {
         let idle_timeout = Duration::from_millis(1500);
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };
         assert_eq!(Greeting::decode(behind), Ok(decoded));
-        // A greeting of a later protocol, of which only the beginning is known.
+        // A greeting of a later protocol; only its beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
         let own = format!("potluck {} (protocol 7)", env!("CARGO_PKG_VERSION"));

@@ -51,7 +51,6 @@ pub(crate) async fn write_controls(shared: Arc<Shared>, mut stream: SendStream) 
     end(&shared, result);
 }
 
-/// Writes the payloads.
 pub(crate) async fn write_payloads(shared: Arc<Shared>) {
     let _guard = PanicGuard(shared.clone());
     let result = async {
@@ -68,7 +67,7 @@ pub(crate) async fn write_payloads(shared: Arc<Shared>) {
     end(&shared, result);
 }
 
-/// Writes the blobs, some at a time.
+/// Writes the blobs, at most [`BLOBS_MAX`] concurrently.
 pub(crate) async fn write_blobs(shared: Arc<Shared>) {
     let mut open = JoinSet::new();
     while let Some((head, blob)) = shared.blobs.take().await {

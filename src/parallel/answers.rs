@@ -16,7 +16,7 @@ pub enum DeviceLoss {
     /// An error.
     #[default]
     Stop,
-    /// Continue on the remaining devices from the last saved state, or from the start of the call
-    /// if there is none.
+    /// Continue on the remaining devices from the last saved state, or without one from the start
+    /// of the call.
     Continue,
 }

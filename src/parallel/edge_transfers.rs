@@ -59,7 +59,7 @@ impl EdgeLayout {
         &self.reductions[id.index()]
     }
 
-    /// Returns the maximum number of messages of edges that are in flight to a rank.
+    /// Maximum number of messages of edges that are in flight to a rank.
     pub(crate) fn messages_to(&self, rank: Rank) -> usize {
         self.in_use(|edge| {
             if edge.leads_to(rank) { edge.messages_max(self.rows_max, self.piece_max) } else { 0 }
@@ -133,7 +133,7 @@ struct Incoming {
 }
 
 impl Incoming {
-    /// Returns the pieces that have arrived, in order.
+    /// Pieces that have arrived, in order.
     fn pieces(&self, edge: EdgeId, micro_batch: usize) -> Vec<EdgePiece> {
         self.arrived
             .iter()
@@ -290,7 +290,7 @@ impl EdgeTransfers {
         })
     }
 
-    /// Returns the event of a tensor that has been received whole.
+    /// Event of a tensor that has been received whole.
     fn over(&self, edge: EdgeId, micro_batch: usize) -> Option<Event> {
         let incoming = &self.incoming[&(edge, micro_batch)];
         if incoming.awaited != Some(incoming.elements) {

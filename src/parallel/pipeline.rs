@@ -66,7 +66,7 @@ impl PipelineRanks {
         self.groups.iter().flatten().copied()
     }
 
-    /// Returns the ranks with their stages and their places in the tensor group.
+    /// Ranks with their stages and their places in the tensor group.
     fn places(&self) -> impl Iterator<Item = (usize, usize, Rank)> {
         self.groups.iter().enumerate().flat_map(|(stage, group)| {
             group.iter().enumerate().map(move |(tensor, rank)| (stage, tensor, *rank))
@@ -97,7 +97,7 @@ impl PipelineRanks {
     }
 }
 
-/// Returns the blocks of the model chunks of one of `stages` stages, in forward order.
+/// Blocks of the model chunks of one of `stages` stages, in forward order.
 pub(crate) fn chunks_of_stage(
     chunks: &[Range<u32>],
     stages: usize,
@@ -365,7 +365,7 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
     reductions
 }
 
-/// Returns the reduction at the end of a segment, if there is one, and its node.
+/// Reduction at the end of a segment, if there is one, and its node.
 fn reduction_of(plan: &Plan, segment: SegmentId) -> Option<(Reduction, &Node)> {
     let nodes = plan.segments[segment.index()].nodes.clone();
     let last = plan.graph.nodes[nodes].last()?;
@@ -408,12 +408,12 @@ struct SegmentEdges {
 }
 
 impl StageWriter<'_> {
-    /// Returns the segments of the stage's work, in order.
+    /// Segments of the stage's work, in order.
     fn segments_of(&self, work: StageWork) -> Vec<SegmentId> {
         segments_of(self.plan, &self.pipeline.chunks_of(self.stage), work)
     }
 
-    /// Returns the edges of the rank by segment, given the segments of a micro-batch in order.
+    /// Edges of the rank by segment, given the segments of a micro-batch in order.
     fn edges_by_segment(&self, order: &[SegmentId]) -> SegmentEdges {
         let mut by_segment = SegmentEdges::default();
         for (index, edge) in self.edges.edges.iter().enumerate() {
@@ -462,7 +462,7 @@ impl StageWriter<'_> {
         tensors.iter().any(|tensor| self.plan.graph.root(*tensor) == root)
     }
 
-    /// Returns the instructions of all work of a training step, without collectives.
+    /// Instructions of all work of a training step, without collectives.
     fn training(&self, batches: &[MicroBatch]) -> Vec<Instruction> {
         let shape = shape_of(self.request, self.pipeline, batches.len());
         // With several stages, a stage computes other micro-batches while one is in flight to the
@@ -473,7 +473,7 @@ impl StageWriter<'_> {
         self.lower(&stage_work(self.request.schedule, shape, self.stage), false)
     }
 
-    /// Returns the instructions of a forward pass of `micro_batches`.
+    /// Instructions of a forward pass of `micro_batches`.
     fn forward(&self, micro_batches: usize) -> Vec<Instruction> {
         let chunks = self.pipeline.chunks_of(self.stage).len();
         let pass = StagePass::Forward;
@@ -689,7 +689,7 @@ fn in_pairs(micro_batches: usize) -> Vec<StageWork> {
     work
 }
 
-/// Returns the segments of a stage's work, in order; `chunks` are the blocks of its model chunks.
+/// Segments of a stage's work, in order; `chunks` are the blocks of its model chunks.
 fn segments_of(plan: &Plan, chunks: &[Range<u32>], work: StageWork) -> Vec<SegmentId> {
     let blocks = &chunks[work.chunk];
     let passes: &[PassKind] = match work.pass {

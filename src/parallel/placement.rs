@@ -167,8 +167,8 @@ impl Placement {
         has_axes && self.mesh.world_size() == self.ranks.len()
     }
 
-    /// Returns true if no device has two ranks, and if the ranks are in the order of the devices
-    /// or hold parts of the model, each of which has blocks and the share of its pipeline.
+    /// Returns true if no device has two ranks, and if the ranks are in the order of the devices or
+    /// hold parts of the model, each with blocks and the share of its pipeline.
     fn has_sound_order(&self) -> bool {
         if !self.mesh.is_divided() {
             return self.ranks.is_sorted_by(|one, next| one.position < next.position);
@@ -189,7 +189,6 @@ impl Placement {
         })
     }
 
-    /// Returns true if every rank of a tensor group has a share.
     fn has_sound_tensor_shares(&self) -> bool {
         let count = if self.mesh.tensor > 1 { self.mesh.tensor } else { 0 };
         let sizes = 1..=TENSOR_SHARE_MAX;

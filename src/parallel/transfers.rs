@@ -114,7 +114,7 @@ pub enum Response<S, P> {
     None,
 }
 
-/// Returns the most messages that are in the mailbox of a rank's device thread at a time: per chunk
+/// Returns the capacity that the mailbox of a rank's device thread needs, in messages: per chunk
 /// its sum or a request to add, and its final values; per bucket the ends of its two collectives;
 /// the pieces of tensors that other ranks send; and the verdict.
 pub fn device_inbox_max(layout: &ShardLayout, edges: &EdgeLayout, rank: Rank) -> usize {
@@ -196,7 +196,7 @@ impl PeerTransfers {
         self.start_in_order(collective.kind, order)
     }
 
-    /// Returns the transfers of these chunks, in this order.
+    /// Transfers of these chunks, in this order.
     pub(crate) fn start_in_order(
         &mut self,
         kind: CollectiveKind,
@@ -389,7 +389,6 @@ impl PeerTransfers {
         self.positions.of(self.layout.chunk(chunk).bucket)
     }
 
-    /// Returns true if other ranks hold the chunk too.
     fn is_shared(&self, chunk: ChunkId) -> bool {
         self.layout.size_of(self.layout.chunk(chunk).bucket) > 1
     }

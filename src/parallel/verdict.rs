@@ -47,7 +47,7 @@ pub struct GradientSquares {
     pub not_finite: u64,
 }
 
-/// Returns the sum of squares over all gradients: by position, then over the positions.
+/// Sum of squares over all gradients: by position, then over the positions.
 fn sum_of_squares(gradients: &mut [&GradientSquares]) -> f64 {
     gradients.sort_by_key(|of| (of.position, of.bucket, of.chunk));
     let positions = gradients.chunk_by(|one, next| one.position == next.position);

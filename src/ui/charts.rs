@@ -39,7 +39,6 @@ const GRID: RGBColor = RGBColor(0xe2, 0xe2, 0xe2);
 type SvgArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawResult<T = ()> = Result<T, DrawingAreaErrorKind<io::Error>>;
 
-/// Line of a plot.
 struct PlotLine {
     points: Vec<(f64, f64)>,
     color: RGBAColor,
@@ -158,7 +157,7 @@ fn draw_document(
     root.present()
 }
 
-/// Returns the place of a pixel.
+/// Place of a pixel.
 fn units(pixels: u32) -> i32 {
     (pixels * UNIT) as i32
 }

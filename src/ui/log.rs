@@ -38,7 +38,7 @@ impl Level {
         }
     }
 
-    /// Returns the beginning of a plain line.
+    /// Beginning of a plain line.
     fn prefix(self) -> &'static str {
         match self {
             Self::Info => "",
@@ -66,7 +66,6 @@ struct LogFile {
     has_failed: AtomicBool,
 }
 
-/// Line of a log.
 struct LogLine<'a> {
     time: SystemTime,
     level: Level,

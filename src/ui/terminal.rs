@@ -205,7 +205,7 @@ impl Sink for Terminal {
 }
 
 impl PlainText {
-    /// Returns the line about a step, if one is due.
+    /// Line about a step, if one is due.
     fn step(&mut self, step: &StepRecord, text: &str, log_every: u64) -> Option<String> {
         let Self { steps, started, first, device, means } = self;
         means.add(&step.ranks);

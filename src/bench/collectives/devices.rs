@@ -56,13 +56,13 @@ pub fn choose(devices: &str) -> Result<Option<World>, TrainError> {
 }
 
 impl World {
-    /// Returns the names of all devices, in the order of ranks.
+    /// Names of all devices, in the order of ranks.
     fn name(&self) -> String {
         self.selections.iter().map(Selection::name).collect::<Vec<_>>().join(" + ")
     }
 }
 
-/// Returns the APIs of devices, sorted and each once.
+/// APIs of devices, sorted and each once.
 pub(crate) fn apis(selections: &[Selection]) -> String {
     let mut apis = BTreeSet::new();
     for selection in selections {
@@ -94,7 +94,7 @@ pub fn measure(world: World, effort: Effort, progress: &mut dyn FnMut(&str)) -> 
     }
 }
 
-/// Returns the widths of the square parameters, which take 1, 4, 16 or 64 MiB.
+/// Widths of the square parameters, which take 1, 4, 16 or 64 MiB.
 fn widths(effort: Effort) -> &'static [usize] {
     match effort {
         Effort::Tiny => &[512],
@@ -131,7 +131,6 @@ fn name(what: &str, bytes: u64, world: &World) -> String {
     format!("{what}.{}_{}_devices", size(bytes).replace(' ', "_"), world.selections.len())
 }
 
-/// Returns the plan of one square parameter with `width` rows.
 fn plan(width: usize) -> Result<Plan, TrainError> {
     let mut b = Builder::new();
     let x = b.input("x", &[1, width]);
@@ -278,7 +277,7 @@ fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), Devi
     settle(device)
 }
 
-/// Returns the ranges of at most `most` elements that cover `length` elements.
+/// Ranges of at most `most` elements that cover `length` elements.
 fn pieces(length: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     (0..length).step_by(most).map(move |start| start..(start + most).min(length))
 }

@@ -80,7 +80,7 @@ pub fn measure(point: &GridPoint, sampling_plan: &SamplingPlan) -> Result<TimedC
     })
 }
 
-/// Returns the first cause among the results of two ranks: an abort by another rank is no cause.
+/// The first cause among the results of two ranks: an abort by another rank is no cause.
 pub(crate) fn first_cause<T>(one: Result<T, PointError>, other: PointError) -> PointError {
     match one {
         Ok(_) | Err(PointError::Group(GroupError::Aborted(_))) => other,
@@ -172,7 +172,7 @@ impl<'a> Side<'a> {
         Ok(timed)
     }
 
-    /// Returns the seconds of `repeats` calls on the slowest rank, and of a copy by the first.
+    /// Seconds of `repeats` calls on the slowest rank, and of a copy by the first.
     fn round(&mut self, repeats: usize) -> Result<(f64, f64), PointError> {
         self.group.barrier()?;
         let started = Instant::now();
@@ -187,7 +187,7 @@ impl<'a> Side<'a> {
         Ok(seconds.into())
     }
 
-    /// Returns the seconds of a copy of all values; 0 except on the first rank.
+    /// Seconds of a copy of all values; 0 except on the first rank.
     fn copied(&mut self) -> f64 {
         if self.copy.is_empty() {
             return 0.0;

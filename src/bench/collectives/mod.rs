@@ -109,7 +109,7 @@ fn slices(options: &CollectiveOptions, progress: &mut dyn FnMut(&str)) -> Device
     }
 }
 
-/// Returns the measurements in order: by collective, ranks, size.
+/// Measurements in order: by collective, ranks, size.
 fn points(options: &CollectiveOptions) -> Vec<GridPoint> {
     let ranks = match (&options.ranks[..], options.full, options.effort) {
         ([], true, _) => (2..=8).collect(),
@@ -130,7 +130,7 @@ fn points(options: &CollectiveOptions) -> Vec<GridPoint> {
     points
 }
 
-/// Returns the sizes in bytes, in ascending order.
+/// Sizes in bytes, in ascending order.
 fn sizes(kind: Kind, options: &CollectiveOptions) -> Vec<u64> {
     match (kind, options.full, options.effort) {
         (Kind::AllReduce, true, _) => sizes_by(2),
@@ -145,7 +145,7 @@ fn sizes(kind: Kind, options: &CollectiveOptions) -> Vec<u64> {
     }
 }
 
-/// Returns the sizes from 4 KiB to 256 MiB, each a multiple of the one before by `factor`.
+/// Sizes from 4 KiB to 256 MiB, each a multiple of the one before by `factor`.
 fn sizes_by(factor: u64) -> Vec<u64> {
     let mut sizes = Vec::new();
     let mut bytes = 4 << 10;
@@ -171,7 +171,7 @@ fn measure(options: &CollectiveOptions, recorder: &mut FigureRecorder) -> Result
     })
 }
 
-/// Outcome of a measurement: its samples, or the reason why there are none.
+/// Outcome of a measurement: its samples, or the reason why it has none.
 pub(crate) enum PointOutcome {
     Timed(TimedCalls),
     Skipped(String),
@@ -248,7 +248,7 @@ pub fn over_nodes(
     Report::new(options.effort, vec![nodes])
 }
 
-/// Returns the name of a figure, which begins with the name of its collective.
+/// Name of a figure, which begins with the name of its collective.
 fn name(point: &GridPoint) -> String {
     let GridPoint { kind, ranks, bytes } = point;
     format!("{}.{}_{ranks}_ranks", kind.name(), size(*bytes).replace(' ', "_"))

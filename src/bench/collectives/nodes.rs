@@ -127,7 +127,7 @@ fn follow_on(
     }
 }
 
-/// Returns the measurement of an order; `None` if the order is invalid.
+/// Measurement of an order; `None` if the order is invalid.
 fn order([kind, bytes, effort]: OrderWords, ranks: usize) -> Option<(GridPoint, Effort)> {
     let kind = *Kind::ALL.get(usize::try_from(kind).ok()?)?;
     let effort = *Effort::ALL.get(usize::try_from(effort).ok()?)?;

@@ -22,7 +22,6 @@ const FRAME_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time between two pings until the first answer: the other node drops frames until it is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FrameKind {
     /// Asks for a pong.
@@ -43,7 +42,6 @@ impl FrameKind {
     const ALL: [Self; 6] = [Self::Ping, Self::Pong, Self::Part, Self::Last, Self::Fetch, Self::End];
 }
 
-/// Tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FrameTag {
     kind: FrameKind,

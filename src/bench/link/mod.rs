@@ -204,7 +204,7 @@ fn losses(before: &LinkStats, after: &LinkStats) -> String {
     )
 }
 
-/// Returns the sizes in bytes, in ascending order.
+/// Sizes in bytes, in ascending order.
 fn transfer_sizes(effort: Effort) -> &'static [u64] {
     const LONGEST: u64 = TRANSFER_BYTES_MAX as u64;
     match effort {
@@ -214,7 +214,7 @@ fn transfer_sizes(effort: Effort) -> &'static [u64] {
     }
 }
 
-/// Returns the figures of the median and of the 99th percentile of batches of round trips.
+/// Figures of the median and of the 99th percentile of batches of round trips.
 fn round_trips(end: &mut LinkEnd, plan: &SamplingPlan) -> Result<[Figure; 2], String> {
     let [median, _] = ping_batch(end, FIRST_PINGS)?;
     let count = plan.figure_seconds_max / plan.samples as f64 / median.max(1e-9);
@@ -234,7 +234,7 @@ fn round_trips(end: &mut LinkEnd, plan: &SamplingPlan) -> Result<[Figure; 2], St
     Ok([median.on(on.clone()), slow.on(on)])
 }
 
-/// Returns the median and the 99th percentile of the seconds of `count` round trips.
+/// The median and the 99th percentile of the seconds of `count` round trips.
 fn ping_batch(end: &mut LinkEnd, count: usize) -> Result<[f64; 2], String> {
     let mut seconds = Vec::with_capacity(count);
     for _ in 0..count {
@@ -244,7 +244,7 @@ fn ping_batch(end: &mut LinkEnd, count: usize) -> Result<[f64; 2], String> {
     Ok([percentile(&seconds, 0.5), percentile(&seconds, 0.99)])
 }
 
-/// Returns the percentile of sorted values by nearest rank; `share` is the fraction at or below it.
+/// Percentile of sorted values by nearest rank; `share` is the fraction at or below it.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
@@ -317,7 +317,7 @@ fn step_seconds(
     Ok(Ok(seconds))
 }
 
-/// Returns the seconds of an all-reduce of `elements` gradients, or the reason for skipping it.
+/// Seconds of an all-reduce of `elements` gradients, or the reason for skipping it.
 fn reduce(
     leader: &mut Leader,
     elements: u64,
@@ -340,8 +340,8 @@ fn models(options: &LinkOptions) -> Vec<u64> {
     }
 }
 
-/// Returns the elements of a bucket: the largest power of two within the longest time, but no fewer
-/// than those of the shortest bucket.
+/// Elements of a bucket: the largest power of two that takes at most [`BUCKET_SECONDS_MAX`], but at
+/// least the smallest bucket of [`BUCKET_BYTES`].
 fn bucket_elements(bytes_per_s: f64) -> u64 {
     let [least, most] = BUCKET_BYTES;
     let mut bytes = most;

@@ -59,7 +59,6 @@ struct PipelineCase {
 }
 
 impl PipelineCase {
-    /// Returns the name of the figure.
     fn name(&self) -> String {
         let PipelineShape { stages, micro_batches, .. } = self.shape;
         format!("pipeline.{}_{stages}_stages_{micro_batches}_micro_batches", self.schedule)
@@ -80,7 +79,7 @@ impl PipelineCase {
     }
 }
 
-/// Returns the cases in order: by stages, micro-batches, schedule.
+/// Cases in order: by stages, micro-batches, schedule.
 fn cases(options: &PipelineBenchOptions) -> Vec<PipelineCase> {
     let mut cases = Vec::new();
     for &stages in &options.stages {
@@ -191,7 +190,7 @@ fn measure_all(
     Ok(())
 }
 
-/// Returns the figure of a case: the tokens per second of its steps, with times and bubbles.
+/// Figure of a case: the tokens per second of its steps, with times and bubbles.
 fn figure(case: &PipelineCase, options: &PipelineBenchOptions, timed: &TimedSteps) -> Figure {
     let tokens = (case.shape.micro_batches * options.samples * options.context) as f64;
     let rates: Vec<f64> = timed.steps.iter().map(|seconds| tokens / seconds).collect();

@@ -48,7 +48,7 @@ pub(super) fn predict(
     Ok(PredictedStep { seconds: found.seconds, bubble: found.bubble, formula })
 }
 
-/// Returns the passes of the mean stage over a micro-batch.
+/// Passes of the mean stage over a micro-batch.
 fn mean_stage(placed: &PlacedWorkers, times: &[Vec<BlockTimes>], stages: usize) -> StageTimes {
     let mut forward = 0.0;
     let mut backward_input = 0.0;
@@ -68,7 +68,7 @@ fn mean_stage(placed: &PlacedWorkers, times: &[Vec<BlockTimes>], stages: usize) 
     }
 }
 
-/// Returns the links between ranks: an element takes the seconds of both sides of a cut.
+/// Links between ranks: an element takes the seconds of both sides of a cut.
 fn links(
     positions: &[usize],
     measured: &MeasuredBlocks,
@@ -91,7 +91,6 @@ fn links(
     links
 }
 
-/// Returns the link on which an element takes these seconds.
 fn link(element_s: f64) -> LinkModel {
     if element_s > 0.0 {
         LinkModel { latency_s: 0.0, bytes_per_s: DType::F32.bytes() as f64 / element_s }

@@ -74,7 +74,7 @@ impl InstructionNames<'_> {
         }
     }
 
-    /// Returns the pass and the block of a segment: `B h.1`.
+    /// Pass and block of a segment: `B h.1`.
     fn segment(&self, segment: SegmentId) -> String {
         let segment = &self.plan.segments[segment.index()];
         format!("{} {}", segment.phase, self.plan.graph.blocks[segment.block as usize])
@@ -97,7 +97,7 @@ impl InstructionNames<'_> {
         }
     }
 
-    /// Returns the tensor of an all-reduce and its ranks: ` (h.1 of ranks 0 and 1)`.
+    /// Tensor of an all-reduce and its ranks: ` (h.1 of ranks 0 and 1)`.
     fn reduced(&self, reduction: ReductionId) -> String {
         let Some(reduction) = self.edges.reductions.get(reduction.index()) else {
             return String::new();
@@ -111,7 +111,7 @@ impl InstructionNames<'_> {
         edge_source(&self.plan.graph, edge)
     }
 
-    /// Returns the name of the only tensor of a bucket, or the number of them and their block.
+    /// Name of the only tensor of a bucket, or the number of them and their block.
     fn bucket(&self, bucket: BucketId) -> String {
         let graph = &self.plan.graph;
         let parameters = &self.plan.buckets[bucket.index()].parameters;

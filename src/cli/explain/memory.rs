@@ -164,7 +164,7 @@ fn recomputation_line(spec: &RunSpec, graph: &Graph) -> String {
     )
 }
 
-/// Returns the bytes of host memory that batches take: prefetched inputs, and carried states.
+/// Bytes of host memory that batches take: prefetched inputs, and carried states.
 fn batches_bytes(graph: &Graph, batch: usize) -> usize {
     let mut of_sample = 0;
     for (_, id) in graph.inputs_of_samples() {

@@ -176,7 +176,7 @@ impl<'a> ExplainedPlacement<'a> {
         Ok(of_ranks)
     }
 
-    /// Returns the rank's part of the tensors of its stage, from 0 to 1.
+    /// The rank's part of the tensors of its stage, from 0 to 1.
     fn tensor_part(&self, rank: usize) -> f64 {
         let ranks = self.planned.mesh.tensor;
         if ranks == 1 {

@@ -32,7 +32,7 @@ pub fn write(folder: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the archive, with at most `tail` bytes of the end of each log.
+/// Archive, with at most `tail` bytes of the end of each log.
 fn packed(folder: &Path, name: &Path, tail: usize) -> io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
     for path in contents(folder)? {
@@ -50,7 +50,7 @@ fn packed(folder: &Path, name: &Path, tail: usize) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// Returns the files of a report that belong to the archive, sorted by name.
+/// Files of a report that belong to the archive, sorted by name.
 fn contents(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -65,7 +65,7 @@ fn contents(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Returns the end of a text, after a line with the number of bytes that are left out, if any.
+/// The end of a text, after a line with the number of bytes that are left out, if any.
 fn ended(bytes: &[u8], most: usize) -> Vec<u8> {
     if bytes.len() <= most {
         return bytes.to_vec();

@@ -44,7 +44,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     Ok(Findings { measures, details, skipped: None })
 }
 
-/// Returns the rates of reading mapped memory, and the gain of streaming loads where they are used.
+/// Rates of reading mapped memory, and the gain of streaming loads where they are used.
 fn readbacks(rates: &Value) -> Vec<Measure> {
     let Some(mapped) = rates["mapped_bytes_per_s"].as_f64() else { return Vec::new() };
     let Some(own) = rates["own_bytes_per_s"].as_f64() else { return Vec::new() };
@@ -60,7 +60,7 @@ fn readbacks(rates: &Value) -> Vec<Measure> {
     measures
 }
 
-/// Returns the entries with the largest NMSE, the largest first.
+/// Entries with the largest NMSE, the largest first.
 pub(super) fn worst(deviations: &Value) -> Vec<Value> {
     let mut sorted = deviations.as_array().cloned().unwrap_or_default();
     let nmse = |entry: &Value| entry["nmse"].as_f64().unwrap_or(f64::INFINITY);
@@ -69,7 +69,7 @@ pub(super) fn worst(deviations: &Value) -> Vec<Value> {
     sorted
 }
 
-/// Returns the sizes of the files of the cache: records of kernels and compiled pipelines.
+/// Sizes of the files of the cache: records of kernels and compiled pipelines.
 fn cache_sizes(shop: &Workshop) -> Result<Value, Halt> {
     let mut sizes = serde_json::Map::new();
     for entry in fs::read_dir(shop.cache)? {

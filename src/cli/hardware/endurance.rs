@@ -135,7 +135,7 @@ fn ends(values: &[f64]) -> Option<(f64, f64)> {
     Some((mean(&values[..count]), mean(&values[values.len() - count..])))
 }
 
-/// Returns the means of about `windows` windows.
+/// Means of about `windows` windows.
 fn means(values: &[f64], windows: usize) -> Vec<f64> {
     let size = values.len().div_ceil(windows).max(1);
     values.chunks(size).map(mean).collect()
@@ -145,7 +145,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Returns the hash of the parameters in the checkpoint of a step.
+/// Hash of the parameters in the checkpoint of a step.
 fn parameters(run: &Path, step: usize) -> Option<String> {
     let path = run.join(format!("checkpoints/step-{step:08}/manifest.json"));
     let manifest: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
@@ -154,7 +154,7 @@ fn parameters(run: &Path, step: usize) -> Option<String> {
     Some(file["blake3"].as_str()?.to_string())
 }
 
-/// Returns the memory of a process, if the system provides it.
+/// Memory of a process, if the system provides it.
 fn resident_kib(child: &Child) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

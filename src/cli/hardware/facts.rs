@@ -73,7 +73,7 @@ fn listed(names: &Value) -> String {
     if texts.is_empty() { "none".into() } else { texts.join(", ") }
 }
 
-/// Runs the vendors' tools; those that are not installed are left out.
+/// Runs the vendors' tools; missing ones are left out.
 fn tools(shop: &Workshop) -> Result<Value, Halt> {
     let mut answers = serde_json::Map::new();
     for (tool, words) in TOOLS {

@@ -74,7 +74,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     Ok(Findings { measures, details, skipped: None })
 }
 
-/// Returns the measures of the same run in mixed precision.
+/// Measures of the same run in mixed precision.
 fn in_mixed_precision(
     shop: &Workshop,
     options: &[String],
@@ -120,7 +120,8 @@ pub fn known_rate(shop: &Workshop) -> Option<f64> {
     report.measures.iter().find(|measure| measure.name == name)?.value
 }
 
-/// Adds measures of all kernels and of those that lose the most time; returns a row per kernel.
+/// Adds measures of all kernels and of the kernels that lose the most time; returns a row per
+/// kernel.
 fn beside_roofline(
     kernels: &[KernelFigures],
     peak: (f64, f64),

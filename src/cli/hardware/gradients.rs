@@ -1,5 +1,5 @@
-//! Gradients of GPT-2 124M at its full context on the adapter against those of the CPU device,
-//! tensor by tensor. They are computed from the parameters before and after a step of plain SGD.
+//! Gradients of GPT-2 124M at its full context on the adapter against the CPU device, tensor by
+//! tensor. They are computed from the parameters before and after a step of plain SGD.
 
 use std::path::Path;
 

@@ -103,7 +103,7 @@ fn trial(shop: &Workshop, batch: usize, limit_mib: usize) -> Result<BatchTrial, 
     Ok(BatchTrial { ended, has_trained, bytes })
 }
 
-/// Returns the measure of a refusal, which should be a sentence with one of two exit codes.
+/// Measure of a refusal, which should be a sentence with one of two exit codes.
 fn refused(name: &str, ended: &Ended) -> Measure {
     let has_code =
         ended.code().is_some_and(|code| [EXIT_CONFIGURATION, EXIT_RESTART].contains(&code));

@@ -97,7 +97,7 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     }
 }
 
-/// Returns the adapters with these names, or else all graphics cards.
+/// Adapters with these names, or else all graphics cards.
 fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
     let listed = list_adapters();
     let mut chosen: Vec<ChosenAdapter> = Vec::new();
@@ -130,7 +130,6 @@ fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
     Ok(chosen)
 }
 
-/// Returns the command that continues a report.
 fn command_to_go_on(args: &HardwareArgs) -> String {
     let mut command = format!("potluck hardware --out '{}'", args.out.display());
     if args.minutes != parts::MINUTES as u32 {

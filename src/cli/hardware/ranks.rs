@@ -1,5 +1,5 @@
 //! Two ranks: the adapter twice, and the adapter with the CPU device. Checks equal parameters, the
-//! losses against those of one device, and the share of a step in which ranks wait for each other.
+//! losses against one device's, and the share of a step in which ranks wait for each other.
 
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
     Ok(Findings { measures, details: details.into(), skipped: None })
 }
 
-/// Returns the share of a step, over all ranks, in which they wait.
+/// Share of a step, over all ranks, in which they wait.
 fn waiting(step: &Value) -> Option<f64> {
     let mut waited = 0.0;
     let mut time = 0.0;

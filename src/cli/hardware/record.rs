@@ -100,7 +100,7 @@ impl Trained {
         median(numbers(&self.steps[self.warm()..], "busy"))
     }
 
-    /// Returns the number of first steps that are left out, because they compile.
+    /// Number of first steps that are left out, because they compile.
     fn warm(&self) -> usize {
         (self.steps.len() / 4).min(3)
     }

@@ -75,7 +75,7 @@ fn not_done(plan: &PartPlan, minutes: u32) -> String {
     format!("| {part} | | | | not done | of {limit:.0} s |\n")
 }
 
-/// Returns the rows of a part; the first row has its name and its time.
+/// Rows of a part; the first row has its name and its time.
 fn rows(report: &PartReport) -> String {
     let PartReport { seconds, seconds_max, .. } = report;
     let mut part = report.part.name();

@@ -1,4 +1,4 @@
-//! Losses of the default model on the adapter compared with those of the CPU device.
+//! Losses of the default model on the adapter, compared with the CPU device's.
 
 use serde_json::json;
 

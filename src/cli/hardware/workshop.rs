@@ -23,7 +23,7 @@ pub struct Workshop<'a> {
     pub adapter: &'a Adapter,
     /// Selector of the adapter.
     pub selector: String,
-    /// Folder of the adapter, with what the report keeps.
+    /// Folder of the adapter, with the files of the report.
     pub place: &'a Path,
     /// Empty folder in which processes run, removed after the part.
     pub work: PathBuf,
@@ -193,7 +193,6 @@ impl Workshop<'_> {
     }
 }
 
-/// Returns a command as it would be typed.
 fn line_of(command: &Command) -> String {
     let words = command.get_args().map(|word| word.to_string_lossy());
     let program = Path::new(command.get_program()).file_name().unwrap_or_default();

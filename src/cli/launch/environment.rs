@@ -1,8 +1,8 @@
 //! Place of a process among those that a launcher started, from flags, `POTLUCK_*` or the variables
 //! of the launcher.
 //!
-//! The variables are those of torchrun 2.15, Slurm 22.05, Open MPI 4.1 and 5, MPICH 4.0 and Intel
-//! MPI, Kubernetes' Indexed Job and JobSet, SkyPilot, Ray Train.
+//! Variables of these launchers are known: torchrun 2.15, Slurm 22.05, Open MPI 4.1 and 5, MPICH
+//! 4.0 and Intel MPI, Kubernetes' Indexed Job and JobSet, SkyPilot, Ray Train.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub struct TaskPlace {
     pub rank: Option<u32>,
     /// Number of processes.
     pub world: Option<u32>,
-    /// Number of this process among those of its host.
+    /// Number of this process among the processes of its host.
     pub local_rank: Option<u32>,
     /// Number of processes on its host.
     pub local_world: Option<u32>,
@@ -190,7 +190,7 @@ fn require_no_batch_script(variables: Variables) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Returns the complete place, with defaults for missing parts.
+/// Complete place, with defaults for missing parts.
 fn complete(place: &TaskPlace, sources: &[String]) -> Result<FoundTask, UsageError> {
     if sources.is_empty() {
         return Ok(FoundTask {
@@ -366,7 +366,7 @@ fn of_srun(variables: Variables) -> Result<Option<TaskPlace>, UsageError> {
     Ok(Some(TaskPlace { rank, world, local_rank, local_world, address }))
 }
 
-/// Returns the number of tasks of a node, from a list such as `2(x3),1`.
+/// Number of tasks of a node, from a list such as `2(x3),1`.
 fn tasks_of_node(variables: Variables, node: u32) -> Result<Option<u32>, UsageError> {
     let names = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
     let Some(text) = names.iter().find_map(|name| variables(name)) else { return Ok(None) };
@@ -387,7 +387,7 @@ fn tasks_of_node(variables: Variables, node: u32) -> Result<Option<u32>, UsageEr
     Ok(None)
 }
 
-/// Returns the UDP port of a step, computed from the numbers of the job and of the step.
+/// UDP port of a step, computed from the numbers of the job and of the step.
 fn slurm_port(variables: Variables, step: &str) -> u64 {
     let job = variables("SLURM_JOB_ID").unwrap_or_default().parse::<u64>().unwrap_or_default();
     let step = step.parse::<u64>().unwrap_or_default();
@@ -411,7 +411,7 @@ fn of_indexed_job(variables: Variables) -> Result<Option<TaskPlace>, UsageError>
     Ok(Some(TaskPlace { rank: Some(rank), ..TaskPlace::default() }))
 }
 
-/// Returns a host in the form that precedes a port.
+/// A host in the form that precedes a port.
 fn bracketed(host: &str) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.into() }
 }

@@ -104,7 +104,7 @@ fn listening(address: &str) -> SocketAddr {
     all_addresses(port.unwrap_or(PORT))
 }
 
-/// Returns the arguments of another node, with its rank by the launcher.
+/// Arguments of another node, with its rank by the launcher.
 fn other_node(args: &TrainArgs, found: &FoundTask, devices: Option<String>) -> JoinArgs {
     let sets = args.sets.iter().filter(|typed| nodes::is_own_key(typed)).cloned().collect();
     JoinArgs {
@@ -124,7 +124,7 @@ fn other_node(args: &TrainArgs, found: &FoundTask, devices: Option<String>) -> J
     }
 }
 
-/// Returns the arguments of monitoring, with a separate port for each process of a host.
+/// Arguments of monitoring, with a separate port for each process of a host.
 fn watched(args: &TrainArgs, found: &FoundTask) -> WatchedArgs {
     let mut watched = args.watched.clone();
     if let Some(address) = &mut watched.status
@@ -164,7 +164,7 @@ fn devices(args: &TrainArgs, found: &FoundTask) -> Result<Option<String>, UsageE
     Ok(Some(part.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")))
 }
 
-/// Returns the part of a process: every `processes`th card. Empty if there are too few cards.
+/// The part of a process: every `processes`th card. Empty if there are too few cards.
 fn part(cards: &[usize], process: u32, processes: u32) -> Vec<usize> {
     let processes = processes as usize;
     if cards.len() < processes {

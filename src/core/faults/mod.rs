@@ -211,8 +211,7 @@ pub enum FaultError {
     Region { fault: Fault, point: Point, allowed: String },
 }
 
-/// Faults to inject into a process, each once. Clones share the record of those that were
-/// injected.
+/// Faults to inject into a process, each once. Clones share the record of injected faults.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     planned: Arc<[PlannedFault]>,
@@ -401,7 +400,6 @@ impl Fault {
 }
 
 impl Point {
-    /// Returns true if the process writes files at this point.
     fn writes(self) -> bool {
         !self.is_of_rank() && !matches!(self, Self::Join | Self::Roster)
     }

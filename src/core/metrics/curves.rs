@@ -199,7 +199,6 @@ mod tests {
     use std::fs::{self, OpenOptions};
     use std::io::Write;
 
-    /// Returns steps and means of a curve.
     fn means(curve: &Curve) -> Vec<(f64, f64)> {
         curve.points().iter().map(|point| (point.step, point.mean)).collect()
     }

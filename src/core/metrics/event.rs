@@ -164,7 +164,7 @@ pub struct EvalRecord {
     pub is_best: bool,
 }
 
-/// Returns the terms of a loss in the order of their names.
+/// Terms of a loss in the order of their names.
 fn by_name<'a>(terms: &'a [(Cow<'static, str>, f64)]) -> BTreeMap<&'a str, f64> {
     terms.iter().map(|(name, value)| (&**name, *value)).collect()
 }

@@ -12,7 +12,7 @@ pub trait Sink {
     /// events never fails.
     fn event(&mut self, event: &Event) -> Result<(), MetricsError>;
 
-    /// Is told that evaluations from this step on are compared with none before it.
+    /// Announces that evaluations from this step on are compared with none before it.
     fn forget_evaluations(&mut self, _step: u64) {}
 
     /// Returns a note or a warning about the sink itself, if there is one since the last call.

@@ -114,7 +114,7 @@ fn step_scalars(step: &StepRecord) -> Vec<(String, f64)> {
     scalars
 }
 
-/// Returns the values of an evaluation: `val_accuracy` becomes `val/accuracy`.
+/// Values of an evaluation: `val_accuracy` becomes `val/accuracy`.
 fn evaluation_scalars(evaluation: &EvalRecord) -> Vec<(String, f64)> {
     let mut scalars = vec![("val/loss".into(), evaluation.val_loss)];
     for (name, value) in &evaluation.metrics {
@@ -126,7 +126,6 @@ fn evaluation_scalars(evaluation: &EvalRecord) -> Vec<(String, f64)> {
     scalars
 }
 
-/// Returns the seconds since 1970.
 fn now_s() -> f64 {
     // A clock before 1970 gives 0: times are for display.
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -164,7 +163,6 @@ mod tests {
         files
     }
 
-    /// Returns true if a file has the bytes of a tag.
     fn has(path: &Path, tag: &str) -> bool {
         fs::read(path).unwrap().windows(tag.len()).any(|bytes| bytes == tag.as_bytes())
     }

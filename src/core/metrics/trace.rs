@@ -221,7 +221,7 @@ impl Track {
         *last = Some(now);
     }
 
-    /// Returns the state of the track if its events are written.
+    /// State of the track if its events are written.
     fn open_line(&self) -> Option<&TrackState> {
         self.line.as_deref().filter(|_| self.is_on())
     }

@@ -36,7 +36,7 @@ impl Text<'_> {
         self.words.get(self.next).copied()
     }
 
-    /// Returns the index of the next word in a list; the first word of a sentence has a capital.
+    /// Index of the next word in a list; the first word of a sentence has a capital.
     fn find(&self, list: &[&'static str]) -> Option<usize> {
         let found = self.peek()?;
         list.iter().position(|word| match self.next {
@@ -57,7 +57,6 @@ impl Text<'_> {
     }
 }
 
-/// Returns true if `found` is `word` with a capital.
 fn is_capitalized(word: &str, found: &str) -> bool {
     let mut word = word.chars();
     let mut found = found.chars();

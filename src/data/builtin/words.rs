@@ -79,7 +79,7 @@ pub(super) const NUMBERS: [&str; 19] = [
     "eighteen",
 ];
 
-/// Returns the forms of the verbs of a kind; those of the future follow "will".
+/// Forms of the verbs of a kind; forms of the future follow "will".
 pub(super) fn verbs(kind: VerbKind, tense: Tense, number: Number) -> &'static [&'static str] {
     use {Number::*, Tense::*, VerbKind::*};
     match (kind, tense, number) {
@@ -97,7 +97,7 @@ pub(super) fn verbs(kind: VerbKind, tense: Tense, number: Number) -> &'static [&
     }
 }
 
-/// Returns the forms of the verbs of the weather, whose subject is "it".
+/// Forms of the verbs of the weather, whose subject is "it".
 pub(super) fn weather_verbs(tense: Tense) -> &'static [&'static str] {
     match tense {
         Tense::Past => &["rained", "snowed"],

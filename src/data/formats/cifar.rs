@@ -38,7 +38,7 @@ pub(super) fn find(path: &Path) -> Result<FileSets, DataError> {
     })
 }
 
-/// Returns the set of some batches; `None` without any.
+/// Set of some batches; `None` without any.
 fn set_of(inputs: Vec<PathBuf>, names: &Option<PathBuf>) -> Option<FileSet> {
     if inputs.is_empty() {
         return None;
@@ -80,7 +80,7 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
     Ok(ReadSet { samples, files, is_numbered })
 }
 
-/// Returns the names of a file with one in each line.
+/// Names of a file with one in each line.
 pub(super) fn class_names(name: &str, bytes: &[u8]) -> Result<Vec<String>, DataError> {
     let text = std::str::from_utf8(bytes)
         .map_err(|why| invalid(name, format!("byte {}", why.valid_up_to()), "is not UTF-8"))?;

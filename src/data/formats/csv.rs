@@ -136,7 +136,7 @@ impl<'a> CsvTable<'a> {
         Ok(())
     }
 
-    /// Returns a reader of the records, the first of which is the header.
+    /// Reader of the records; the first one is the header.
     fn reader(&self) -> ::csv::Reader<&'a [u8]> {
         let mut builder = ReaderBuilder::new();
         // Lengths of rows are compared here, for the message.
@@ -199,7 +199,7 @@ impl<'a> CsvTable<'a> {
         invalid(self.name, "", format!("cannot be read as a table ({why})"))
     }
 
-    /// Returns the line on which a record begins, counted from 1.
+    /// Line on which a record begins, counted from 1.
     fn line(&self, record: &ByteRecord) -> usize {
         let at = record.position().map_or(0, |position| position.byte() as usize);
         // The position of a record includes the line end and the empty lines before it.
@@ -212,7 +212,7 @@ impl<'a> CsvTable<'a> {
         invalid(self.name, place, why)
     }
 
-    /// Returns the number in a cell; `otherwise` is the advice if it is a text.
+    /// Number in a cell; `otherwise` is the advice if it is a text.
     fn number(
         &self,
         record: &ByteRecord,
@@ -238,7 +238,7 @@ impl<'a> CsvTable<'a> {
         })
     }
 
-    /// Returns the target columns; empty if they are absent and not required.
+    /// Target columns; empty if they are absent and not required.
     fn target_columns(
         &self,
         wanted: &TableTargets,
@@ -285,7 +285,7 @@ impl<'a> CsvTable<'a> {
         }
     }
 
-    /// Returns the columns of features: the expected ones, or all that are not targets.
+    /// Columns of features: the expected ones, or all that are not targets.
     fn feature_columns(
         &self,
         targets: &[usize],
@@ -383,7 +383,7 @@ impl<'a> Labels<'a> {
         Ok(())
     }
 
-    /// Returns the targets; classes in the order of their names, or in the known order.
+    /// Targets; classes in the order of their names, or in the known order.
     fn finish(self) -> Targets {
         if self.columns.is_empty() {
             return Targets::Absent;
@@ -445,7 +445,7 @@ impl CsvTable<'_> {
     }
 }
 
-/// Returns the most frequent delimiter of the first line; a comma if it has none.
+/// The most frequent delimiter of the first line; a comma if it has none.
 fn delimiter(bytes: &[u8]) -> u8 {
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut counts = [(0, b','), (0, b';'), (0, b'\t')];
@@ -466,7 +466,7 @@ fn delimiter(bytes: &[u8]) -> u8 {
     delimiter
 }
 
-/// Returns the beginning of a cell, for a message.
+/// Beginning of a cell, for a message.
 fn shown(cell: &str) -> String {
     const MOST: usize = 40;
     let mut text: String = cell.chars().take(MOST).collect();

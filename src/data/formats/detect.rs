@@ -51,7 +51,7 @@ fn of_file(path: &Path) -> Option<SampleFormat> {
     }
 }
 
-/// Returns the first bytes of a file, unpacked if it is gzipped; none if it cannot be read.
+/// The first bytes of a file, unpacked if it is gzipped; none if it cannot be read.
 fn head(path: &Path) -> Vec<u8> {
     let mut head = Vec::new();
     // Reading anything but a regular file might block, or consume its data.

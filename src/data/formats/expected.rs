@@ -36,7 +36,7 @@ impl Expected {
         }
     }
 
-    /// Returns the demands of training samples on held-out samples.
+    /// Demands of training samples on held-out samples.
     pub(crate) fn of_training(train: &Samples) -> Self {
         let (kind, names) = match &train.targets {
             Targets::Classes { names, .. } => (TargetKind::Classes, names.clone()),

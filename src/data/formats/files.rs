@@ -39,13 +39,12 @@ impl Base {
         if path.is_dir() { Self(path.into()) } else { Self::above(path) }
     }
 
-    /// Returns the directory that holds a path.
     fn above(path: &Path) -> Self {
         Self(path.parent().unwrap_or(Path::new("")).into())
     }
 
-    /// Returns the base of a path to held-out samples: this one if they lie below it, or else the
-    /// directory above theirs, so that names begin with that of their directory.
+    /// Base of a path to held-out samples: this directory if they lie below it, or else the parent
+    /// of their directory, whose name then begins their names.
     pub(crate) fn of_held_out(&self, path: &Path) -> Self {
         if path.starts_with(&self.0) && self.0 != Path::new("") {
             return Self(self.0.clone());
@@ -100,7 +99,7 @@ fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     fs::read(path)
 }
 
-/// Returns the entries of a directory, sorted by name, without those that begin with a dot.
+/// Returns the entries of a directory, sorted by name, without names that begin with a dot.
 ///
 /// # Errors
 /// Returns `DataError` if the directory cannot be listed.
@@ -117,7 +116,6 @@ pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(paths)
 }
 
-/// Returns the last component of a path.
 pub(super) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -44,7 +44,7 @@ impl IdxRole {
     }
 }
 
-/// Returns the meaning of the name of an IDX file; `None` if it is not named like one.
+/// Meaning of the name of an IDX file; `None` if it is not named like one.
 pub(super) fn role_of(name: &str) -> Option<IdxRole> {
     let name = name.strip_suffix(".gz").unwrap_or(name);
     for (word, is_images) in [("images", true), ("labels", false)] {
@@ -120,13 +120,12 @@ struct IdxFile {
     path: PathBuf,
 }
 
-/// Returns the set of images with their labels, if there are any.
+/// Set of images with their labels, if there are any.
 fn set_of(images: &Path, role: &IdxRole, labels: &[IdxFile]) -> FileSet {
     let labels = labels.iter().find(|file| file.role.prefix == role.prefix);
     FileSet { inputs: vec![images.into()], targets: labels.map(|file| file.path.clone()) }
 }
 
-/// Returns the held-out images.
 fn held_out(images: &[IdxFile]) -> Option<&IdxFile> {
     for word in HELD_OUT {
         if let Some(found) = images.iter().find(|file| file.role.set().1 == word) {
@@ -265,7 +264,7 @@ fn unpack_more(
     }
 }
 
-/// Returns the length of a file with values of one byte from `start` on; `None` on overflow.
+/// Length of a file with values of one byte from `start` on; `None` on overflow.
 fn file_length(dims: &[usize], start: usize) -> Option<usize> {
     let mut count = 1usize;
     for size in dims {

@@ -48,8 +48,8 @@ pub enum TargetKind {
 /// Options of a reader.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
-    /// Columns of a table that are targets; if empty, those of a model or of training samples that
-    /// are known, or else the last one. Only values may have several.
+    /// Columns of a table that are targets; if empty, the columns of a known model or known
+    /// training samples, or else the last one. Only values may have several.
     pub target: Vec<String>,
     /// Kind of targets of an ambiguous type; `None`: as the type suggests.
     pub kind: Option<TargetKind>,
@@ -232,7 +232,6 @@ struct FileSet {
     targets: Option<PathBuf>,
 }
 
-/// Finds the sets of a path.
 fn find(format: SampleFormat, path: &Path) -> Result<FileSets, DataError> {
     if let Err(why) = path.metadata() {
         return Err(DataError::Read { name: path.display().to_string(), why });

@@ -18,7 +18,6 @@ struct Random {
 }
 
 impl Random {
-    /// Returns a number below `bound`.
     fn below(&mut self, bound: usize) -> usize {
         self.drawn += 1;
         self.key.words([self.drawn, 0])[0] as usize % bound.max(1)
@@ -138,7 +137,7 @@ fn damaged_tables() {
     });
 }
 
-/// Returns the features, and the targets if they are values.
+/// Features, and the targets if they are values.
 fn all_values(samples: &Samples) -> Vec<f32> {
     let Features::Floats(values) = &samples.features else { panic!("no floats") };
     assert_eq!(values.len(), samples.len() * samples.width());

@@ -37,7 +37,7 @@ fn set_if_file(inputs: &Path) -> Option<FileSet> {
     if inputs.is_file() { Some(set_of(inputs)) } else { None }
 }
 
-/// Returns the set of inputs with the targets beside them, if there are any.
+/// Set of inputs with the targets beside them, if there are any.
 fn set_of(inputs: &Path) -> FileSet {
     let path = inputs.with_file_name(file_name(inputs).replace("inputs", "targets"));
     let targets = if path != inputs && path.is_file() { Some(path) } else { None };
@@ -145,12 +145,11 @@ fn at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
 }
 
 impl NpyArray<'_> {
-    /// Returns the number of values.
     fn len(&self) -> usize {
         self.data.len() / self.kind.size
     }
 
-    /// Returns a value by its place in C order.
+    /// Value by its place in C order.
     fn value(&self, index: usize) -> f64 {
         let mut place = index;
         if self.is_fortran {
@@ -168,7 +167,7 @@ impl NpyArray<'_> {
         self.kind.value(&self.data[start..start + self.kind.size])
     }
 
-    /// Returns the values in C order.
+    /// Values in C order.
     fn floats(&self) -> Result<Vec<f32>, DataError> {
         let mut values = Vec::with_capacity(self.len());
         let width = self.len() / self.shape[0];
@@ -184,7 +183,7 @@ impl NpyArray<'_> {
         Ok(values)
     }
 
-    /// Returns the array as features; `(n)` numbers are samples of one value.
+    /// Array as features; `(n)` numbers are samples of one value.
     pub(crate) fn into_samples(self) -> Result<Samples, DataError> {
         let shape = if self.shape.len() > 1 { self.shape[1..].to_vec() } else { vec![1] };
         Ok(Samples {
@@ -294,7 +293,7 @@ impl NumberType {
         Ok(Self { kind, size, is_big_endian: order == b'>' })
     }
 
-    /// Returns the value of some bytes; integers above 2^53 are rounded.
+    /// Value of some bytes; integers above 2^53 are rounded.
     fn value(self, bytes: &[u8]) -> f64 {
         let mut padded = [0; 8];
         let padded_part = &mut padded[..self.size];
@@ -371,7 +370,7 @@ struct Literal<'a> {
 }
 
 impl<'a> Literal<'a> {
-    /// Returns the next byte that is not a space.
+    /// The next byte that is not a space.
     fn peek(&mut self) -> Option<u8> {
         while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
             self.at += 1;

@@ -36,17 +36,15 @@ const PNG_PIXELS_MAX: u64 = 1032 * 8;
 /// are sampled at half the resolution do not add pixels.
 const JPEG_PIXELS_MAX: u64 = 64 * 8;
 
-/// Returns true for the formats that are read.
 pub(super) fn is_read(format: ImageFormat) -> bool {
     matches!(format, ImageFormat::Png | ImageFormat::Jpeg)
 }
 
-/// Returns true if a file is named like a picture that is read.
 pub(super) fn is_picture(path: &Path) -> bool {
     has_ending(path, ENDINGS)
 }
 
-/// Returns the directories in which a data set may have its training and its held-out pictures.
+/// Directories in which a data set may have its training and its held-out pictures.
 pub(super) fn splits(path: &Path) -> Vec<PathBuf> {
     [TRAIN].iter().chain(&HELD_OUT).map(|name| path.join(name)).collect()
 }
@@ -125,7 +123,6 @@ fn list(path: &Path) -> Result<(Vec<Listed>, Vec<String>), DataError> {
     Ok((listed, classes))
 }
 
-/// Returns the pictures among some files.
 fn pictures_of(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, DataError> {
     if let Some(path) = paths.iter().find(|path| has_ending(path, OTHER_ENDINGS)) {
         let why = "is a picture that is neither PNG nor JPEG; convert it, or move it away";
@@ -173,7 +170,7 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
     Ok(ReadSet { samples, files, is_numbered: false })
 }
 
-/// Returns channels, height and width of all pictures.
+/// Channels, height and width of all pictures.
 fn shape_of(
     paths: &[PathBuf],
     heads: &[PictureHead],
@@ -226,7 +223,6 @@ struct PictureFiles {
     /// BLAKE3 hash of each file, in hexadecimal.
     hashes: Vec<String>,
     shape: [usize; 3],
-    /// True if pictures are resized.
     resize: bool,
 }
 
@@ -251,7 +247,6 @@ impl LazyFeatures for PictureFiles {
     }
 }
 
-/// Head of a picture.
 #[derive(Debug)]
 pub(super) struct PictureHead {
     format: ImageFormat,
@@ -318,18 +313,17 @@ impl PictureHead {
         Ok(Self { format, orientation, width, height, is_gray: !colour.has_color() })
     }
 
-    /// Returns height and width.
+    /// Height and width.
     fn size(&self) -> [usize; 2] {
         [self.height as usize, self.width as usize]
     }
 }
 
-/// Returns the offset of the last occurrence of a text.
+/// Offset of the last occurrence of a text.
 fn last(bytes: &[u8], text: &[u8]) -> Option<usize> {
     bytes.windows(text.len()).rposition(|window| window == text)
 }
 
-/// Returns a reader with limits of size and memory.
 fn reader(format: ImageFormat, bytes: &[u8]) -> ImageReader<Cursor<&[u8]>> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(SIDE_MAX);

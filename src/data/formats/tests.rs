@@ -34,14 +34,14 @@ pub(super) fn directory(files: &[(&str, &[u8])]) -> TempDir {
     directory
 }
 
-/// Returns an error without the directory of its test.
+/// Text of an error without the directory of its test.
 fn message(directory: &Path, error: &DataError) -> String {
     let prefix = format!("{}{}", directory.display(), std::path::MAIN_SEPARATOR);
     let text = error.to_string().replace(&prefix, "");
     text.replace(&directory.display().to_string(), "DIR")
 }
 
-/// Returns the message with which files are refused.
+/// Message with which files are refused.
 fn refusal(format: SampleFormat, files: &[(&str, &[u8])], path: &str) -> String {
     refusal_with(format, files, path, &ReadOptions::default())
 }
@@ -62,12 +62,11 @@ fn loaded(format: SampleFormat, files: &[(&str, &[u8])], path: &str) -> LoadedSa
     load(format, &below(directory.path(), path), None, &ReadOptions::default()).unwrap()
 }
 
-/// Returns the directory itself for an empty path, without a separator at its end.
+/// Directory itself for an empty path, without a separator at its end.
 fn below(directory: &Path, path: &str) -> PathBuf {
     if path.is_empty() { directory.into() } else { directory.join(path) }
 }
 
-/// Returns the features of all samples.
 fn values(samples: &Samples) -> Vec<f32> {
     let mut values = vec![0.0; samples.len() * samples.width()];
     for (index, row) in values.chunks_mut(samples.width()).enumerate() {
@@ -94,7 +93,7 @@ fn file_names(loaded: &LoadedSamples) -> Vec<&str> {
     loaded.files.iter().map(|file| file.name.as_str()).collect()
 }
 
-/// Returns the bytes that features hold in memory.
+/// Bytes that features hold in memory.
 pub(super) fn held_bytes(samples: &Samples) -> usize {
     let features = match &samples.features {
         Features::Bytes(bytes) => bytes.capacity(),

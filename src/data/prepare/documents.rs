@@ -41,7 +41,6 @@ pub(super) struct Piece {
     pub place: Option<ReadPlace>,
 }
 
-/// Source of pieces.
 pub(super) struct PieceSource<'a> {
     pub files: &'a [InputFile],
     pub tokenizer: &'a TokenizerFile,
@@ -146,7 +145,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Returns the pieces of a document that was read as a whole, the last one first.
+    /// Pieces of a document that was read as a whole, the last one first.
     fn divided(&self, file: &InputFile, text: &str) -> Result<Vec<Piece>, DataError> {
         let name = file.path.display().to_string();
         let PieceSource { tokenizer, piece_bytes, .. } = self.source;
@@ -255,7 +254,6 @@ fn indivisible(file: &InputFile, line: u64) -> DataError {
     }
 }
 
-/// Returns the text of a document in JSON.
 fn document(line: &[u8], key: &str) -> Result<String, String> {
     let read: Result<serde_json::Value, _> = serde_json::from_slice(line);
     let mut value = read.map_err(|why| format!("is no JSON ({why})"))?;

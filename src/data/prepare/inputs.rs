@@ -21,7 +21,6 @@ const LINES: [&str; 2] = ["jsonl", "ndjson"];
 /// Largest depth of directories below a given one.
 const DEPTH_MAX: usize = 64;
 
-/// An input file.
 #[derive(Debug)]
 pub(super) struct InputFile {
     pub path: PathBuf,
@@ -173,7 +172,7 @@ impl Read for Counting {
     }
 }
 
-/// Returns the extension of a name in lower case, without a final `.gz`, and true with a `.gz`.
+/// Extension of a name in lower case, without a final `.gz`, and true with a `.gz`.
 fn ending(path: &Path) -> (String, bool) {
     let last = extension(path);
     if last == "gz" {
@@ -196,7 +195,7 @@ fn is_table(path: &Path) -> bool {
     ["parquet", "arrow", "feather"].contains(&&*ending(path).0)
 }
 
-/// Returns the reason why a file with this extension is not read, with a command to convert it.
+/// Reason why a file with this extension is not read, with a command to convert it.
 fn refusal(path: &Path, ending: &str) -> Option<String> {
     let name = path.display();
     let lines = path.with_extension("jsonl");

@@ -21,7 +21,7 @@ struct GoldenFile {
     json: String,
 }
 
-/// Returns the kept tokenizer of a name, and lines that are hard to make tokens of.
+/// Kept tokenizer of a name, and lines that are hard to make tokens of.
 fn golden(name: &str) -> (TokenizerFile, Vec<String>) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizers.json.gz");
     let file = flate2::read::GzDecoder::new(File::open(path).unwrap());
@@ -276,7 +276,7 @@ fn a_process_may_end_between_any_two_files() {
         fs::write(out.path().join(STATE), &state).unwrap();
         fs::write(out.path().join(DOCUMENTS), &starts).unwrap();
     };
-    // Before the description: what is there is not taken for ids of 16 bits.
+    // Interrupted before the description: the tokens are not taken for ids of 16 bits.
     restore();
     fs::remove_file(out.path().join("tokens.json")).unwrap();
     let why = TokenFile::open(out.path(), 0.0, 1).err().unwrap().to_string();

@@ -160,7 +160,7 @@ impl LazyFeatures for Fixed {
     }
 }
 
-/// Samples that are read two at a time; those from `bad` on cannot be.
+/// Samples that are read two at a time; samples from `bad` on cannot be read.
 struct Pairs {
     bad: usize,
     readers: (Mutex<usize>, Condvar),

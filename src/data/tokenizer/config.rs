@@ -56,7 +56,7 @@ impl TokenizerConfig {
         directory.join("tokenizer_config.json")
     }
 
-    /// Reads the configuration in a directory; an empty one if there is none.
+    /// Reads the configuration in a directory; an empty one without the file.
     ///
     /// # Errors
     /// Returns a `DataError` that names the file if it cannot be read or is not a configuration.

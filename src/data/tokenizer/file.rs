@@ -181,7 +181,7 @@ impl TokenizerFile {
         Ok(())
     }
 
-    /// Returns the ids of a text, without those that a model's template adds around it. To save
+    /// Returns the ids of a text, without the ids that a model's template adds around it. To save
     /// memory, a long text is divided at places where the ids do not change, if there are any, and
     /// encoded in parts.
     ///
@@ -207,7 +207,7 @@ impl TokenizerFile {
     /// change the ids.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
+    /// Returns the errors of [`Self::encode`].
     pub(crate) fn parts<'a>(
         &self,
         name: &str,
@@ -228,7 +228,7 @@ impl TokenizerFile {
         Ok(parts)
     }
 
-    /// Returns the ids of each of some texts, which are encoded on all threads.
+    /// Ids of each of some texts, which are encoded on all threads.
     fn encode_each(&self, name: &str, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
         texts.par_iter().map(|text| self.encode_piece(name, text)).collect()
     }
@@ -236,7 +236,7 @@ impl TokenizerFile {
     /// Returns the ids of a text, encoded as a whole on the calling thread.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
+    /// Returns the errors of [`Self::encode`].
     pub(crate) fn encode_piece(&self, name: &str, text: &str) -> Result<Vec<u32>, DataError> {
         let refused =
             |why: String| DataError::of_file(name, format!("cannot be tokenized ({why})"));
@@ -252,7 +252,7 @@ impl TokenizerFile {
     /// if no text follows.
     ///
     /// # Errors
-    /// Those of [`Self::encode`].
+    /// Returns the errors of [`Self::encode`].
     pub(crate) fn division(
         &self,
         name: &str,
@@ -354,7 +354,7 @@ fn places(text: &str, bytes: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the last boundary between characters at or before a byte.
+/// The last boundary between characters at or before a byte.
 fn boundary(text: &str, at: usize) -> usize {
     (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
@@ -408,7 +408,7 @@ mod tests {
                 let found = file.division(name, &text, 777, true).unwrap();
                 let is_near = matches!(found, TextDivision::At(end) if end < 5000);
                 assert!(is_near || name == "llama2", "{name}, {separator:?}: {found:?}");
-                // What is decided before the end is known does not change behind it.
+                // A decision made before the end is known holds after it.
                 for bytes in (1000..text.len()).step_by(1500) {
                     let begun = &text[..boundary(&text, bytes)];
                     let early = file.division(name, begun, 777, false).unwrap();

@@ -6,14 +6,14 @@ use serde_json::{Map, Value, json};
 use super::TokenizerFile;
 use crate::DataError;
 
-/// Returns the tokenizer whose token `i` is the character `chars[i]`.
+/// Tokenizer whose token `i` is the character `chars[i]`.
 pub(super) fn of_characters(chars: &[char]) -> Result<TokenizerFile, DataError> {
     let vocabulary = chars.iter().map(char::to_string).zip(0u32..);
     let joined = json!({ "type": "Fuse" });
     file("the tokenizer of characters", vocabulary, Value::Null, joined)
 }
 
-/// Returns the tokenizer whose token `i` is the byte `i`.
+/// Tokenizer whose token `i` is the byte `i`.
 pub(super) fn of_bytes() -> Result<TokenizerFile, DataError> {
     let vocabulary = (0u8..=255).map(|byte| (name_of(byte).to_string(), u32::from(byte)));
     let level = json!({

@@ -14,8 +14,8 @@ pub struct GptConfig {
     pub vocabulary: usize,
     /// Context length, the largest number of tokens in a sample: t.
     pub context: usize,
-    /// Rows of the table of learned positions, of which the first `context` are used: as many as
-    /// `context`, or more, as in a model that was trained on longer samples.
+    /// Rows of the table of learned positions; the first `context` are used. There are `context`
+    /// rows or more, as in a model that was trained on longer samples.
     pub positions: usize,
     pub layers: usize,
     pub heads: usize,

@@ -30,7 +30,7 @@ pub struct LlamaConfig {
     pub layers: usize,
     /// Heads of queries.
     pub heads: usize,
-    /// Heads of keys and values, which divide those of queries.
+    /// Number of heads of keys and values, a divisor of the number of query heads.
     pub kv_heads: usize,
     /// Columns of a head: d, even.
     pub head_width: usize,
@@ -133,8 +133,8 @@ pub fn cached_llama(config: &LlamaConfig, sequences: usize) -> Result<Graph, Sha
 }
 
 /// Tensor parallelism of a Llama: heads of keys and values with the queries that share them,
-/// columns of the MLP, and rows of the vocabulary. Norms are whole, including those of queries and
-/// keys, whose gradients each rank computes in part.
+/// columns of the MLP, and rows of the vocabulary. Norms are whole, including the norms of queries
+/// and keys, whose gradients each rank computes in part.
 fn split(config: &LlamaConfig, name: &str) -> Option<ParameterSplit> {
     let of_keys = SplitUnit::Heads { columns: config.head_width };
     let group = config.heads.checked_div(config.kv_heads).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Tables from our names of parameters to those in Hugging Face's files.
+//! Tables from our names of parameters to the names in Hugging Face's files.
 
 /// Parameter of a family, under our name and under theirs. `#` stands for the number of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -57,7 +57,7 @@ fn is_copy(graph: &Graph, node: &Node) -> bool {
     graph.tensor(node.outputs[0]).repeats.is_some()
 }
 
-/// In front of the backward nodes of its block, of which all read the copy.
+/// The copies stand before the backward nodes of their block, which all read the copies.
 #[test]
 fn copies_are_their_originals_on_tensors_of_their_own() {
     for forward in [tiny_gpt(0.1, 2), tiny_llama()] {
@@ -78,7 +78,7 @@ fn copies_are_their_originals_on_tensors_of_their_own() {
                 assert_eq!((same.phase, same.block), (PassKind::Forward, node.block));
                 assert_eq!(node.phase, PassKind::BackwardInput);
             }
-            // All others are what they were.
+            // All other nodes are unchanged.
             let others = graph.nodes.iter().filter(|node| !is_copy(&graph, node));
             let others = others.map(|node| Node {
                 inputs: node.inputs.iter().map(original).collect(),
@@ -120,7 +120,7 @@ fn a_backward_pass_reads_nothing_that_its_block_has_kept() {
     }
 }
 
-/// The state that goes to the next step is a slice of what is computed again.
+/// The state that passes to the next step is a slice of a recomputed tensor.
 #[test]
 fn a_recurrent_layer_carries_the_state_of_its_forward_pass() {
     let config = RnnConfig {
@@ -146,8 +146,8 @@ fn a_recurrent_layer_carries_the_state_of_its_forward_pass() {
     assert!(!kept.repeated_nodes().any(|node| node.op.to_string() == "lstm"));
 }
 
-/// Of the two sums of a layer in the forward pass, the second one is what the next layer reads. So
-/// it is where weights are cut, by a limit that not all shares need.
+/// A layer has two sums in the forward pass; the next layer reads the second one. So it is where
+/// weights are cut, by a limit that not all shares need.
 #[test]
 fn ranks_of_a_tensor_group_sum_again_what_they_compute_again() {
     for (forward, bytes_max) in [
@@ -211,7 +211,7 @@ fn activations_of_twelve_layers_take_a_fifth() {
     };
     let [none, blocks, selective] =
         [Recompute::None, Recompute::Blocks, Recompute::Selective].map(activations);
-    // Beside the inputs of the layers, those of one layer.
+    // Besides the inputs of the layers, the tensors of one layer.
     let unit = rows * context * width * DType::F32.bytes();
     assert!(blocks <= 13 * unit + 24 * unit, "{blocks}, in units {}", blocks / unit);
     assert!(5 * blocks <= none, "{blocks} of {none}");

@@ -1,5 +1,5 @@
 //! A small residual network for pictures of about 32 x 32 (He et al. 2016, section 4.2): a
-//! convolution, three stages of residual blocks, the last two of which halve height and width and
+//! convolution, three stages of residual blocks, where the last two halve height and width and
 //! double the channels, and the mean over all places.
 
 use super::pictures::{PictureSizes, finish, input};
@@ -34,8 +34,8 @@ fn groups(channels: usize) -> usize {
 }
 
 /// Builds the graph of a residual network with inputs `inputs` (b, c, h, w) and `targets`, and the
-/// output `outputs` (b, o). Names and initial values are those of torchvision's `ResNet`: `conv1`,
-/// `bn1`, `layerS.N.conv1`, `.bn1`, `.conv2`, `.bn2`, `.downsample.0` and `.1`, and `fc`, with
+/// output `outputs` (b, o). Names and initial values as in torchvision's `ResNet`: `conv1`, `bn1`,
+/// `layerS.N.conv1`, `.bn1`, `.conv2`, `.bn2`, `.downsample.0` and `.1`, and `fc`, with
 /// convolutions from a normal distribution of variance 2 over the outputs that an input reaches.
 /// Each residual block is a block, at which pipelines are cut.
 ///
@@ -132,7 +132,7 @@ mod tests {
             let graph = resnet(&config).unwrap();
             let shortcuts = 16 * 32 + 32 * 64 + 2 * (32 + 64);
             assert_eq!(graph.parameter_count(), 269_722 + shortcuts, "{norm:?}");
-            // Two running averages of each batch norm, of which there are 19 and 2 of shortcuts.
+            // Two running averages of each batch norm: 19 of layers and 2 of shortcuts.
             let is_state = |p: &&Parameter| p.kind != ParameterKind::Trained;
             let states = graph.parameters.iter().filter(is_state).count();
             assert_eq!(states, if norm == PictureNorm::Batch { 2 * 21 } else { 0 }, "{norm:?}");

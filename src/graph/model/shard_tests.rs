@@ -146,7 +146,7 @@ fn outputs_are_columns_or_refused() {
     assert!(error.starts_with("lse is read") && error.ends_with("not columns"), "{error}");
 }
 
-/// Its gradient comes with that of what it multiplies, which all ranks need.
+/// Its gradient comes together with the gradient of its input, which all ranks need.
 #[test]
 fn a_head_in_chunks_that_no_rank_divides_is_refused() {
     let mut b = Builder::new();

@@ -152,7 +152,6 @@ pub fn assign_groups(
     Ok(graph)
 }
 
-/// Returns true if a pattern matches a whole name.
 fn fits(pattern: &str, name: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();

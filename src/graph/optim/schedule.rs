@@ -59,7 +59,7 @@ impl OneCycle {
     }
 }
 
-/// Returns the value of half a cosine from 1 to 0 at `progress` from 0 to 1.
+/// Value of half a cosine from 1 to 0 at `progress` from 0 to 1.
 fn remaining_of_cosine(progress: f64) -> f64 {
     0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))
 }
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(schedule(Decay::Constant).lr(5000), 1e-3);
     }
 
-    /// Compares the rates from the first step on, without a warm-up, with those of PyTorch in f64.
+    /// Compares the rates from the first step on, without a warm-up, with PyTorch's in f64.
     fn check_rates(decay: Decay, decay_steps: u64, expected: &[f64]) {
         let schedule = Schedule { warmup: 0, decay_steps, ..schedule(decay) };
         for (step, expected) in (1..).zip(expected) {

@@ -8,7 +8,7 @@
 //! kernel.
 //!
 //! Fusion does not need more memory: no tensor lives longer than before, except a tensor that must
-//! outlive its segment and is placed separately from those that need not.
+//! outlive its segment and is placed apart from tensors that need not.
 //!
 //! Dropout is not fused: its random numbers depend on the step, and the epilogue of a fused kernel
 //! has only constants. Reductions are not fused either, except that another gradient may be added
@@ -50,7 +50,6 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Returns true for a matrix product or a convolution.
     fn is_product(&self) -> bool {
         let product =
             matches!(self.root, Op::MatMul { .. } | Op::Conv2d(_) | Op::Conv2dInputGrad { .. });
@@ -129,8 +128,8 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// Returns the names and reasons of all rules: those of epilogues, and those of gradients that read
-/// the same tensors.
+/// Returns the names and reasons of all rules: for epilogues, and for gradients that read the same
+/// tensors.
 pub fn rules() -> impl Iterator<Item = (&'static str, &'static str)> {
     RULES.iter().map(|rule| (rule.name, rule.why)).chain(merge_gradients::RULES)
 }
@@ -147,7 +146,7 @@ pub struct Fusion {
 }
 
 impl Fusion {
-    /// Returns the memory traffic that the fusion saves in a micro-batch of `rows` rows, in bytes.
+    /// Memory traffic that the fusion saves in a micro-batch of `rows` rows, in bytes.
     pub(crate) fn bytes_saved(&self, rows: usize) -> usize {
         self.moves * DType::F32.bytes() * self.value.elements(rows)
     }
@@ -192,7 +191,7 @@ struct Found {
     operand: Option<TensorId>,
 }
 
-/// Graph during fusion. Positions are those of the nodes at the beginning.
+/// Graph during fusion. Positions are the nodes' before fusion.
 struct Fuser {
     /// The graph without its nodes, which are in `nodes` and `behind`.
     graph: Graph,
@@ -377,7 +376,7 @@ impl Fuser {
         a.is_batched() == b.is_batched() && a.per_row() == b.per_row()
     }
 
-    /// Returns true if a tensor, and each tensor of which it is an alias, has exactly one use.
+    /// Returns true if a tensor, and each tensor that it is an alias of, has exactly one use.
     fn is_read_once(&self, id: TensorId) -> bool {
         let alias = self.graph.tensor(id).alias_of;
         self.uses[id.index()] == 1 && alias.is_none_or(|of| self.is_read_once(of))

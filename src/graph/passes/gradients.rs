@@ -28,10 +28,10 @@ use potluck_core::{DType, NodeId, Shape, TensorId};
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
 /// [`Role::Gradient`](crate::Role::Gradient) tensor per parameter that is not frozen.
 ///
-/// Gradients of activations are tagged [`PassKind::BackwardInput`], those of parameters
+/// Gradients of activations are tagged [`PassKind::BackwardInput`], gradients of parameters
 /// [`PassKind::BackwardWeight`]; both carry the block of the forward node they come from. Backward
-/// nodes are ordered by block, the last block first, and in each block B before W. A parameter
-/// used twice has two nodes that add to its gradient.
+/// nodes are ordered by block, the last block first, and in each block B before W. A parameter used
+/// twice has two nodes that add to its gradient.
 ///
 /// # Errors
 /// Returns [`ShapeError`] if the graph has no loss or is differentiated already, or if the loss
@@ -94,8 +94,8 @@ fn is_stale(graph: &Graph, reduction: &Node, tensor: TensorId) -> bool {
 
 /// Graph of one op with its gradients.
 pub struct OpGradients {
-    /// Its inputs are those of the op, named by their numbers, and `dy`; its nodes are the op and
-    /// those of its gradients.
+    /// Its inputs are the inputs of the op, named by their numbers, and `dy`; its nodes are the op
+    /// and its gradients.
     pub graph: Graph,
     pub output: TensorId,
     /// Gradient by each input; `None` for integers and for inputs without a gradient.
@@ -103,7 +103,7 @@ pub struct OpGradients {
 }
 
 /// Returns the graph of an op on inputs of these shapes with the gradient, by each input of floats,
-/// of the sum of its first output's elements times those of the input `dy`.
+/// of the sum of its first output's elements times the elements of the input `dy`.
 ///
 /// # Errors
 /// Returns [`ShapeError`] if the shapes do not fit the op or a node of its gradient.

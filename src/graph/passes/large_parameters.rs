@@ -174,7 +174,6 @@ impl Cutter {
         }
     }
 
-    /// Returns a new tensor like another.
     fn beside(&mut self, tensor: TensorId) -> TensorId {
         let Tensor { name, shape, dtype, .. } = self.graph.tensor(tensor).clone();
         self.graph.add_tensor(name, (shape, dtype), Role::Activation)
@@ -270,7 +269,7 @@ pub fn joins_of_slices(graph: &Graph) -> Vec<bool> {
     joins
 }
 
-/// Returns the number of the tensor of which a parameter is a slice; `None` for other tensors.
+/// Number of the tensor that a parameter is a slice of; `None` for other tensors.
 fn slice_of(graph: &Graph, tensor: TensorId) -> Option<u32> {
     let Role::Parameter(id) = graph.tensor(tensor).role else { return None };
     let parameter = &graph.parameters[id.index()];

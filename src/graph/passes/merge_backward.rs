@@ -13,7 +13,7 @@ use potluck_core::TensorId;
 /// gradient of their input before pass W, and do not merge the passes.
 pub fn merge_backward(mut graph: Graph) -> Graph {
     let mut nodes = Vec::with_capacity(graph.nodes.len());
-    // Within the backward pass, the nodes of a block stand together, those of B before those of W.
+    // Within the backward pass, the nodes of a block stand together, nodes of B before nodes of W.
     for pass in graph.nodes.chunk_by(|a, b| block_of(a) == block_of(b)) {
         if block_of(&pass[0]).is_none() {
             nodes.extend_from_slice(pass);
@@ -49,7 +49,7 @@ fn move_ready(waiting: &mut &[Node], missing: &HashSet<TensorId>, nodes: &mut Ve
     }
 }
 
-/// Returns the block of a backward node; `None` for a forward node.
+/// Block of a backward node; `None` for a forward node.
 fn block_of(node: &Node) -> Option<u32> {
     match node.phase {
         PassKind::Forward => None,
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use crate::{Builder, Init, Plan, PlanOptions, Unary, differentiate, fuse};
 
-    /// Three layers in two blocks, one parameter of which is in both.
+    /// Three layers in two blocks; both blocks use one of the parameters.
     fn graph() -> Graph {
         let mut b = Builder::new();
         let shared = b.parameter("shared", &[8, 8], Init::Ones);
@@ -87,7 +87,7 @@ mod tests {
             let merged = merge_backward(apart.clone());
             assert_eq!(merged.nodes.len(), apart.nodes.len());
             assert!(merged.nodes.iter().all(|node| node.phase != PassKind::BackwardWeight));
-            // The same nodes; those of W and those of the others keep their orders.
+            // The same nodes; nodes of W keep their order, and so do the others.
             let weights: Vec<&Node> =
                 apart.nodes.iter().filter(|n| n.phase == PassKind::BackwardWeight).collect();
             let is_weight = |node: &Node| weights.iter().any(|w| w.outputs == node.outputs);
@@ -98,8 +98,9 @@ mod tests {
             for of_weights in [false, true] {
                 assert_eq!(order(&merged, of_weights), order(&apart, of_weights));
             }
-            // Each has what it reads, and the node before it of its block is the last that it
-            // waits for, or a gradient of a parameter, too.
+            // The inputs of each node are computed before it. A gradient of a parameter stands
+            // directly behind the last node that it waits for, or behind another gradient of a
+            // parameter.
             for (at, node) in merged.nodes.iter().enumerate() {
                 for input in &node.inputs {
                     let by = merged.nodes.iter().position(|other| other.outputs.contains(input));

@@ -17,7 +17,7 @@ const NORM: (&str, &str) = (
     "the gradient of a norm by its input reads what those of its parameters sum",
 );
 
-/// Merges the gradient of the bias of each linear layer into that of its weight; returns the
+/// Merges the gradient of the bias of each linear layer into its weight's gradient; returns the
 /// fusions. The merged node has the position of the product, and adds to both gradients.
 pub(super) fn merge_bias_sums(graph: &mut Graph) -> Vec<Fusion> {
     let mut merged = Vec::new();
@@ -60,7 +60,7 @@ pub(super) fn merge_norm_gradients(graph: &mut Graph) -> Vec<Fusion> {
     merged
 }
 
-/// Returns the attributes of the merged op of a gradient of a norm by its input, without a bias.
+/// Attributes of the merged op of a gradient of a norm by its input, without a bias.
 fn norm_gradient(op: &Op) -> Option<NormBackward> {
     let centered = match op.root_op() {
         Op::LayerNormGrad => true,

@@ -171,7 +171,7 @@ impl Recomputation {
                 once.extend(node.inputs.iter().map(|id| graph.root(*id)));
             }
         }
-        // Aliases are activations, including those of inputs, which no node changes.
+        // Aliases are activations, including aliases of inputs, which no node changes.
         for node in &graph.nodes {
             for output in &node.outputs {
                 if graph.tensor(*output).role != Role::Activation {
@@ -198,7 +198,7 @@ impl Recomputation {
     }
 }
 
-/// Returns the nodes of the forward pass, which come first.
+/// Nodes of the forward pass, which come first.
 fn forward(graph: &Graph) -> &[Node] {
     &graph.nodes[..forward_length(&graph.nodes)]
 }
@@ -207,7 +207,7 @@ fn forward_length(nodes: &[Node]) -> usize {
     nodes.iter().take_while(|node| node.phase == PassKind::Forward).count()
 }
 
-/// Returns the tensor that has the elements of a node's outputs, if these are aliases.
+/// Tensor that has the elements of a node's outputs, if these are aliases.
 fn aliased(graph: &Graph, node: &Node) -> Option<TensorId> {
     let first = node.outputs[0];
     graph.tensor(first).alias_of?;

@@ -35,7 +35,7 @@ pub enum ShardError {
     /// The parameter has a split that does not fit its dimensions.
     #[error("{name} of {dims:?} has a split that does not fit: {why}")]
     UnfitSplit { name: String, dims: Vec<usize>, why: String },
-    /// A node needs a whole tensor of which a rank has a part; `name` is its first output.
+    /// A node needs a whole tensor, but a rank has a part of it; `name` is the node's first output.
     #[error("{op} ({name}) cannot be divided over ranks: {why}")]
     Op { op: String, name: String, why: String },
     /// The shard cannot be differentiated.
@@ -62,7 +62,7 @@ pub struct Shard {
 /// # Errors
 /// Returns [`ShardError`] if the graph is a shard itself, if no parameter is split or one has a
 /// split that does not fit it, if a dimension has fewer units than there are ranks, or if an op or
-/// the caller needs a whole tensor of which a rank has a part.
+/// the caller needs a whole tensor that a rank has only in part.
 ///
 /// # Panics
 /// If `position` is not less than the number of shares, a share is not positive, or the graph is
@@ -94,7 +94,7 @@ pub fn shard(graph: &Graph, shares: &[f64], position: usize) -> Result<Shard, Sh
 
 /// Returns a differentiated graph of a rank without the results that the first rank of its tensor
 /// group reports for all: the loss, and the gradients of replicated parameters. The reports of the
-/// ranks are then summed like those of ranks with other samples.
+/// ranks are then summed like reports of ranks with other samples.
 pub fn reported_once(mut graph: Graph) -> Graph {
     if graph.tensor_rank.is_none_or(|rank| rank == 0) {
         return graph;
@@ -188,12 +188,12 @@ impl<'a> Sharder<'a> {
         Ok(Shard { graph: self.graph, outputs })
     }
 
-    /// Returns the tensor that later nodes read instead of one of the whole graph.
+    /// Tensor that later nodes read instead of one of the whole graph.
     fn name_of_all(&self, id: TensorId) -> TensorId {
         self.renamed.get(&id).copied().unwrap_or(id)
     }
 
-    /// Returns the columns of an output that the rank has, or why it is not divided by columns.
+    /// Columns of an output that the rank has, or why it is not divided by columns.
     fn columns_read(&self, output: TensorId) -> Result<Vec<Range<usize>>, &'static str> {
         if !self.is_cut_by_columns(output) {
             return Err("a rank has rows of it, and not columns");
@@ -268,8 +268,8 @@ impl<'a> Sharder<'a> {
                 &Op::LinearCrossEntropy { rows, classes: classes @ LossClasses { first: 0, .. } },
                 [None, Some(weight), None],
             ) if weight.dimension == 0 => self.linear_cross_entropy(node, rows, classes),
-            // One node computes the gradient of `x`, which all ranks need, and that of the weight,
-            // which only one rank may report.
+            // One node computes the gradient of `x`, which all ranks need, and the weight's
+            // gradient, which only one rank may report.
             (Op::LinearCrossEntropy { .. }, _) if self.graph.tensor_rank.is_some() => {
                 Err(self.refused(&node, "its weight is not divided by rows"))
             }
@@ -306,13 +306,11 @@ impl<'a> Sharder<'a> {
         self.graph.parameters.iter().find(|parameter| parameter.tensor == tensor)
     }
 
-    /// Returns the split of a parameter that the ranks divide.
     fn split_of(&self, tensor: TensorId) -> Option<ParameterSplit> {
         let parameter = self.parameter_of(tensor)?;
         if parameter.slice.is_whole() { None } else { parameter.split }
     }
 
-    /// Returns the rank's ranges of a dimension of a parameter.
     fn ranges_of(&self, tensor: TensorId, dimension: usize) -> Vec<Range<usize>> {
         match self.parameter_of(tensor) {
             Some(parameter) => parameter.slice.ranges(dimension).to_vec(),
@@ -585,7 +583,7 @@ impl<'a> Sharder<'a> {
         self.split_of(tensor).is_none_or(|split| split.dimension + 1 == rank)
     }
 
-    /// Returns the rank's ranges of the last dimension of a tensor; `None` for all of it.
+    /// The rank's ranges of the last dimension of a tensor; `None` for all of it.
     fn columns_of(&self, tensor: TensorId) -> Option<Vec<Range<usize>>> {
         match self.split_of(tensor) {
             Some(ParameterSplit { dimension, .. }) => Some(self.ranges_of(tensor, dimension)),
@@ -593,7 +591,7 @@ impl<'a> Sharder<'a> {
         }
     }
 
-    /// Returns the last dimension of a tensor in the whole graph.
+    /// The last dimension of a tensor in the whole graph.
     fn width_of(&self, tensor: TensorId) -> usize {
         let of = if tensor.index() < self.whole.tensors.len() { self.whole } else { &self.graph };
         of.tensor(tensor).shape.last()
@@ -616,7 +614,7 @@ impl<'a> Sharder<'a> {
         Ok(())
     }
 
-    /// Returns the alias of a replicated tensor for divided nodes.
+    /// Alias of a replicated tensor for divided nodes.
     fn spread(&mut self, tensor: TensorId, reader: &Node) -> TensorId {
         let shape = self.graph.tensor(tensor).shape.clone();
         let key = (self.graph.root(tensor), shape.clone());

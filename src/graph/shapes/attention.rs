@@ -41,7 +41,7 @@ pub fn attention_grad(options: &AttentionOptions, x: &[&Shape]) -> Result<Vec<Sh
     Ok(tensors.iter().map(|shape| (*shape).clone()).collect())
 }
 
-/// Returns the number of tokens of a sample, which all tensors have.
+/// Number of tokens of a sample, which all tensors have.
 fn tokens(tensors: &[&Shape]) -> Result<usize, String> {
     let mut known = None;
     for shape in tensors {

@@ -35,7 +35,7 @@ pub fn gather(axis: usize, x: &Shape, places: &Shape) -> Result<Vec<Shape>, Stri
     Ok(vec![if is_batched { Shape::batched(&wanted) } else { Shape::fixed(&wanted) }])
 }
 
-/// Returns the shape with `length` entries along an axis to which those of `y` are added.
+/// Shape with `length` entries along an axis; the entries of `y` are added to them.
 pub fn scatter_add(
     axis: usize,
     length: usize,

@@ -53,7 +53,7 @@ pub fn can_be_cut(axis: usize, x: &Shape) -> Result<(), String> {
     require(axis > 0 || !x.is_batched(), "the batch axis cannot be cut or joined")
 }
 
-/// Returns the shape that differs from that of `x` in its length along an axis.
+/// Shape of `x` with another length along an axis.
 fn with_length(axis: usize, length: usize, x: &Shape) -> Shape {
     let mut dims = x.dims().to_vec();
     dims[axis] = length;

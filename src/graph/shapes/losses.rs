@@ -27,7 +27,7 @@ fn are_classes(classes: LossClasses, logits: &Shape) -> Result<(), String> {
     are_numbered(first, all - first)
 }
 
-/// Returns the shape `(n)` of the rows of logits `x[0] (n, v)`, which all other inputs have.
+/// Shape `(n)` of the rows of logits `x[0] (n, v)`, which all other inputs have.
 fn rows_of_logits(x: &[&Shape], wanted: &str) -> Result<Shape, String> {
     if x[0].rank() != 2 {
         return Err(wanted.into());
@@ -72,7 +72,7 @@ pub fn linear_cross_entropy_pass(
     Ok(outputs)
 }
 
-/// Returns the shape of the logits of `x (n, c), weight (v, c)`.
+/// Shape of the logits of `x (n, c), weight (v, c)`.
 fn logits(rows: usize, x: &[&Shape]) -> Result<Shape, String> {
     require(rows > 0, "logits are computed for at least 1 row at a time")?;
     let input = x[0];

@@ -43,7 +43,7 @@ pub fn layer_norm_affine_grad(x: &[&Shape]) -> Result<Vec<Shape>, String> {
     Ok(vec![layer_norm_channels(x)?; 2])
 }
 
-/// Returns the shape `(c)` of the sums over `x, stats, dy`.
+/// Shape `(c)` of the sums over `x, stats, dy`.
 fn layer_norm_channels(x: &[&Shape]) -> Result<Shape, String> {
     let (channels, stats) = normalized(x[0])?;
     require(*x[1] == stats && x[2] == x[0], "x and dy are (.., c), stats (.., 2)")?;
@@ -62,7 +62,7 @@ pub fn softmax_grad(x: &[&Shape]) -> Result<Vec<Shape>, String> {
     Ok(vec![x[0].clone()])
 }
 
-/// Returns the shapes of a weight `(c)` and of the statistics `(.., 2)` of the rows of `x (.., c)`.
+/// Shapes of a weight `(c)` and of the statistics `(.., 2)` of the rows of `x (.., c)`.
 fn normalized(x: &Shape) -> Result<(Shape, Shape), String> {
     if x.rank() <= usize::from(x.is_batched()) {
         return Err("needs a dimension to normalize that is not the batch".into());
@@ -99,7 +99,7 @@ pub fn group_norm_affine_grad(groups: usize, x: &[&Shape]) -> Result<Vec<Shape>,
     Ok(vec![channels; 2])
 }
 
-/// Returns the shapes of a weight `(c)` and of the statistics `(b, groups, 2)`.
+/// Shapes of a weight `(c)` and of the statistics `(b, groups, 2)`.
 fn grouped(groups: usize, x: &Shape) -> Result<[Shape; 2], String> {
     if x.rank() < 2 {
         return Err("x is (b, .., c)".into());
@@ -134,7 +134,7 @@ pub fn batch_norm_grad(x: &[&Shape]) -> Result<Vec<Shape>, String> {
     Ok(vec![x[0].clone()])
 }
 
-/// Returns the shapes of a weight `(c)` and of the statistics `(2, c)` of `x (b, .., c)`.
+/// Shapes of a weight `(c)` and of the statistics `(2, c)` of `x (b, .., c)`.
 fn batch_normalized(x: &Shape) -> Result<(Shape, Shape), String> {
     if x.rank() < 2 || x.is_batched() && x.dims()[0] != 1 {
         return Err("x is (b, .., c)".into());

@@ -4,7 +4,7 @@
 use crate::pictures::{Conv2dOptions, Pool2dOptions, by};
 use potluck_core::Shape;
 
-/// Returns the leading dimension, the size and the channels of pictures.
+/// Leading dimension, size and channels of pictures.
 fn picture(x: &Shape) -> Result<(usize, [usize; 2], usize), String> {
     match *x.dims() {
         [b, h, w, c] => Ok((b, [h, w], c)),
@@ -12,7 +12,7 @@ fn picture(x: &Shape) -> Result<(usize, [usize; 2], usize), String> {
     }
 }
 
-/// Returns the output channels, the input channels of a group, and the size of the kernel.
+/// Output channels, input channels of a group, and size of the kernel.
 fn filters(weight: &Shape, groups: usize) -> Result<(usize, usize, [usize; 2]), String> {
     let [o, per_group, kh, kw] = *weight.dims() else {
         return Err("the weight is (o, c/groups, kh, kw)".into());
@@ -36,7 +36,7 @@ pub fn conv2d(options: &Conv2dOptions, x: &[&Shape]) -> Result<Vec<Shape>, Strin
     Ok(vec![convolved(options, x[0], x[1])?])
 }
 
-/// Returns the output `(b, oh, ow, o)` of `x (b, h, w, c)` and `weight (o, c/groups, kh, kw)`.
+/// Output `(b, oh, ow, o)` of `x (b, h, w, c)` and `weight (o, c/groups, kh, kw)`.
 fn convolved(options: &Conv2dOptions, x: &Shape, weight: &Shape) -> Result<Shape, String> {
     let (b, size, c) = picture(x)?;
     let (o, per_group, kernel) = filters(weight, options.groups)?;
@@ -95,7 +95,7 @@ pub fn avg_pool2d(options: &Pool2dOptions, x: &Shape) -> Result<Vec<Shape>, Stri
     Ok(vec![pooled(options, x)?])
 }
 
-/// Returns the output `(b, oh, ow, c)` of `x (b, h, w, c)`.
+/// Output `(b, oh, ow, c)` of `x (b, h, w, c)`.
 fn pooled(options: &Pool2dOptions, x: &Shape) -> Result<Shape, String> {
     let (b, size, c) = picture(x)?;
     let [oh, ow] = options.output_size(size)?;

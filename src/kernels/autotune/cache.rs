@@ -277,8 +277,7 @@ impl KernelCache {
         }
     }
 
-    /// Returns true if a process ended while it compiled several kernels, one of which has this
-    /// hash.
+    /// Returns true if a process ended while it compiled several kernels, this one among them.
     pub(crate) fn is_suspect(&self, hash: &str) -> bool {
         self.attempts.as_ref().is_some_and(|file| file.is_suspect(hash))
     }
@@ -362,7 +361,7 @@ impl KernelCache {
         std::mem::take(&mut self.notes)
     }
 
-    /// Writes the new entries, merged with those that other processes have written meanwhile. A
+    /// Writes the new entries, merged with entries that other processes have written meanwhile. A
     /// failure becomes a note, once, because a run does not depend on it; the entries are written
     /// with the next ones.
     pub fn save(&mut self) {
@@ -422,7 +421,7 @@ impl KernelCache {
     }
 }
 
-/// Returns the path to which a damaged or foreign file is moved.
+/// Path to which a damaged or foreign file is moved.
 fn damaged(path: &Path) -> PathBuf {
     files::beside(path, ".damaged")
 }
@@ -449,7 +448,7 @@ fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, Unusable> {
     }
 }
 
-/// Returns the content of a cache file, or the reason why it is no cache of this device.
+/// Content of a cache file, or the reason why it is no cache of this device.
 fn parse(bytes: &[u8], device: &str) -> Result<CacheFile, String> {
     let content: CacheFile = serde_json::from_slice(bytes).map_err(|why| why.to_string())?;
     if content.format != FORMAT {
@@ -468,7 +467,7 @@ fn parse(bytes: &[u8], device: &str) -> Result<CacheFile, String> {
     Ok(content)
 }
 
-/// Returns the file name of a device: readable, and different for different devices.
+/// File name of a device: readable, and different for different devices.
 fn file_name(device: &str) -> String {
     let mut slug = String::new();
     for letter in device.to_lowercase().chars() {
@@ -527,7 +526,7 @@ mod tests {
     use crate::device::ReadMethod;
     use crate::testing::for_each_gpu;
 
-    /// The numbers of certified kernels, and those that are switched off.
+    /// The numbers of certified kernels and of kernels that are switched off.
     fn told(cache: &KernelCache) -> (usize, Vec<(String, String)>) {
         let Summary { certified, off, .. } = summary(cache);
         (certified.len(), off)

@@ -22,7 +22,7 @@ pub fn catalog_calls() -> Vec<OwnedCall> {
     calls
 }
 
-/// Returns the calls among [`catalog_calls`] that multiply matrices, in mixed precision.
+/// Calls among [`catalog_calls`] that multiply matrices, in mixed precision.
 pub(crate) fn mixed_calls() -> impl Iterator<Item = OwnedCall> {
     let mut products = catalog_calls();
     products.retain(|owned_call| owned_call.op.is_product());

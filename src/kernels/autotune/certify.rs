@@ -132,7 +132,6 @@ impl CertificationResult {
         !matches!(self, Self::Fail { .. })
     }
 
-    /// Returns the result of a kernel of a twin.
     fn of(twin: &str, precision: Precision, deviation: Deviation) -> Self {
         let Deviation { nmse, element } = deviation;
         let strict = strict_limits(twin, precision);
@@ -145,7 +144,7 @@ impl CertificationResult {
         }
     }
 
-    /// Returns the worse of two results: a failure, or else the larger deviations.
+    /// The worse of two results: a failure, or else the larger deviations.
     fn worst(self, other: Self) -> Self {
         match (self, other) {
             (Self::Fail { why }, _) | (_, Self::Fail { why }) => Self::Fail { why },
@@ -200,14 +199,14 @@ fn access(operand: &Operand) -> char {
     if operand.is_writable() { 'w' } else { 'r' }
 }
 
-/// Returns the hash of a variant of a call. The whole name of an op from outside the crate counts.
+/// Hash of a variant of a call. The whole name of an op from outside the crate counts.
 pub(crate) fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
     let op = call.op.to_string();
     let op = if variant.is_foreign() { op.replace(char::is_whitespace, "_") } else { op };
     kernel_hash(checks, &op, call.precision, &variant.dispatches)
 }
 
-/// Returns the variant of a probe that runs the kernel of `variant`, which has this hash.
+/// Variant of a probe that runs the kernel of `variant`, which has this hash.
 fn same_kernel(
     checks: ShaderChecks,
     caps: &Caps,
@@ -221,7 +220,7 @@ fn same_kernel(
         .find(|one| one.name == variant.name && variant_hash(checks, &small, one) == hash)
 }
 
-/// Returns the seeded error of the kernels of this name.
+/// Seeded error of the kernels of this name.
 pub(crate) fn fault_of(faulty_kernels: &[FaultyKernel], name: &str) -> Option<KernelFault> {
     let faulty = faulty_kernels.iter().find(|kernel| kernel.name == name)?;
     Some(faulty.fault)

@@ -1,5 +1,5 @@
-//! Autotuning: selects the kernel variant of each call on a device: only certified variants, and
-//! among those of a call the fastest, by timing. Results are cached per adapter and driver.
+//! Autotuning: selects the kernel variant of each call on a device: the fastest certified one, by
+//! timing. Results are cached per adapter and driver.
 //!
 //! Modules in layers: `probes` (small problems with their reference results), `certify`, `timing`
 //! and `catalog`, `plan_calls`, `cache` and `pipeline_cache`, `spot_check`,

@@ -76,13 +76,13 @@ impl PipelineCacheFile {
 /// Makes a cache with this content, or an empty one. The data must be checked by [`content`].
 fn create(gpu: &Gpu, data: Option<&[u8]>) -> Result<wgpu::PipelineCache, DeviceError> {
     let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
-    // SAFETY: the data comes from `PipelineCache::get_data` for an adapter of this name and
-    // driver, as the hash shows. wgpu compares the ids of vendor and device and the driver's own
-    // identifier, too, and refuses those of another adapter.
+    // SAFETY: the data comes from `PipelineCache::get_data` for an adapter of this name and driver,
+    // as the hash shows. wgpu compares the ids of vendor and device and the driver's own
+    // identifier, too, and refuses data of another adapter.
     gpu.scoped("the pipeline cache", || unsafe { gpu.device.create_pipeline_cache(&descriptor) })
 }
 
-/// Returns the data of a file and their hash, if they belong to this device.
+/// Data of a file and their hash, if they belong to this device.
 fn content<'a>(file: &'a [u8], device: &str) -> Option<(&'a [u8], blake3::Hash)> {
     let (written, data) = file.split_at_checked(HASH_BYTES)?;
     let hash = hash(device, data);
@@ -92,7 +92,6 @@ fn content<'a>(file: &'a [u8], device: &str) -> Option<(&'a [u8], blake3::Hash)>
     Some((data, hash))
 }
 
-/// Returns the hash of the data of a device.
 fn hash(device: &str, data: &[u8]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in ["pipelines 1", WGPU, device] {

@@ -75,7 +75,6 @@ pub(crate) fn distinct_calls_of(
     calls
 }
 
-/// Returns the call of a node of a graph on this number of rows.
 pub(super) fn node_call(graph: &Graph, node: &Node, rows: usize, training: bool) -> OwnedCall {
     let Node { op, accumulate, precision, .. } = node.clone();
     OwnedCall {
@@ -89,7 +88,6 @@ pub(super) fn node_call(graph: &Graph, node: &Node, rows: usize, training: bool)
     }
 }
 
-/// Returns the hash of the set of variants of a call.
 pub(crate) fn variant_set_hash(gpu: &Gpu, call: &OpCall, variants: &[Variant]) -> String {
     let hashes: BTreeSet<String> =
         variants.iter().map(|variant| variant_hash(gpu.checks, call, variant)).collect();

@@ -23,7 +23,7 @@ pub(crate) struct ReferenceResult {
 }
 
 impl ReferenceCache {
-    /// Returns the inputs and outputs of a probe, computed at first use.
+    /// Inputs and outputs of a probe, computed at first use.
     pub(crate) fn solve(&mut self, owned_call: &OwnedCall) -> Arc<ReferenceResult> {
         let solved = self.solved.entry(format!("{owned_call:?}")).or_insert_with(|| {
             let inputs = owned_call.values();

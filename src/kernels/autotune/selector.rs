@@ -327,7 +327,6 @@ impl KernelSelector {
         self.compile(gpu, &chosen, meter);
     }
 
-    /// Returns the variant that was chosen for a call.
     fn chosen<'a>(&self, planned: &'a PlanCall) -> Option<&'a Variant> {
         let name = self.choices.get(&planned.call_key);
         planned.variants.iter().find(|variant| name.is_none_or(|name| variant.name == name))
@@ -472,7 +471,7 @@ impl KernelSelector {
         Ok(has_changed)
     }
 
-    /// Returns the deviation of a variant of a call at full size, or why it is wrong there.
+    /// Deviation of a variant of a call at full size, or why it is wrong there.
     fn check_full_size<'a>(
         &mut self,
         gpu: &'a Gpu,
@@ -501,7 +500,7 @@ impl KernelSelector {
     }
 
     /// Compiles the variants that may run, several concurrently, with their names on disk
-    /// meanwhile. Those during whose compilation a process ended are compiled first, one by one.
+    /// meanwhile. Kernels during whose compilation a process ended are compiled first, one by one.
     fn compile(
         &mut self,
         gpu: &Gpu,
@@ -661,7 +660,7 @@ impl KernelSelector {
         Ok((fastest, is_timed))
     }
 
-    /// Returns the certified variant that took the least time.
+    /// Certified variant that took the least time.
     fn fastest(
         &mut self,
         gpu: &Gpu,
@@ -763,8 +762,8 @@ impl KernelSelector {
         Ok(planned.variants[index].name.clone())
     }
 
-    /// Returns the first certified variant among the preferred ones, or else among all; if there is
-    /// none, the first unusual one in the same order.
+    /// Returns the first certified variant among the preferred ones, or else among all; without
+    /// one, the first unusual variant in the same order.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if all are refused, with the reason of the plain one, or if the
@@ -973,7 +972,7 @@ impl KernelSelector {
         self.cache.take_notes()
     }
 
-    /// Returns the standing of a kernel on this driver, certified if need be.
+    /// Standing of a kernel on this driver, certified if need be.
     fn standing(
         &mut self,
         gpu: &Gpu,
@@ -1031,7 +1030,7 @@ impl KernelSelector {
             return Ok(KernelStatus::of(known));
         }
         self.work.certified += 1;
-        // The results are not kept: inputs and outputs may be as large as those of the model.
+        // The results are not kept: inputs and outputs may be as large as the model's.
         let reference_cache = &mut ReferenceCache::default();
         let Self { pipelines, faulty_kernels, .. } = self;
         let mut certifier = Certifier { gpu, pipelines, reference_cache, faulty_kernels };
@@ -1109,7 +1108,7 @@ impl KernelSelector {
     }
 }
 
-/// Returns the key of a kernel from outside the crate and the call on which it was certified.
+/// Key of a kernel from outside the crate and the call on which it was certified.
 fn foreign_key(call: &OpCall, hash: &str) -> String {
     format!("{hash} {}", call_key(call))
 }
@@ -1132,7 +1131,7 @@ fn attempt_of(gpu: &Gpu, call: &OpCall, variant: &Variant) -> Option<(String, St
     Some((variant_hash(gpu.checks, call, variant), label(call, variant)))
 }
 
-/// Returns the reason if a parameter or a grid of a variant is beyond the device's limits.
+/// Reason if a parameter or a grid of a variant is beyond the device's limits.
 fn beyond_limits(gpu: &Gpu, variant: &Variant) -> Option<String> {
     variant.dispatches.iter().find_map(|one| one.check(&gpu.limits).err())
 }

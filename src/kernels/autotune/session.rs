@@ -30,7 +30,7 @@ pub(crate) struct ProgressMeter<'a> {
 }
 
 impl<'a> ProgressMeter<'a> {
-    /// Returns a meter of the kernels of these calls, none of which is done.
+    /// Returns a meter of the kernels of these calls, with no kernel done.
     pub fn new(gpu: &Gpu, calls: &[PlanCall], report: &'a mut dyn FnMut(TuneProgress)) -> Self {
         let started = Instant::now();
         let mut waiting = BTreeSet::new();
@@ -54,7 +54,7 @@ impl<'a> ProgressMeter<'a> {
         self.tell(None);
     }
 
-    /// Reports what the driver compiles.
+    /// Reports the kernels that the driver compiles.
     pub fn compiling(&mut self, what: String) {
         self.tell(Some(what));
     }

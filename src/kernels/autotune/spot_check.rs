@@ -106,7 +106,6 @@ impl SpotCheck {
         self.flops() <= flops && self.elements() <= REFERENCE_ELEMENTS_MAX
     }
 
-    /// Returns the FLOPs of the reference.
     fn flops(&self) -> f64 {
         let small = self.small.call();
         match twin(small.op) {
@@ -115,13 +114,13 @@ impl SpotCheck {
         }
     }
 
-    /// Returns the elements of all tensors of the reference.
+    /// Elements of all tensors of the reference.
     fn elements(&self) -> usize {
         let tensors = self.small.inputs.iter().chain(&self.small.outputs);
         tensors.map(|dims| dims.iter().product::<usize>()).sum()
     }
 
-    /// Returns the check of these parts of a call.
+    /// Check of these parts of a call.
     fn with(call: &OpCall, axes: Vec<(IndependentAxis, Vec<usize>)>) -> Self {
         let mut small = OwnedCall::of(call);
         for (axis, parts) in &axes {
@@ -137,7 +136,7 @@ impl SpotCheck {
         Self { axes, small }
     }
 
-    /// Returns the outputs that are compared: the ones that have all axes.
+    /// Outputs that are compared: the ones that have all axes.
     fn outputs(&self) -> impl Iterator<Item = usize> {
         (0..self.small.outputs.len())
             .filter(|output| self.axes.iter().all(|(axis, _)| axis.outputs[*output].is_some()))
@@ -220,7 +219,7 @@ impl SpotCheck {
         ExpectedParts { check: self, filled, outputs }
     }
 
-    /// Returns the parts of the inputs, which repeat these values.
+    /// Parts of the inputs, which repeat these values.
     fn inputs(&self, call: &OpCall, patterns: &[HostTensor<f64>]) -> Vec<HostTensor<f64>> {
         let mut inputs = Vec::with_capacity(patterns.len());
         for (index, pattern) in patterns.iter().enumerate() {
@@ -234,7 +233,7 @@ impl SpotCheck {
     }
 }
 
-/// Returns the elements in ranges of a tensor that repeats a pattern.
+/// Elements in ranges of a tensor that repeats a pattern.
 fn repeated<T: Copy>(pattern: &[T], ranges: &[Range<usize>]) -> Vec<T> {
     let mut elements = Vec::new();
     for range in ranges {

@@ -362,7 +362,7 @@ impl<'a> VariantTimer<'a> {
     }
 }
 
-/// Returns the values that repeat in each input of a call.
+/// Values that repeat in each input of a call.
 pub(crate) fn patterns(owned_call: &OwnedCall) -> Vec<HostTensor<f64>> {
     let words = word_counts(&owned_call.inputs);
     let mut patterns = Vec::with_capacity(words.len());
@@ -372,12 +372,10 @@ pub(crate) fn patterns(owned_call: &OwnedCall) -> Vec<HostTensor<f64>> {
     patterns
 }
 
-/// Returns the words of tensors with these dimensions.
 fn word_counts(shapes: &[Vec<usize>]) -> Vec<usize> {
     shapes.iter().map(|dims| dims.iter().product()).collect()
 }
 
-/// First run of a variant.
 enum FirstRun {
     /// It ran as a whole; `paces` are the seconds per workgroup of each dispatch.
     Whole { seconds: f64, paces: Vec<f64> },
@@ -387,7 +385,7 @@ enum FirstRun {
     TooLate,
 }
 
-/// Returns the number of runs of this duration that fill a sample.
+/// Number of runs of this duration that fill a sample.
 fn runs_for(seconds: f64) -> u32 {
     (SAMPLE.as_secs_f64() / seconds.max(1e-9)).ceil().clamp(1.0, f64::from(RUNS_MAX)) as u32
 }
@@ -414,7 +412,7 @@ fn shares(variant: &Variant) -> bool {
     texts.any(|text| text.contains("var<workgroup>"))
 }
 
-/// Returns the index of the variant that the twin dispatches without measurements.
+/// Index of the variant that the twin dispatches without measurements.
 pub(crate) fn default_variant(call: &OpCall, variants: &[Variant], caps: &Caps) -> usize {
     let dispatches = match twin(call.op) {
         Some(twin) => (twin.dispatch)(call, caps),

@@ -57,7 +57,7 @@ impl FmaChains {
     }
 }
 
-/// Returns the value of chain `chain` of invocation `index` before the first round.
+/// Value of chain `chain` of invocation `index` before the first round.
 fn start(index: usize, chain: usize) -> f32 {
     (index % STARTS) as f32 / STARTS as f32 + chain as f32
 }
@@ -123,7 +123,7 @@ fn blocks<S: Simd, const G: usize>(simd: S, task: PeakTask<'_>) {
             let first = block * width + group * S::F32_LANES;
             let starts: [f32; STARTS] = std::array::from_fn(|i| start(first + i, 0));
             let starts = S::as_simd_f32s(&starts).0[0];
-            // These sums need few bits, so they are exactly those of `start`.
+            // These sums need few bits, so they equal the results of `start` exactly.
             std::array::from_fn(|chain| simd.add_f32s(starts, simd.splat_f32s(chain as f32)))
         });
         for _ in 0..task.chains.rounds {

@@ -31,7 +31,6 @@ const SOFTWARE: [&str; 5] =
     ["llvmpipe", "softpipe", "swiftshader", "warp", "microsoft basic render driver"];
 
 impl AdapterKind {
-    /// Returns the kind of an adapter of this type and name.
     pub(super) fn of(kind: wgpu::DeviceType, name: &str) -> Self {
         let name = name.to_lowercase();
         if SOFTWARE.iter().any(|part| name.contains(part)) {

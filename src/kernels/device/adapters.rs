@@ -190,7 +190,7 @@ fn merge(seen: &[ListedAdapter]) -> Vec<Option<usize>> {
     merged
 }
 
-/// Returns the first entry into which the entry behind `merged` can be merged.
+/// The first entry into which the entry behind `merged` can be merged.
 fn earlier_entry(
     seen: &[ListedAdapter],
     merged: &[Option<usize>],

@@ -40,7 +40,7 @@ fn memory(figure: fn(&System) -> u64) -> Option<u64> {
     }
 }
 
-/// Returns the processor's name, if the system reports it.
+/// The processor's name, if the system reports it.
 fn processor() -> Option<String> {
     let name = if cfg!(target_os = "macos") {
         let mut sysctl = std::process::Command::new("sysctl");

@@ -11,7 +11,7 @@ use super::gpu::Gpu;
 /// Bytes that are read to measure a rate: more than the caches next to a core.
 const BYTES: usize = 8 << 20;
 
-/// Readings of which the fastest counts.
+/// Number of readings; the fastest counts.
 const ROUNDS: usize = 3;
 
 /// Mapped memory that is slower than the host's own by this factor is uncached.
@@ -72,7 +72,7 @@ impl MappedReadRates {
     }
 }
 
-/// Returns the bytes per second of a function that reads [`BYTES`], without its first call.
+/// Bytes per second of a function that reads [`BYTES`], without its first call.
 fn rate(mut read: impl FnMut()) -> f64 {
     read();
     let mut fastest = f64::INFINITY;
@@ -99,7 +99,6 @@ pub(crate) fn copy(method: ReadMethod, from: &[u8], into: &mut [u8]) {
     }
 }
 
-/// Returns true if the processor has streaming loads.
 #[cfg(target_arch = "x86_64")]
 fn has_streaming_loads() -> bool {
     is_x86_feature_detected!("sse4.1")

@@ -32,7 +32,7 @@ impl AdapterMemory {
     }
 }
 
-/// Returns the sum of Vulkan's device-local heaps, and the free bytes in them.
+/// Sum of Vulkan's device-local heaps, and the free bytes in them.
 #[cfg(any(target_os = "linux", target_os = "android", windows))]
 fn driver_bytes(adapter: &wgpu::Adapter) -> Option<(u64, Option<u64>)> {
     use ash::{ext, vk};

@@ -70,9 +70,9 @@ impl Selection {
 
 /// Chooses one device among `adapters`.
 ///
-/// `auto` is the first hardware GPU, or the CPU device if there is none; `cpu` is the CPU device;
-/// anything else is an index or a part of a name, after `api:` if the API matters (which also
-/// finds merged entries). Case is ignored.
+/// `auto` is the first hardware GPU, or else the CPU device; `cpu` is the CPU device; anything else
+/// is an index or a part of a name, after `api:` if the API matters (which also finds merged
+/// entries). Case is ignored.
 ///
 /// # Errors
 /// Returns [`DeviceError`] if no device has that name, or if the selector is a list or `all`,
@@ -98,11 +98,11 @@ pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceE
 
 /// Chooses the devices of a run, in the order of their ranks.
 ///
-/// `auto` is every hardware GPU, or the CPU device if there is none; `all` is every adapter that
-/// can run kernels, software ones too, and the CPU device at the end; anything else is a list,
-/// separated by commas, of the selectors of [`select`] except `auto`. `*K` after a name makes K
-/// devices of it. A name may itself contain commas and stars: the longest part that names a device
-/// is taken. `cpu*K` are K devices that divide the cores, each with at least one thread.
+/// `auto` is every hardware GPU, or else the CPU device; `all` is every adapter that can run
+/// kernels, software ones too, and the CPU device at the end; anything else is a list, separated by
+/// commas, of the selectors of [`select`] except `auto`. `*K` after a name makes K devices of it. A
+/// name may itself contain commas and stars: the longest part that names a device is taken. `cpu*K`
+/// are K devices that divide the cores, each with at least one thread.
 ///
 /// # Errors
 /// Returns [`DeviceError`] if a part of the list names no device, or if a device is named twice,
@@ -116,7 +116,7 @@ pub fn select_all(selector: &str, adapters: &[Adapter]) -> Result<Vec<Selection>
     Ok(chosen.into_iter().map(|chosen| selection(chosen, adapters, cpus)).collect())
 }
 
-/// Returns the devices that a selector in lower case chooses; none for `auto` without hardware.
+/// Devices that a selector in lower case chooses; none for `auto` without hardware.
 fn choose(selector: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     match selector {
         "auto" => Ok(chosen_by(Known::is_hardware, known)),
@@ -129,7 +129,7 @@ fn choose(selector: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     }
 }
 
-/// Returns the adapters for which `is_chosen` is true.
+/// Adapters for which `is_chosen` is true.
 fn chosen_by(is_chosen: impl Fn(&Known) -> bool, known: &[Known]) -> Vec<Chosen> {
     (0..known.len()).filter(|index| is_chosen(&known[*index])).map(Chosen::Index).collect()
 }
@@ -179,7 +179,7 @@ fn selection(chosen: Chosen, adapters: &[Adapter], cpus: usize) -> Selection {
     }
 }
 
-/// Returns the first hardware GPU.
+/// First hardware GPU.
 fn automatic(known: &[Known]) -> Option<Chosen> {
     known.iter().position(Known::is_hardware).map(Chosen::Index)
 }
@@ -209,7 +209,6 @@ fn parse_list(list: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     Ok(devices)
 }
 
-/// Entry of a list.
 struct ListEntry<'a> {
     /// The entry as typed, with the spaces around it.
     text: &'a str,
@@ -272,7 +271,7 @@ fn several(part: &str, known: &[Known]) -> Result<(Chosen, usize), DeviceError> 
     }
 }
 
-/// Returns the device that a text in lower case names.
+/// Device that a text in lower case names.
 fn one(typed: &str, known: &[Known]) -> Result<Chosen, DeviceError> {
     match typed {
         "" => Err(empty(typed)),
@@ -283,7 +282,7 @@ fn one(typed: &str, known: &[Known]) -> Result<Chosen, DeviceError> {
     }
 }
 
-/// Returns the index of the adapter that a text in lower case names.
+/// Index of the adapter that a text in lower case names.
 fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
     if known.is_empty() {
         return Err(no_adapter());

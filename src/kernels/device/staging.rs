@@ -50,7 +50,7 @@ impl Mapping {
     }
 
     /// Waits until the slot is mapped: not at all if earlier calls have found it done, otherwise
-    /// for its submission and those before it.
+    /// for its submission and earlier ones.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails or misses its deadline.
@@ -193,7 +193,7 @@ impl ReadbackRing {
         self.slots.len() as u64 * self.slot_bytes
     }
 
-    /// Returns the most bytes of a chunk.
+    /// The most bytes of a chunk.
     pub(crate) fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }

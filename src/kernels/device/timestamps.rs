@@ -46,7 +46,7 @@ impl Timestamps {
         }))
     }
 
-    /// Returns the queries to which the next pass writes its timestamps; `None` if all are used.
+    /// Queries to which the next pass writes its timestamps; `None` if all are used.
     pub(crate) fn next_pass(&mut self) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
         if self.passes == self.passes_max {
             self.overflowed = true;

@@ -10,7 +10,7 @@ use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, SegmentId, TensorId};
 use potluck_graph::{PassKind, Plan, Region, Role};
 
-/// Timed repetitions, of which the fastest counts.
+/// Timed repetitions; the fastest counts.
 const REPEATS: usize = 3;
 
 /// Standard deviation of the values that stand in for the tensors of other blocks: neither zeros
@@ -43,7 +43,7 @@ impl BlockTiming {
         }
     }
 
-    /// Returns the lesser of the two values of each time.
+    /// The lesser of the two values of each time.
     fn fastest(self, other: Self) -> Self {
         Self {
             forward_s: self.forward_s.min(other.forward_s),
@@ -124,7 +124,7 @@ impl Filling {
         Self { rows, values }
     }
 
-    /// Returns the places of tensors, with values for them.
+    /// Places of tensors, with values for them.
     fn values(&self, plan: &Plan, tensors: &[TensorId]) -> Vec<(Region, Vec<f32>)> {
         let mut filled = Vec::with_capacity(tensors.len());
         for tensor in tensors {
@@ -190,7 +190,7 @@ fn phase_index(phase: PassKind) -> usize {
     }
 }
 
-/// Returns the seconds to read back the tensors of other blocks with their current values.
+/// Seconds to read back the tensors of other blocks with their current values.
 fn read_seconds<E: Executor + ?Sized>(
     device: &mut E,
     arrivals: &[(SegmentId, Vec<TensorId>)],
@@ -209,7 +209,7 @@ fn read_seconds<E: Executor + ?Sized>(
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Returns the seconds of some work, including the wait for its end.
+/// Seconds of some work, including the wait for its end.
 fn seconds<E: Executor + ?Sized>(
     device: &mut E,
     work: impl FnOnce(&mut E) -> Result<(), DeviceError>,

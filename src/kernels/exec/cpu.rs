@@ -225,7 +225,7 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// Returns the words of a bucket of a bucket tensor, if it is in bf16.
+    /// Words of a bucket of a bucket tensor, if it is in bf16.
     fn packed(&mut self, bucket_tensor: BucketTensor, bucket: BucketId) -> Option<&mut Vec<u32>> {
         match (self.plan.options.moments, bucket_tensor) {
             (MomentFormat::Bf16, BucketTensor::Moment(moment)) => {
@@ -261,7 +261,7 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// Returns the buffer that holds an output, and the tensor's first element in it.
+    /// Buffer that holds an output, and the tensor's first element in it.
     fn home(&mut self, tensor: TensorId, pass: &PassContext) -> (&mut Vec<T>, usize) {
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
@@ -393,7 +393,7 @@ fn zeros<T: Float>(shards: &Shards, bucket_tensor: BucketTensor) -> Vec<Vec<T>> 
     shards.lengths(bucket_tensor).map(|length| vec![T::zero(); length]).collect()
 }
 
-/// Returns the initial values of a state; none if no node of the plan uses it.
+/// Initial values of a state; none if no node of the plan uses it.
 fn initial<T: Float>(plan: &Plan, state: &DeviceState) -> Vec<T> {
     if !plan.is_placed(state.tensor) {
         return Vec::new();
@@ -412,7 +412,7 @@ struct TakenHome<T> {
 }
 
 impl<T> TakenHome<T> {
-    /// Returns the outputs, each with its index.
+    /// Outputs, each with its index.
     fn split(&mut self) -> Vec<(usize, &mut [T])> {
         self.parts.sort_unstable_by_key(|(_, range)| range.start);
         let mut rest = self.values.as_mut_slice();
@@ -440,7 +440,6 @@ fn is_same_bucket(plan: &Plan, one: TensorId, other: TensorId) -> bool {
     }
 }
 
-/// Returns the copy of a micro-batch.
 fn copy_of<T>(copies: &mut [Vec<T>], micro_batch: usize) -> &mut Vec<T> {
     let count = copies.len();
     &mut copies[micro_batch % count]
@@ -456,7 +455,7 @@ fn widen<T: Float>(to: &mut [T], from: &[f32]) {
     }
 }
 
-/// Returns the elements for which vectors have allocated memory.
+/// Elements for which vectors have allocated memory.
 fn capacity<V>(vectors: &[Vec<V>]) -> usize {
     vectors.iter().map(Vec::capacity).sum()
 }

@@ -100,7 +100,6 @@ impl CountedLoss {
     }
 }
 
-/// Returns the index of the node that writes a tensor.
 fn writer(graph: &Graph, tensor: TensorId) -> Option<usize> {
     graph.nodes.iter().position(|node| node.outputs.contains(&tensor))
 }

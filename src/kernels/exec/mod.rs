@@ -74,7 +74,7 @@ impl PassContext {
     }
 }
 
-/// Returns the number of copies of a tensor's slot; 0 if it is in no slot.
+/// Number of copies of a tensor's slot; 0 if it is in no slot.
 fn copies(plan: &Plan, tensor: TensorId) -> usize {
     match plan.place(tensor) {
         TensorLocation::Slot(slot) => plan.slots[slot.index()].copies,
@@ -357,7 +357,7 @@ pub trait Executor: Send {
 
     /// Returns the hash of a whole bucket as the device holds it (see [`crate::ops::hash`], from
     /// position 0), over the words of the values that [`Executor::read_bucket`] returns (see
-    /// [`bucket_words`]): for moments, those of the owned elements. Waits for the device.
+    /// [`bucket_words`]): for moments, the owned elements only. Waits for the device.
     fn hash(&mut self, bucket_tensor: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
 
     /// Replaces a whole bucket; for moments and averages, the owned elements. Moments are rounded

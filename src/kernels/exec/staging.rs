@@ -75,7 +75,7 @@ pub fn host_staging_bytes(plan: &Plan) -> usize {
     elements.saturating_mul(DType::F32.bytes())
 }
 
-/// Returns the lengths of the buckets that a plan holds and that are reduced over ranks.
+/// Lengths of the buckets that a plan holds and that are reduced over ranks.
 pub(crate) fn held_lengths(plan: &Plan) -> Vec<usize> {
     let mut lengths = Vec::new();
     for (bucket, held) in plan.buckets.iter().zip(&plan.held) {

@@ -67,12 +67,12 @@ fn dims(tensors: &[Vec<usize>]) -> String {
     texts.join(" ")
 }
 
-/// Returns the cost of a norm: every gradient is read once, squared and added.
+/// Cost of a norm: every gradient is read once, squared and added.
 pub(super) fn norm_cost(length: usize) -> Cost {
     Cost { flops: 2.0 * length as f64, bytes: (DType::F32.bytes() * length) as f64 }
 }
 
-/// Returns the cost of an update: gradients are read, parameters and moments are read and written.
+/// Cost of an update: gradients are read, parameters and moments are read and written.
 pub(super) fn update_cost(update: &Update, range: &UpdateRange) -> Cost {
     let flops = (update_twin(update).flops)(update) * range.length as f64;
     let format = if range.rounding.is_some() { MomentFormat::Bf16 } else { MomentFormat::F32 };

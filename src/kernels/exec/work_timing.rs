@@ -10,7 +10,7 @@ use potluck_core::rng::Key;
 use potluck_core::{BucketId, HostTensor, TensorId};
 use potluck_graph::Region;
 
-/// Timed repetitions, of which the fastest counts.
+/// Timed repetitions; the fastest counts.
 const REPEATS: u32 = 3;
 
 /// Returns the seconds of the fastest of `repeats` repetitions of forward and backward on `rows`

@@ -199,15 +199,15 @@ mod tests {
     use super::*;
     use crate::testing::update::check_update;
 
-    /// Returns the update of step `t`, counted from 1.
+    /// Update of step `t`, counted from 1.
     fn update(t: i32, lr: f32, [beta1, beta2]: [f32; 2], eps: f32, weight_decay: f32) -> Update {
         let correction1 = 1.0 - beta1.powi(t);
         let correction2 = 1.0 - beta2.powi(t);
         Update::AdamW { lr, beta1, beta2, eps, weight_decay, correction1, correction2 }
     }
 
-    /// Two parameters, the first of which decays; the values are those of PyTorch's `AdamW` in
-    /// f64. All numbers are exact in f32, so that f64 must agree to the last digits.
+    /// Two parameters, the first with weight decay; the expected values are from PyTorch's `AdamW`
+    /// in f64. All numbers are exact in f32, so that f64 must agree to the last digits.
     #[test]
     fn three_steps_give_the_values_of_pytorch() {
         let range =

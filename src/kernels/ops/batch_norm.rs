@@ -99,7 +99,7 @@ pub fn reference<T: Float>(
     }
 }
 
-/// Returns the mean, the variance and the unbiased variance, which is 0 for a single value.
+/// Mean, variance and unbiased variance, which is 0 for a single value.
 fn statistics<T: Float>(values: &[T]) -> (T, T, T) {
     let count = T::from_f64(values.len() as f64);
     let mean = values.iter().copied().sum::<T>() / count;
@@ -365,7 +365,7 @@ fn forward(op: &Op) -> Option<Forward> {
     Some(Forward { op, inputs: vec![0, 1, 1, 1, 1], outputs: vec![(1, 2)] })
 }
 
-/// Returns the inputs of an op on `x`.
+/// Inputs of an op on `x`.
 fn sized(op: &Op, x: Dims) -> Vec<Dims> {
     let c = x.last().copied().unwrap_or(1);
     let column = vec![c];
@@ -422,7 +422,7 @@ mod tests {
 
     type Values = Vec<(Shape, HostTensor<f64>)>;
 
-    /// Returns the inputs of the forward op for `x` around an offset.
+    /// Inputs of the forward op for `x` around an offset.
     fn forward_inputs(dims: &[usize], rows: usize, offset: f32) -> Values {
         let (x, c) = (Shape::batched(dims), Shape::fixed(&dims[dims.len() - 1..]));
         let fills = [
@@ -439,7 +439,7 @@ mod tests {
         shapes.into_iter().zip(fills).enumerate().map(value).collect()
     }
 
-    /// Returns the inputs of both gradients for the same `x` and weight, and a random `dy`.
+    /// Inputs of both gradients for the same `x` and weight, and a random `dy`.
     fn gradient_inputs(forward: &Values, rows: usize) -> [Values; 2] {
         let (x, weight) = (forward[0].clone(), forward[1].clone());
         let c = x.0.last();

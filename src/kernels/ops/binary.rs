@@ -116,7 +116,7 @@ fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the baseline: one invocation per 8 elements.
+/// Baseline: one invocation per 8 elements.
 fn plain(call: &OpCall) -> Dispatch {
     let entry = if let Op::BinaryGrad { .. } = call.op { "gradients" } else { "each" };
     one(call, entry, 512)
@@ -138,7 +138,7 @@ fn vectors(call: &OpCall) -> Option<Dispatch> {
     Some(one(call, entry, 1024))
 }
 
-/// Returns the dispatch of an entry point whose workgroups process `size` elements each.
+/// Dispatch of an entry point whose workgroups process `size` elements each.
 fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     let count = call.output_len(0);
     let period = call.input_len(1);
@@ -151,7 +151,7 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     }
 }
 
-/// Returns the WGSL of the function and of the gradient, of values and of vectors of 4.
+/// WGSL of the function and of the gradient, of values and of vectors of 4.
 fn text(op: &Op) -> String {
     let (function, by) = function(op);
     let by = by.unwrap_or(BinarySide::First);
@@ -174,7 +174,7 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 1.0)
 }
 
-/// Returns the function, and the side by which the op computes its gradient.
+/// Function and side by which the op computes its gradient.
 fn function(op: &Op) -> (Binary, Option<BinarySide>) {
     match *op {
         Op::Binary(function) => (function, None),
@@ -216,7 +216,7 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     elements::inputs_of(function(op).0.domain(), inputs)
 }
 
-/// Functions for which all kernel variants are tested; see those of [`super::unary`].
+/// Functions for which all kernel variants are tested; see `FUNCTIONS` in [`super::unary`].
 const FUNCTIONS: [Binary; 5] =
     [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum];
 
@@ -290,7 +290,7 @@ mod tests {
         check_both(Shape::fixed(&[20_011, 3]), Shape::fixed(&[3]), 1);
     }
 
-    /// Where both sides are equal each has half of the gradient, whatever comes back.
+    /// Each side has half of the gradient where both are equal, whatever comes back.
     #[test]
     fn ties_share_the_gradient() {
         let floats = |values: &[f64]| (Shape::fixed(&[4]), HostTensor::Float(values.to_vec()));

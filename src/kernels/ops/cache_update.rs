@@ -35,8 +35,8 @@ fn options(op: &Op) -> CacheUpdateOptions {
     options
 }
 
-/// Reference and CPU kernel: `tensors (b, n, ..), places (b, n) -> cache`, of which only the
-/// entries at the places of rows change. It copies a few kilobytes of a row.
+/// Reference and CPU kernel: `tensors (b, n, ..), places (b, n) -> cache`. Only the entries of the
+/// cache at the places of rows change. It copies a few kilobytes per row.
 fn update<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs: &mut [&mut [T]]) {
     let options = options(call.op);
     let CacheUpdateOptions { kv_heads, head_width: d, sequences, context, .. } = options;
@@ -72,7 +72,7 @@ fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the floats of a value: 4 if heads and columns are whole vectors.
+/// Floats of a value: 4 if heads and columns are whole vectors.
 fn lanes(call: &OpCall) -> usize {
     let options = options(call.op);
     let mut are_whole = options.head_width.is_multiple_of(4);
@@ -112,7 +112,7 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
     }
 }
 
-/// Returns the cost: each element that is copied is read and written once.
+/// Cost: each element that is copied is read and written once.
 fn cost(call: &OpCall) -> Cost {
     let rows = call.rows_and_last(0).0;
     Cost { flops: 0.0, bytes: 16.0 * (rows * options(call.op).columns()) as f64 }

@@ -86,13 +86,12 @@ fn triples(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, 
     (0..a * b * c).map(move |index| (index / (b * c), index / c % b, index % c))
 }
 
-/// Returns the product of the dimensions before an axis, the axis, and the product of those after
-/// it.
+/// Returns the product of the dimensions before an axis, the axis, and the product of the
+/// dimensions after it.
 fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }
 
-/// Returns the row-major strides of a shape.
 fn strides(dims: &[usize]) -> Vec<usize> {
     (0..dims.len()).map(|axis| dims[axis + 1..].iter().product()).collect()
 }
@@ -146,13 +145,13 @@ impl Move {
         copy
     }
 
-    /// Returns the number of invocations per run, and in total.
+    /// Number of invocations per run, and in total.
     fn invocations(&self) -> (usize, usize) {
         let across = Runs::new(self.last).across;
         (across, across * self.outer.iter().product::<usize>())
     }
 
-    /// Returns the offset of run `row` in the input.
+    /// Offset of run `row` in the input.
     fn x_start(&self, row: usize) -> usize {
         let mut rest = row;
         let mut start = self.x_base;
@@ -177,7 +176,7 @@ impl Move {
         y.iter_mut().zip(x).for_each(|(y, x)| *y = *x);
     }
 
-    /// Returns the same copy on vectors of 4 elements; `None` if it is not aligned to them.
+    /// The same copy on vectors of 4 elements; `None` if it is not aligned to them.
     fn vectors(&self) -> Option<Self> {
         let scalars = [self.last, self.x_base, self.y_base, self.begin, self.end];
         let numbers = [&self.x_outer_strides[..], &self.y_outer_strides, &scalars].concat();
@@ -197,7 +196,7 @@ impl Move {
         })
     }
 
-    /// Returns the dispatch that copies input `input`; `None` if it has no elements.
+    /// Dispatch that copies input `input`; `None` if it has no elements.
     fn dispatch(&self, input: usize, entry: &'static str) -> Option<Dispatch> {
         let (_, count) = self.invocations();
         if count == 0 {
@@ -240,7 +239,7 @@ fn merged(dims: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
     joined
 }
 
-/// Returns the copies that make up a call, one per input.
+/// Copies that make up a call, one per input.
 fn moves(call: &OpCall) -> Vec<Move> {
     match call.op {
         Op::Permute { axes } => vec![Move::permute(axes, &call.inputs[0])],
@@ -355,7 +354,7 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     }
 }
 
-/// Returns the dimensions of a tensor with all of them made small, and one of them this length.
+/// Dimensions of a tensor with all of them made small, and one of them this length.
 fn shrunk_to(dims: &Dims, axis: usize, length: usize) -> Dims {
     let mut dims = shrunk_around(dims, axis..=axis);
     dims[axis] = length;

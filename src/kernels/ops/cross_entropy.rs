@@ -49,7 +49,7 @@ fn classes_of(call: &OpCall) -> LossClasses {
 struct RowTarget {
     /// True if the target is a class, also if the logits of this class are in another call.
     counts: bool,
-    /// Index of the target among the logits, if its class is one of theirs.
+    /// Index of the target among the logits, if they have its class.
     own: Option<usize>,
 }
 
@@ -262,7 +262,7 @@ fn group(call: &OpCall) -> Option<Dispatch> {
     if 2 * call.rows_and_last(0).1 > ITERATIONS_MAX { None } else { of_groups(call) }
 }
 
-/// Returns the loss kernel with one workgroup per row, if rows are long enough.
+/// Loss kernel with one workgroup per row, if rows are long enough.
 fn of_groups(call: &OpCall) -> Option<Dispatch> {
     let fits = call.rows_and_last(0).1 >= GROUP && matches!(call.op, Op::CrossEntropy { .. });
     if fits { Some(by_groups(call)) } else { None }
@@ -370,18 +370,16 @@ mod tests {
         ]
     }
 
-    /// Returns the loss over all classes.
     fn loss(inputs: &[Input; 2]) -> Op {
         Op::CrossEntropy(LossClasses::whole(inputs[0].0.last()))
     }
 
-    /// Returns the inputs of the gradient: those of the loss, and its `lse`.
+    /// Inputs of the gradient: the inputs of the loss, and its `lse`.
     fn with_lse(inputs: &[Input; 2], rows: usize) -> [Input; 3] {
         let lse = testing::reference(&loss(inputs), inputs, rows).remove(1);
         [inputs[0].clone(), inputs[1].clone(), (inputs[1].0.clone(), HostTensor::Float(lse))]
     }
 
-    /// Returns the gradient of logits over all classes.
     fn gradient(inputs: &[Input; 2]) -> Op {
         Op::CrossEntropyGrad(LossClasses::whole(inputs[0].0.last()))
     }
@@ -454,7 +452,7 @@ mod tests {
     }
 
     /// Classes from the middle of 30 and of 700: targets before them, among them, behind them, and
-    /// of no class. The losses and gradients of all shards are those of one over all classes.
+    /// of no class. The losses and gradients of all shards equal those over all classes.
     #[test]
     fn shards_have_the_classes_from_their_first_on() {
         for (classes, cuts) in [(30, [0, 7, 8, 30]), (700, [0, 300, 301, 700])] {

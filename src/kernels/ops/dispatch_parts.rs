@@ -20,7 +20,7 @@ pub(super) fn all_tensors(call: &OpCall) -> Vec<Operand> {
     operands
 }
 
-/// Returns the tensors of an update of a bucket: the gradients, the parameters and the moments.
+/// Tensors of an update of a bucket: the gradients, the parameters and the moments.
 pub(super) fn bucket_operands(update: &Update) -> Vec<Operand> {
     let mut operands = vec![Operand::Input(0)];
     for output in 0..=update.moments() {
@@ -35,7 +35,7 @@ pub(super) fn lanes_of(width: usize) -> usize {
     if width.is_multiple_of(4) { 4 } else { 1 }
 }
 
-/// Returns the ending of the names of kernels whose values have this many floats.
+/// Ending of the names of kernels whose values have this many floats.
 pub(super) fn suffix(lanes: usize) -> &'static str {
     if lanes == 4 { "4" } else { "" }
 }

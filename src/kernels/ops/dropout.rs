@@ -67,12 +67,11 @@ impl Mask {
         }
     }
 
-    /// Returns true if an element of a sample is kept.
     fn keeps(&self, sample: u32, element: usize) -> bool {
         self.threshold == 0 || self.key.words([sample, self.place(element)])[0] >= self.threshold
     }
 
-    /// Returns the number of an element of a sample in the whole graph's rows.
+    /// Number of an element of a sample in the whole graph's rows.
     fn place(&self, element: usize) -> u32 {
         let row = element / self.width;
         let column = element % self.width;
@@ -103,7 +102,7 @@ impl Mask {
 }
 
 vectorized! {
-    /// Computes `y` of adjacent elements, of which the first has this counter.
+    /// Computes `y` of adjacent elements; `counter` belongs to the first.
     fn drop_run<S>(key: Key, counter: [u32; 2], kept: (u32, f32), x: &[f32], y: &mut [f32]) {
         let ([sample, first], (threshold, factor)) = (counter, kept);
         for (at, (y, x)) in y.iter_mut().zip(x).enumerate() {
@@ -155,7 +154,7 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the dispatch of an entry point: one invocation per 8 elements, or per 4 vectors of 4.
+/// Dispatch of an entry point: one invocation per 8 elements, or per 4 vectors of 4.
 fn one(call: &OpCall, entry: &'static str) -> Dispatch {
     let mask = Mask::new(call);
     let count = call.output_len(0);

@@ -45,7 +45,7 @@ const GRAD_WORKGROUPS: usize = 1024;
 /// Number of ids behind the rows of a shard that the inputs of its calls may have.
 const OTHER_IDS: usize = 3;
 
-/// Tokens that a workgroup of the gradient scans in one round, to list those of its rows.
+/// Tokens that a workgroup of the gradient scans in one round, to list the tokens of its rows.
 const NOTED: usize = 2048;
 
 /// Reference: `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`.
@@ -101,7 +101,7 @@ impl EmbeddingTable {
     }
 }
 
-/// Returns the row of an id in a table whose row 0 has the id `first`, if the table has it.
+/// Row of an id in a table whose row 0 has the id `first`, if the table has it.
 #[inline(always)]
 fn row(id: u32, first: usize, rows: usize) -> Option<usize> {
     (id as usize).checked_sub(first).filter(|row| *row < rows)
@@ -195,7 +195,7 @@ fn plain(call: &OpCall) -> Vec<Dispatch> {
     }
 }
 
-/// Returns the kernel on vectors of 4, if the row width is a multiple of 4.
+/// Kernel on vectors of 4, if the row width is a multiple of 4.
 fn vectors(call: &OpCall) -> Option<Vec<Dispatch>> {
     if !EmbeddingTable::of(call).columns.is_multiple_of(4) {
         return None;
@@ -206,7 +206,7 @@ fn vectors(call: &OpCall) -> Option<Vec<Dispatch>> {
     })
 }
 
-/// Returns the dispatch of the lookup, with `per_invocation` elements of a row per invocation.
+/// Dispatch of the lookup, with `per_invocation` elements of a row per invocation.
 fn gather(call: &OpCall, entry: &'static str, per_invocation: usize) -> Vec<Dispatch> {
     let n = call.input_len(0);
     let across = EmbeddingTable::of(call).columns.div_ceil(per_invocation);
@@ -228,7 +228,7 @@ fn scatter(call: &OpCall, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
     dispatches
 }
 
-/// Returns the number of table rows per workgroup of the gradient.
+/// Number of table rows per workgroup of the gradient.
 fn share(v: usize) -> usize {
     v.div_ceil(GRAD_WORKGROUPS).max(1)
 }
@@ -315,7 +315,7 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     }
 }
 
-/// Returns the first row of a shard in a probe: small, so that the probe has ids of its rows.
+/// The first row of a shard in a probe: small, so that the probe has ids of its rows.
 fn few(first: usize) -> usize {
     first.min(5)
 }
@@ -361,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Several rows per workgroup, and more tokens than a workgroup scans at a time.
+    /// Several rows per workgroup, and more tokens than a workgroup scans in one round.
     #[test]
     fn rows_of_a_large_table_share_workgroups() {
         let v = 2 * GRAD_WORKGROUPS + 3;
@@ -393,7 +393,7 @@ mod tests {
         }
     }
 
-    /// What is short at the nominal rates is not submitted in parts.
+    /// A kernel that is short at the nominal rates is not submitted in parts.
     #[test]
     fn the_cost_of_the_gradient_covers_the_search_for_ids() {
         let random = RandomContext { step_key: Key::new(1), training: true };

@@ -23,7 +23,7 @@ const NOTED: usize = 2048;
 /// previous one.
 const ITERATIONS: [usize; 2] = [64 + NOTED / 4, 64 + 3 * NOTED];
 
-/// Returns the number of values (floats or vectors) of a row, and of a workgroup.
+/// Number of values (floats or vectors) of a row, and of a workgroup.
 fn row(v: usize, c: usize) -> (usize, usize) {
     let width = c / lanes_of(c);
     // Rows of a small table are divided further, so that there are enough workgroups.
@@ -31,7 +31,7 @@ fn row(v: usize, c: usize) -> (usize, usize) {
     (width, width.next_power_of_two().clamp(4, columns_max))
 }
 
-/// Returns the number of workgroups for a table, each of which reads all ids.
+/// Number of workgroups for a table; each reads all ids.
 pub(super) fn workgroups(table: EmbeddingTable) -> usize {
     let (width, columns) = row(table.rows, table.columns);
     table.rows.min(OWNERS_MAX) * width.div_ceil(columns)

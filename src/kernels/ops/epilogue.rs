@@ -93,7 +93,7 @@ pub(crate) fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> E
     Epilogue { text: format!("{library}{bindings}{store}    c[at] {assign} v;\n}}\n"), operands }
 }
 
-/// Returns the WGSL of the binding of the output, for kernels whose file does not declare it.
+/// WGSL of the binding of the output, for kernels whose file does not declare it.
 pub(crate) fn output_binding(number: usize, element: &str) -> String {
     format!("@group(0) @binding({number}) var<storage, read_write> c: array<{element}>;\n")
 }
@@ -103,13 +103,12 @@ fn binding(number: usize, operand: Operand) -> String {
     format!("@group(0) @binding({number}) var<storage, {access}> e{number}: array<f32>;\n")
 }
 
-/// Returns the WGSL of the functions that the steps call.
 pub(crate) fn library(steps: &[EpilogueStep]) -> String {
     let called: Vec<Called> = steps.iter().filter_map(|step| called(*step)).collect();
     elements::library(&called)
 }
 
-/// Returns the function of a step; `None` if it stores.
+/// Function of a step; `None` if it stores.
 fn called(step: EpilogueStep) -> Option<Called> {
     match step {
         EpilogueStep::Unary(function) => Some(Called::Unary(function)),

@@ -42,13 +42,12 @@ pub static TWIN: Twin = Twin {
 /// step.
 const TASK: usize = 4096;
 
-/// Returns the root op of a call, and the number of inputs that are operands of the steps.
+/// Root op of a call, and the number of inputs that are operands of the steps.
 fn root_of<'a>(call: &OpCall<'a>) -> (&'a Op, usize) {
     let Op::Fused { root, epilogue } = call.op else { panic!("{} is not fused", call.op) };
     (root, epilogue.iter().filter(|step| step.has_operand()).count())
 }
 
-/// Returns the call of the root op without the steps.
 fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     let (op, operands) = root_of(call);
     let inputs = call.inputs[..call.inputs.len() - operands].to_vec();
@@ -59,7 +58,7 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     OpCall { op, inputs, outputs, accumulate: Accumulation::NONE, ..*call }
 }
 
-/// Returns the bytes that the CPU kernel takes besides its tensors; 0 for another op.
+/// Bytes that the CPU kernel takes besides its tensors; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     match call.op {
         Op::Fused { .. } => {
@@ -154,7 +153,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     });
 }
 
-/// Returns the operand of a step, repeated until inner loops are long enough if it is short.
+/// Operand of a step, repeated until inner loops are long enough if it is short.
 fn operand<'a>(step: EpilogueStep, inputs: &[HostTensorView<'a, f32>]) -> Cow<'a, [f32]> {
     match step {
         EpilogueStep::Binary(_, input) => binary::repeated(inputs[input].floats()),
@@ -250,7 +249,7 @@ fn elementwise(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Dispatch
     }
 }
 
-/// Returns the kernel of a chain on vectors of 4; `None` if lengths are not multiples of 4.
+/// Kernel of a chain on vectors of 4; `None` if lengths are not multiples of 4.
 fn elementwise4(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Option<Dispatch> {
     let own = [Operand::Input(source), Operand::Output(0)];
     let Epilogue { text: store, operands } = fused_vectors::of_steps(call, steps, own.len())?;
@@ -273,7 +272,6 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops, bytes: Cost::moved(call) }
 }
 
-/// Returns the FLOPs of a step per element.
 fn step_flops(step: EpilogueStep) -> f64 {
     match step {
         EpilogueStep::Unary(function) => unary::flops(function, false),
@@ -283,7 +281,7 @@ fn step_flops(step: EpilogueStep) -> f64 {
     }
 }
 
-/// See [`Twin::iterations`]: those of the root op; a chain has no loops.
+/// See [`Twin::iterations`]: the iterations of the root op; a chain has no loops.
 fn iterations(call: &OpCall) -> usize {
     let root = root_call(call);
     if chain(call).is_some() { 0 } else { (twin_of(&root).iterations)(&root) }
@@ -306,7 +304,7 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     found
 }
 
-/// Returns the first axis of all outputs, given that of the root op.
+/// First axis of all outputs, given the root op's.
 fn axis_of_rows(call: &OpCall, root: &OpCall, rows: &IndependentAxis) -> Option<IndependentAxis> {
     let count = call.output_len(0);
     let mut parts = rows.parts;
@@ -325,7 +323,7 @@ fn axis_of_rows(call: &OpCall, root: &OpCall, rows: &IndependentAxis) -> Option<
     Some(IndependentAxis { parts: gcd(parts, axis.parts), ..axis })
 }
 
-/// Returns the last axis of all outputs, given that of the root op, if all operands have it.
+/// Last axis of all outputs, given the root op's, if all operands have it.
 fn axis_of_columns(
     call: &OpCall,
     root: &OpCall,
@@ -343,7 +341,7 @@ fn axis_of_columns(
     IndependentAxis::of(call, inputs, outputs)
 }
 
-/// Returns the last axis of a tensor, if it has this length.
+/// The last axis of a tensor, if it has this length.
 fn last_axis(dims: &[usize], length: Option<&usize>) -> Option<usize> {
     if dims.last() == length { dims.len().checked_sub(1) } else { None }
 }
@@ -411,7 +409,7 @@ mod tests {
         Op::Fused { root: Box::new(root), epilogue: epilogue.to_vec() }
     }
 
-    /// Returns the shapes of the operands of a chain on values of shape `y`.
+    /// Shapes of the operands of a chain on values of shape `y`.
     fn operands(y: &Shape, whole: &[bool]) -> Vec<(Shape, InputFill)> {
         let shape = |whole: &bool| if *whole { y.clone() } else { Shape::fixed(&[y.last()]) };
         whole.iter().map(|whole| (shape(whole), InputFill::Normal)).collect()

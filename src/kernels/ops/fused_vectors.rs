@@ -67,7 +67,7 @@ fn is_whole(call: &OpCall, bound: Bound) -> bool {
     }
 }
 
-/// Returns the access, the WGSL type and the operand of a binding.
+/// Access, WGSL type and operand of a binding.
 fn declaration(bound: Bound) -> Option<(&'static str, &'static str, Operand)> {
     match bound {
         Bound::Nothing => None,
@@ -77,7 +77,7 @@ fn declaration(bound: Bound) -> Option<(&'static str, &'static str, Operand)> {
     }
 }
 
-/// Returns the WGSL of one step on the vector `v`, whose operand is binding `number`.
+/// WGSL of one step on the vector `v`, whose operand is binding `number`.
 fn statement(call: &OpCall, step: EpilogueStep, bound: Bound, number: usize) -> String {
     let from = format!("from{number}");
     match step {

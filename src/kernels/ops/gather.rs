@@ -104,13 +104,13 @@ impl GatherSizes {
         }
     }
 
-    /// Returns the floats of a value of the shader: 4 where 4 adjacent elements share their place.
+    /// Floats of a value of the shader: 4 where 4 adjacent elements share their place.
     fn lanes(&self) -> usize {
         if self.form != PlacesForm::Each && self.inner.is_multiple_of(4) { 4 } else { 1 }
     }
 }
 
-/// Returns the place that a number names, if it is one of `n` places.
+/// Place that a number names, if it is one of `n` places.
 #[inline(always)]
 fn place_of<T: Float>(number: T, n: usize) -> Option<usize> {
     if number >= T::zero() { number.to_usize().filter(|place| *place < n) } else { None }

@@ -77,12 +77,11 @@ impl GroupedSizes {
         self.groups * self.width
     }
 
-    /// Returns the number of elements of a sample.
     fn of_sample(self) -> usize {
         self.positions * self.channels()
     }
 
-    /// Returns the elements of a group in a sample: the index and the channel of each.
+    /// Elements of a group in a sample: the index and the channel of each.
     fn places(self, group: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
         let channels = group * self.width..(group + 1) * self.width;
         (0..self.positions).flat_map(move |position| {
@@ -90,7 +89,7 @@ impl GroupedSizes {
         })
     }
 
-    /// Returns the number of elements of a group in a sample.
+    /// Number of elements of a group in a sample.
     fn of_group(self) -> usize {
         self.positions * self.width
     }
@@ -148,7 +147,7 @@ pub fn reference<T: Float>(
     }
 }
 
-/// Returns the mean and the reciprocal standard deviation of a group of a sample.
+/// Mean and reciprocal standard deviation of a group of a sample.
 fn statistics<T: Float>(sizes: GroupedSizes, x: &[T], group: usize, eps: T) -> [T; 2] {
     let count = T::from_f64(sizes.of_group() as f64);
     let mean = sizes.places(group).map(|(i, _)| x[i]).sum::<T>() / count;
@@ -222,13 +221,13 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 const BLOCK: usize = 64;
 
 impl GroupedSizes {
-    /// Returns the mean over each group, given the sum over positions of each channel.
+    /// Mean over each group, given the sum over positions of each channel.
     fn means(self, sums: &[f32]) -> Vec<f32> {
         let count = self.of_group() as f32;
         sums.chunks(self.width).map(|sums| sums.iter().sum::<f32>() / count).collect()
     }
 
-    /// Returns the mean and the reciprocal standard deviation of each channel's group.
+    /// Mean and reciprocal standard deviation of each channel's group.
     fn by_channel(self, stats: &[f32]) -> [Vec<f32>; 2] {
         let mut means = Vec::with_capacity(self.channels());
         let mut rstds = Vec::with_capacity(self.channels());
@@ -241,7 +240,6 @@ impl GroupedSizes {
     }
 }
 
-/// Returns the products of elements at the same index.
 fn products(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a * b).collect()
 }
@@ -291,7 +289,7 @@ fn grad_of_sample(sizes: GroupedSizes, inputs: [&[f32]; 4], dx: &mut [f32]) {
 }
 
 vectorized! {
-    /// Returns the sums over positions of `x - offset` and of its square, by blocks of positions.
+    /// Sums over positions of `x - offset` and of its square, by blocks of positions.
     fn column_sums<S>(x: &[f32], offsets: &[f32]) -> [Vec<f32>; 2] {
         let c = offsets.len();
         let mut total = [vec![0.0; c], vec![0.0; c]];
@@ -311,7 +309,7 @@ vectorized! {
         total
     }
 
-    /// Returns the gradients of weight and bias of a sample.
+    /// Gradients of weight and bias of a sample.
     fn affine_sums<S>(x: &[f32], dy: &[f32], means: &[f32], rstds: &[f32]) -> [Vec<f32>; 2] {
         let c = means.len();
         let mut total = [vec![0.0; c], vec![0.0; c]];
@@ -373,7 +371,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 /// Name of the kernels of the gradients of weight and bias.
 const NAME: &str = "group_norm_affine";
 
-/// Returns the sums over rows of the gradients of weight and bias.
+/// Sums over rows of the gradients of weight and bias.
 fn terms(call: &OpCall) -> Option<RowTerms> {
     let Op::GroupNormAffineGrad { .. } = call.op else { return None };
     let sizes = GroupedSizes::of(call);
@@ -421,7 +419,7 @@ fn lanes(call: &OpCall) -> usize {
     lanes_of(GroupedSizes::of(call).width)
 }
 
-/// Returns the kernel with one workgroup per group of a sample.
+/// Kernel with one workgroup per group of a sample.
 fn by_groups(call: &OpCall, lanes: usize, group: u32) -> Dispatch {
     let GroupedSizes { samples, groups, .. } = GroupedSizes::of(call);
     one(call, ["forward", "grad"], lanes, group, grid(samples * groups, 1))
@@ -438,7 +436,7 @@ fn each(call: &OpCall, lanes: usize) -> Option<Dispatch> {
     Some(one(call, entries, lanes, GROUPS[0], grid(samples * groups, 64)))
 }
 
-/// Returns the dispatch of one of two entry points, for the normalization and for its gradient.
+/// Dispatch of one of two entry points, for the normalization and for its gradient.
 fn one(
     call: &OpCall,
     entries: [&'static str; 2],
@@ -502,9 +500,9 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     }
 }
 
-/// See [`Twin::probes`]: many samples, more values of a group than a workgroup has invocations,
-/// and more channels than a workgroup has columns. The channels are an odd multiple of those of the
-/// call, so that a group has whole vectors if it has them in the call.
+/// See [`Twin::probes`]: many samples, more values of a group than a workgroup has invocations, and
+/// more channels than a workgroup has columns. The number of channels is an odd multiple of the
+/// call's, so that a group has whole vectors if it has them in the call.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c = inputs[0].last().copied().unwrap_or(1);
     let groups = match op {
@@ -575,7 +573,7 @@ mod tests {
         ]
     }
 
-    /// Returns the inputs of the gradients: `x, weight, stats, dy`.
+    /// Inputs of the gradients: `x, weight, stats, dy`.
     fn gradient_inputs(forward: &[Input; 3], groups: usize, rows: usize) -> [Input; 4] {
         let op = Op::GroupNorm { groups, eps: EPS };
         let stats = expected(&op, forward, rows).remove(1);
@@ -617,8 +615,8 @@ mod tests {
         check_all(&[6, 6, 8], 2, 2, 100.0);
     }
 
-    /// One group per channel is a normalization of each channel of a sample, one group over one
-    /// position that of layer norm.
+    /// One group per channel normalizes each channel of a sample; one group over one position is a
+    /// layer norm.
     #[test]
     fn one_group_at_one_position_is_layer_norm() {
         let forward = inputs(&[12], 3, 0.5);

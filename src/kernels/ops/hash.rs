@@ -39,7 +39,7 @@ fn mix_b(word: u32) -> u32 {
     h ^ h >> 16
 }
 
-/// Returns the term of word `i` in each of the two lanes.
+/// Term of word `i` in each of the two lanes.
 #[inline(always)]
 fn term(i: u32, word: u32) -> [u32; 2] {
     let place = mix_a(i.wrapping_add(0x9E37_79B9));
@@ -66,7 +66,7 @@ pub fn fast(words: &[u32], start: u32) -> u64 {
 }
 
 vectorized! {
-    /// Returns the two lanes of the hash of words at index `start` and following.
+    /// The two lanes of the hash of words at index `start` and following.
     fn sums<S>(words: &[u32], start: u32) -> [u32; 2] {
         let (mut low, mut high) = (0u32, 0u32);
         for (at, word) in words.iter().enumerate() {
@@ -95,9 +95,8 @@ pub fn partials(count: usize) -> usize {
     count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
 }
 
-/// Returns the two stages on a range of a bucket. Input 0 is the bucket, output 0 the partial
-/// sums (room for `parts` pairs of words, of which at most [`partials`] are used), output 1 the
-/// two lanes.
+/// Returns the two stages on a range of a bucket. Input 0 is the bucket, output 0 the partial sums
+/// (room for `parts` pairs of words; at most [`partials`] are used), output 1 the two lanes.
 pub fn dispatch(range: Range<usize>, parts: usize) -> Vec<Dispatch> {
     let count = range.len();
     assert!(parts > 0, "the hash needs room for one partial sum");

@@ -97,7 +97,7 @@ impl HostProduct {
 mod tests {
     use super::*;
 
-    /// Sizes around those at which `gemm` divides its work, with long sums, of all layouts.
+    /// Sizes around the ones at which `gemm` divides its work, with long sums, of all layouts.
     #[test]
     fn bits_do_not_depend_on_threads() {
         let sizes = [

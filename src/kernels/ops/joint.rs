@@ -4,7 +4,6 @@
 use super::dispatch_parts::push_new;
 use crate::{Caps, DeviceClass, Dispatch, OpCall, Operand, Twin, Variant, twin};
 
-/// Returns the twin of a part of an op.
 pub(crate) fn twin_of(part: &OpCall) -> &'static Twin {
     twin(part.op).unwrap_or_else(|| panic!("{} has kernels", part.op))
 }
@@ -23,7 +22,7 @@ pub(crate) fn dispatch(
     [first, behind((twin_of(second).dispatch)(second, caps), inputs)].concat()
 }
 
-/// Returns the variants of both parts, given those of the first: its baseline is followed by the
+/// Returns the variants of both parts, given the first part's: its baseline is followed by the
 /// baseline of the second part, and each variant by the static choices of the second part for the
 /// classes of devices that the capabilities stand for. `inputs` are the inputs of the whole call
 /// that the second part reads.

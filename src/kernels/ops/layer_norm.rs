@@ -309,7 +309,7 @@ pub(super) fn terms(call: &OpCall) -> Option<(&'static str, RowTerms)> {
     Some((name, terms))
 }
 
-/// Returns the kernel with one invocation per row.
+/// Kernel with one invocation per row.
 fn by_rows(call: &OpCall) -> Dispatch {
     let (rows, c) = call.rows_and_last(0);
     let entry = match (is_forward(call.op), c.is_multiple_of(4)) {
@@ -322,7 +322,7 @@ fn by_rows(call: &OpCall) -> Dispatch {
 }
 
 /// Returns all GPU kernel variants of the call: one invocation per row, or per column for the
-/// gradients of parameters; the static choice for software adapters; and those whose workgroups
+/// gradients of parameters; the static choice for software adapters; and variants whose workgroups
 /// share rows.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     if let Some((name, terms)) = terms(call) {
@@ -483,7 +483,7 @@ mod tests {
         vec![(x, x_values), (Shape::fixed(&[c]), weight), (Shape::fixed(&[c]), bias)]
     }
 
-    /// Returns the inputs of both gradients for the same `x` and weight, and a random `dy`.
+    /// Inputs of both gradients for the same `x` and weight, and a random `dy`.
     fn gradient_inputs(
         forward: &[(Shape, HostTensor<f64>)],
         rows: usize,

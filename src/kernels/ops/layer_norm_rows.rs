@@ -68,7 +68,7 @@ pub fn with_sums(call: &OpCall, dx: Dispatch, sums: usize) -> Option<(Dispatch, 
     Some((Dispatch { shader, operands, params, groups: grid(blocks, 1) }, [blocks, strip]))
 }
 
-/// Returns the invocations of a workgroup, and those that share a row of `width` vectors.
+/// Invocations of a workgroup, and the number of them that share a row of `width` vectors.
 fn sizes(width: usize) -> [usize; 2] {
     let lanes = width.div_ceil(ITEMS).next_power_of_two().clamp(8, GROUP[1]);
     [lanes.max(GROUP[0]), lanes]

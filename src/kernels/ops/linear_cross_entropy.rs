@@ -40,7 +40,7 @@ pub static TWIN: Twin = Twin {
 /// Chunks on GPUs begin at multiples of this many rows, so that parts of every tensor can be bound.
 const ROWS_UNIT: usize = 64;
 
-/// CPU kernels of which an op is composed.
+/// CPU kernels that make up an op.
 struct Kernels<T> {
     product: CpuKernel<T>,
     loss: CpuKernel<T>,
@@ -62,7 +62,7 @@ fn reference<T: Float>() -> Kernels<T> {
     }
 }
 
-/// Returns the rows of a chunk and the classes of an op; `None` of another op.
+/// Rows of a chunk and classes of an op; `None` of another op.
 fn chunks_of(op: &Op) -> Option<(usize, LossClasses)> {
     match *op {
         Op::LinearCrossEntropy { rows, classes }
@@ -97,7 +97,7 @@ impl LinearSizes {
     }
 
     /// Returns the sizes of a call on a GPU. Its chunks begin where tensors can be bound, and the
-    /// logits of a chunk fit into a binding unless those of [`ROWS_UNIT`] rows do not.
+    /// logits of a chunk fit into a binding, unless the logits of [`ROWS_UNIT`] rows do not.
     fn on_gpu(call: &OpCall, caps: &Caps) -> Self {
         let sizes = Self::of(call);
         let wanted = sizes.rows.next_multiple_of(ROWS_UNIT);
@@ -111,7 +111,6 @@ impl LinearSizes {
         (0..self.n).step_by(self.rows).map(move |start| start..self.n.min(start + self.rows))
     }
 
-    /// Returns the bytes of the logits of the largest chunk.
     fn logits_bytes(&self) -> usize {
         self.rows * self.v * DType::F32.bytes()
     }
@@ -139,7 +138,7 @@ impl ChunkSteps {
     }
 }
 
-/// Returns the call of a product of a chunk, given the dimensions of its matrices.
+/// Call of a product of a chunk, given the dimensions of its matrices.
 fn product_call<'a>(
     call: &OpCall,
     op: &'a Op,
@@ -161,7 +160,7 @@ const LOGITS: Op = Op::MatMul { transpose_a: false, transpose_b: true };
 const INPUT_GRADIENT: Op = Op::MatMul { transpose_a: false, transpose_b: false };
 const WEIGHT_GRADIENT: Op = Op::MatMul { transpose_a: true, transpose_b: false };
 
-/// Calls of which a chunk is composed.
+/// Calls that make up a chunk.
 struct ChunkCalls<'a> {
     logits: OpCall<'a>,
     loss: OpCall<'a>,
@@ -314,7 +313,7 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the dispatches with the baselines of all products and of the gradient of the logits.
+/// Dispatches with the baselines of all products and of the gradient of the logits.
 fn plain(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let product = |product: &OpCall| {
         let baseline = matmul::variants(product, caps).swap_remove(0);
@@ -326,12 +325,11 @@ fn plain(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 /// Ending of the names of kernels that split sums.
 const SPLIT: &str = "_split_k";
 
-/// Returns the dispatches with the kernel of this name for all products of whole chunks; `None` if
-/// one of them does not have it. Products of the remaining rows, which may be too few for it, have
-/// the baseline then. Long sums are split: on software adapters those of the largest tile, on GPUs
-/// those over the classes, which have too few outputs for all cores. Without it, the op took 32 %
-/// of a step of GPT-2 124M with 8 x 1,024 tokens on an H100, at 0.63 of the rate of its other
-/// products.
+/// Dispatches with the kernel of this name for all products of whole chunks; `None` if a product
+/// does not have it. Products of the remaining rows, which may be too few for it, have the baseline
+/// then. Long sums are split: on software adapters for the largest tile, on GPUs the sums over
+/// classes, which have too few outputs for all cores. Without it, the op took 32 % of a step of
+/// GPT-2 124M with 8 x 1,024 tokens on an H100, at 0.63 of the rate of its other products.
 fn composed(call: &OpCall, caps: &Caps, name: &str) -> Option<Vec<Dispatch>> {
     let rows = LinearSizes::on_gpu(call, caps).rows;
     let product = |product: &OpCall| {
@@ -354,7 +352,7 @@ fn composed(call: &OpCall, caps: &Caps, name: &str) -> Option<Vec<Dispatch>> {
     dispatches(call, caps, &product, false)
 }
 
-/// Returns the dispatches of all chunks, with those that `product` returns for each product; `None`
+/// Returns the dispatches of all chunks; `product` returns the dispatches of each product; `None`
 /// if it returns `None` for one.
 fn dispatches(
     call: &OpCall,
@@ -404,7 +402,7 @@ fn dispatches(
     Some(all)
 }
 
-/// Returns the dispatches of a part with its tensors bound to these operands.
+/// Dispatches of a part with its tensors bound to these operands.
 fn bound(mut dispatches: Vec<Dispatch>, inputs: &[Operand], outputs: &[Operand]) -> Vec<Dispatch> {
     for dispatch in &mut dispatches {
         for operand in &mut dispatch.operands {
@@ -477,8 +475,8 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
 }
 
 /// See [`Twin::probes`]: the sizes of the call, or similar ones where they are larger than the
-/// largest tile, in chunks like those of the call. A binding may make chunks smaller than those of
-/// the op, so there are probes of one chunk, of two, and of one with every kind of rest.
+/// largest tile, in chunks like the call's. A binding may make chunks smaller than the op's, so
+/// there are probes of one chunk, of two, and of one with every kind of rest.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let [x, weight] = [&inputs[0][..], &inputs[1][..]];
     let (&[n, c], &[v, _]) = (x, weight) else { return Vec::new() };
@@ -486,7 +484,7 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let c_near = near(c, ABOVE_TILES);
     let v_near = near(v, MANY_CLASSES);
     let mut sizes = vec![[c_near, v_near]];
-    // Long sums are split, on GPUs those over the classes.
+    // Long sums are split, on GPUs the sums over the classes.
     let c_long = if c < CACHED_TERMS_MIN { c_near } else { near(c, CACHED_TERMS_MIN + 7) };
     let v_long = if v < CACHED_TERMS_MIN { v_near } else { near(v, CACHED_TERMS_MIN + 7) };
     let v_parts = if v < SPLIT_TERMS_MIN { v_near } else { near(v, SPLIT_TERMS_MIN + 7) };
@@ -576,7 +574,7 @@ mod tests {
 
     type Input = (Shape, HostTensor<f64>);
 
-    /// Returns `x, weight, targets`, some of which are ignored.
+    /// `x, weight, targets`; some targets are ignored.
     fn given(n: usize, c: usize, v: usize) -> Vec<Input> {
         let HostTensor::Int(mut targets) = generate(InputFill::Targets(v as u32), n, 2) else {
             panic!("targets are integers")
@@ -589,7 +587,7 @@ mod tests {
         ]
     }
 
-    /// Where a binding is smaller than the logits of a chunk, there are more chunks.
+    /// There are more chunks where a binding is smaller than the logits of a chunk.
     #[test]
     fn logits_of_a_chunk_fit_a_binding() {
         let classes = LossClasses::whole(300);

@@ -34,7 +34,7 @@ pub static TWIN: Twin = Twin {
 const PRODUCT: Op = Op::MatMul { transpose_a: true, transpose_b: false };
 const SUM: Op = Op::Sum { first: 0, last: 0 };
 
-/// Returns the call that sums the rows of `dy`.
+/// Call that sums the rows of `dy`.
 fn sum_call<'a>(call: &OpCall) -> OpCall<'a> {
     OpCall {
         op: &SUM,
@@ -65,7 +65,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     sum::fast(&sum_call(call), &inputs[..1], of_bias);
 }
 
-/// Returns the bytes into which the product of a call packs its first operand; 0 for another op.
+/// Bytes into which the product of a call packs its first operand; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     if *call.op == Op::LinearWeightGrad { matmul::product_bytes(call) } else { 0 }
 }
@@ -101,13 +101,13 @@ const WIDE: [[usize; 3]; 7] = [
     [131, CACHED_TERMS_MIN + 7, 69],
 ];
 
-/// See [`Twin::probes`]: those of a product, and wide ones.
+/// See [`Twin::probes`]: the probes of a product, and wide ones.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let products = [&PRODUCTS[..], &WIDE].concat();
     calls(op, operands(&PRODUCT, inputs, None, &products))
 }
 
-/// See [`Twin::catalog`]: those of the product.
+/// See [`Twin::catalog`]: the calls of the product.
 fn catalog() -> Vec<CallShape> {
     let mut calls = Vec::new();
     for (op, inputs) in matmul::probes::catalog() {
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// Rows that are no whole vectors, of which a kernel behind the product computes the sums.
+    /// Rows that are no whole vectors: a kernel behind the product computes their sums.
     #[test]
     fn other_kernels_are_followed_by_sums() {
         check_sizes([21, 9, 19]);
@@ -157,7 +157,8 @@ mod tests {
         check_sizes([1, 70, 3]);
     }
 
-    /// The gradient of a bias costs GPUs no dispatch, and software adapters those of a sum.
+    /// The gradient of a bias costs GPUs no dispatch, and software adapters the dispatches of a
+    /// sum.
     #[test]
     fn a_bias_costs_gpus_no_dispatch() {
         let inputs = vec![vec![8192, 768], vec![8192, 3072]];

@@ -93,7 +93,7 @@ vectorized! {
     }
 }
 
-/// Returns the number of partial sums that the first stage can use on a bucket of `count` elements.
+/// Number of partial sums that the first stage can use on a bucket of `count` elements.
 fn partials(count: usize) -> usize {
     count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
 }
@@ -113,7 +113,7 @@ impl NormSlots {
         Self { slots: parts.len(), parts: parts.into_iter().max().unwrap_or(1) }
     }
 
-    /// Returns the floats of all slots: pairs, of which the first of a slot has their number.
+    /// Floats of all slots, in pairs; the first pair of a slot holds their number.
     pub fn words(&self) -> usize {
         2 * self.slots * (self.parts + 1)
     }
@@ -147,8 +147,8 @@ pub fn dispatch(count: usize, caps: &Caps, places: NormSlots, slot: usize) -> [D
 }
 
 /// Creates a probe for the kernels that a bucket of `like` elements runs: a bucket with some values
-/// that are not finite, and its norm in the second of three slots, of which the others are empty.
-/// The deviation is infinite if the count is wrong or another slot has a result.
+/// that are not finite, and its norm in the second of three slots, with the other two empty. The
+/// deviation is infinite if the count is wrong or another slot has a result.
 pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
     let count = probe_count(like, |count| {
         let [first, _] = dispatch(count, caps, NormSlots::new([count]), 0);
@@ -214,7 +214,7 @@ mod tests {
         assert!(within && got.1 == expected.1, "{who}: {got:?}, not {expected:?}");
     }
 
-    /// Returns the capabilities of a GPU and of an adapter that runs on a processor.
+    /// Capabilities of a GPU and of an adapter that runs on a processor.
     fn classes() -> [Caps; 2] {
         let class = |class| Caps { class, ..Caps::EVERY };
         [DeviceClass::Hardware, DeviceClass::Software].map(class)

@@ -1,5 +1,5 @@
-//! All gradients of a layer or RMS norm in one op: those of [`super::layer_norm`]. On GPUs the
-//! kernel that computes `dx` from `x` and `dy` also computes the sums for the parameters
+//! All gradients of a layer or RMS norm ([`super::layer_norm`]) in one op. On GPUs the kernel that
+//! computes `dx` from `x` and `dy` also computes the sums for the parameters
 //! ([`super::layer_norm_rows`]).
 
 use super::joint::{self, twin_of};
@@ -32,7 +32,7 @@ pub static TWIN: Twin = Twin {
 /// Inputs of the gradients of the parameters: x, stats and dy.
 const SUMMED: [usize; 3] = [0, 2, 3];
 
-/// Ops of which a call consists: the gradients by the input, and by the parameters.
+/// Ops that make up a call: the gradients by the input, and by the parameters.
 struct Parts {
     input: Op,
     parameters: Op,
@@ -44,7 +44,6 @@ impl Parts {
         Self { input: options.input_gradient(), parameters: options.parameter_gradient() }
     }
 
-    /// Returns the call of the gradient by the input.
     fn input_call(&self, call: &OpCall) -> OpCall<'_> {
         OpCall {
             op: &self.input,
@@ -57,7 +56,6 @@ impl Parts {
         }
     }
 
-    /// Returns the call of the gradients by the parameters.
     fn parameter_call(&self, call: &OpCall) -> OpCall<'_> {
         let outputs = call.outputs[1..].to_vec();
         let accumulate = Accumulation::all(outputs.len());
@@ -144,7 +142,7 @@ fn flops_of(part: &OpCall) -> f64 {
     (twin_of(part).cost)(part).flops
 }
 
-/// See [`Twin::iterations`]: those of the gradient by the input; sums over rows are split.
+/// See [`Twin::iterations`]: the iterations of the gradient by the input; sums over rows are split.
 fn iterations(call: &OpCall) -> usize {
     let parts = Parts::of(call.op);
     let part = parts.input_call(call);
@@ -170,7 +168,8 @@ fn independent_axes(call: &OpCall) -> Vec<IndependentAxis> {
     IndependentAxis::of(call, inputs, outputs).into_iter().collect()
 }
 
-/// See [`Twin::probes`]: those of the gradient by the input, and one of several blocks of rows.
+/// See [`Twin::probes`]: the probes of the gradient by the input, and one of several blocks of
+/// rows.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let root = Parts::of(op).input;
     let c = inputs[0].last().copied().unwrap_or(1);

@@ -82,13 +82,13 @@ impl PoolSizes {
             && self.cell(0) * self.cell(1) <= CELL_PLACES_MAX
     }
 
-    /// Returns the rows or columns of the largest cell.
+    /// Rows or columns of the largest cell.
     fn cell(&self, axis: usize) -> usize {
         let stride = self.options.stride[axis];
         stride.max(self.size[axis] - (self.out[axis] - 1) * stride)
     }
 
-    /// Returns the entry point of the shader, for an invocation per result or per cell.
+    /// Entry point of the shader, for an invocation per result or per cell.
     fn entry(&self, by_cells: bool) -> &'static str {
         match self.kind {
             PoolKind::Max => "max_pool",
@@ -99,12 +99,10 @@ impl PoolSizes {
         }
     }
 
-    /// Returns the number of places in a window.
     fn places(&self) -> usize {
         self.options.kernel[0] * self.options.kernel[1]
     }
 
-    /// Returns the size of the pictures of the result.
     fn result(&self) -> [usize; 2] {
         if self.is_grad() { self.size } else { self.out }
     }
@@ -151,7 +149,7 @@ impl PoolSizes {
         first.saturating_sub(padding[axis]).min(end)..end
     }
 
-    /// Returns the windows that reach over a row or column.
+    /// Windows that reach over a row or column.
     fn windows(&self, axis: usize, at: usize) -> std::ops::Range<usize> {
         let Pool2dOptions { stride, padding, .. } = self.options;
         let place = at + padding[axis];
@@ -262,7 +260,7 @@ vectorized! {
         }
     }
 
-    /// Replaces the values that are smaller than those of `x`, and their places by this one.
+    /// Replaces the values that are smaller than in `x`, and their places by `place`.
     fn take_larger<S>(x: &[f32], place: f32, is_first: bool, y: &mut [f32], places: &mut [f32]) {
         if is_first {
             y.copy_from_slice(x);
@@ -307,7 +305,7 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the dispatch with 1 or 4 channels per invocation.
+/// Dispatch with 1 or 4 channels per invocation.
 fn kernel(call: &OpCall, lanes: usize, by_cells: bool) -> Dispatch {
     let sizes = PoolSizes::of(call);
     let PoolSizes { kind, size: [h, w], out: [oh, ow], c, options, .. } = sizes;

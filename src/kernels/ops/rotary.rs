@@ -57,7 +57,6 @@ impl RotarySizes {
         Self { rows, tokens, heads: columns / d, half: d / 2, sign }
     }
 
-    /// Returns the pairs of all rows.
     fn pairs(&self) -> usize {
         self.rows * self.heads * self.half
     }
@@ -69,8 +68,7 @@ fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs:
     rotate_rows(&sizes, inputs[1].floats(), 0, inputs[0].floats(), outputs[0]);
 }
 
-/// Rotates rows, of which `first` is the index of the first, by the cosines and sines of their
-/// positions.
+/// Rotates rows by the cosines and sines of their positions; `first` is the index of the first row.
 #[inline(always)]
 fn rotate_rows<T: Float>(sizes: &RotarySizes, table: &[T], first: usize, x: &[T], y: &mut [T]) {
     let d = 2 * sizes.half;
@@ -155,7 +153,7 @@ fn one(call: &OpCall, lanes: usize) -> Dispatch {
     }
 }
 
-/// Returns the cost: six FLOPs for each pair.
+/// Cost: six FLOPs for each pair.
 fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 3.0)
 }

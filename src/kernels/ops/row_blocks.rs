@@ -1,7 +1,7 @@
 //! Sums over rows in two stages: the first writes partial sums of blocks of rows to the workspace,
 //! the second adds them. Twin of `shaders/row_blocks.wgsl`, and a variant of [`super::sum`] and of
-//! gradients such as those of weight and bias of [`super::layer_norm`], which have the references
-//! and the tests.
+//! gradients such as the weight's and the bias's in [`super::layer_norm`], which have the
+//! references and the tests.
 //!
 //! It is meant for GPUs: a gradient of a bias of 768 values has too few columns to fill one.
 
@@ -56,12 +56,12 @@ pub fn totals(terms: &RowTerms, [blocks, strip]: [usize; 2], accumulate: bool) -
     }
 }
 
-/// Returns the number of floats in a value, and of columns of a workgroup.
+/// Number of floats in a value, and of columns of a workgroup.
 fn lanes_and_columns(terms: &RowTerms) -> [usize; 2] {
     if terms.has_vectors() { [4, 16] } else { [1, 32] }
 }
 
-/// Returns the dispatch of a stage, without operands.
+/// Dispatch of a stage, without operands.
 fn stage(
     entry: &'static str,
     terms: &RowTerms,

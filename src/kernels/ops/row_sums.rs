@@ -1,6 +1,6 @@
 //! Sums over rows in one stage: by one invocation per column, or by workgroups whose invocations
 //! share columns. Twin of `shaders/row_sums.wgsl`, and variants of [`super::sum`] and of gradients
-//! of parameters such as those of [`super::layer_norm`], which have the references and the tests.
+//! of parameters such as in [`super::layer_norm`], which have the references and the tests.
 
 use super::dispatch_parts::{as_words, push_new};
 use super::row_blocks;

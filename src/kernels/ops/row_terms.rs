@@ -2,7 +2,7 @@
 
 use crate::Operand;
 
-/// Terms of sums over rows, viewed as (outer, middle, inner), of which middle is reduced.
+/// Terms of sums over rows, viewed as (outer, middle, inner); the sums are over middle.
 pub(crate) struct RowTerms {
     pub outer: usize,
     pub middle: usize,
@@ -20,7 +20,6 @@ pub(crate) struct RowTerms {
 }
 
 impl RowTerms {
-    /// Returns true if columns form vectors of 4.
     pub(crate) fn has_vectors(&self) -> bool {
         self.vectors && self.inner.is_multiple_of(4)
     }

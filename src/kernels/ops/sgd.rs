@@ -168,7 +168,8 @@ mod tests {
         Update::Sgd { lr: 0.125, momentum, weight_decay: 0.0625 }
     }
 
-    /// Two parameters, the first of which decays; the values are those of PyTorch's `SGD` in f64.
+    /// Two parameters, the first with weight decay; the expected values are from PyTorch's `SGD` in
+    /// f64.
     #[test]
     fn three_steps_give_the_values_of_pytorch() {
         let range =

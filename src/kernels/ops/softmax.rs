@@ -218,7 +218,7 @@ mod tests {
         (Shape::batched(&[n, c]), generate(fill, rows * n * c, 0))
     }
 
-    /// Returns the inputs of the gradient: the softmax, and a random `dy`.
+    /// Inputs of the gradient: the softmax, and a random `dy`.
     fn gradient_inputs(x: &Input, rows: usize) -> [Input; 2] {
         let y = expected(&Op::Softmax, std::slice::from_ref(x), rows).remove(0);
         let dy = generate(InputFill::Normal, y.len(), 1);

@@ -61,12 +61,12 @@ pub fn reference<T: Float>(
     }
 }
 
-/// Returns the factor of differences in the gradient.
+/// Factor of differences in the gradient.
 fn slope(call: &OpCall) -> f32 {
     2.0 * call.loss_scale
 }
 
-/// Returns the number of entries of the leading dimension, and of elements per entry.
+/// Number of entries of the leading dimension, and of elements per entry.
 fn entries(call: &OpCall) -> (usize, usize) {
     let n = call.inputs[0].first().copied().unwrap_or(1);
     (n, call.input_len(0) / n.max(1))

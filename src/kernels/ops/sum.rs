@@ -147,7 +147,7 @@ fn sum_blocks(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
 }
 
 vectorized! {
-    /// Adds the rows of `x` to `y`, several rows at a time where rows are short.
+    /// Adds the rows of `x` to `y`, several together where rows are short.
     fn sum_rows<S>(x: &[f32], y: &mut [f32], lanes: &mut Vec<f32>) {
         if let [sum] = y {
             return sum_row(x, sum);
@@ -179,10 +179,10 @@ fn sum_row(x: &[f32], sum: &mut f32) {
     }
 }
 
-/// Static choice: one workgroup per output if few outputs sum so many elements that one
-/// invocation per output would leave a device idle (see `is_few`); on GPUs, two stages, or tiles if
-/// there are enough rows and columns; tiles of vectors for narrow rows; else one invocation per
-/// output, which on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
+/// Static choice: one workgroup per output for few outputs with long sums, where one invocation per
+/// output would leave a device idle (see `is_few`); on GPUs, two stages, or tiles if there are
+/// enough rows and columns; tiles of vectors for narrow rows; else one invocation per output, which
+/// on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let view = View::of(call);
     if let Op::Broadcast { .. } = call.op {
@@ -233,7 +233,7 @@ fn named(way: Dispatch) -> Variant {
     Variant::new(format!("sum_{}", way.shader.entry), vec![way])
 }
 
-/// Returns the terms of a sum: the elements of x.
+/// Terms of a sum: the elements of x.
 fn terms(call: &OpCall) -> RowTerms {
     let View { outer, middle, inner } = View::of(call);
     RowTerms {
@@ -248,7 +248,7 @@ fn terms(call: &OpCall) -> RowTerms {
     }
 }
 
-/// Returns the variant of two stages for a sum, if there are enough rows and columns.
+/// Variant of two stages for a sum, if there are enough rows and columns.
 fn blocks(call: &OpCall) -> Option<Variant> {
     if View::of(call).inner < 16 {
         return None;
@@ -256,7 +256,7 @@ fn blocks(call: &OpCall) -> Option<Variant> {
     row_blocks::variant("sum_blocks", &terms(call), call.accumulates())
 }
 
-/// Returns the variant whose workgroups have 16 vectors of columns.
+/// Variant whose workgroups have 16 vectors of columns.
 fn tile4(call: &OpCall) -> Option<Variant> {
     let terms = terms(call);
     if !terms.has_vectors() || !suits_tiles(call) {
@@ -265,7 +265,7 @@ fn tile4(call: &OpCall) -> Option<Variant> {
     Some(row_sums::one("sum", &terms, call.accumulates(), Way::Tile4))
 }
 
-/// Returns the variant whose workgroups share the rows of few columns.
+/// Variant whose workgroups share the rows of few columns.
 fn tall(call: &OpCall) -> Option<Variant> {
     if !suits_tiles(call) {
         return None;
@@ -405,7 +405,7 @@ mod tests {
         }
     }
 
-    /// Blocks of rows of several outer entries, with columns beyond those of a workgroup.
+    /// Blocks of rows of several outer entries, with more columns than a workgroup has.
     #[test]
     fn blocks_of_rows() {
         for shape in [[3, 130, 68], [2, 1031, 16], [1, 700, 260], [5, 133, 19], [1, 257, 131]] {

@@ -104,7 +104,7 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the baseline: one invocation per 8 elements.
+/// Baseline: one invocation per 8 elements.
 fn plain(call: &OpCall) -> Dispatch {
     let entry = match function(call.op) {
         (Unary::Scale(_), _) => "scale",
@@ -114,7 +114,7 @@ fn plain(call: &OpCall) -> Dispatch {
     one(call, entry, 512)
 }
 
-/// Returns the kernel with one invocation per 4 vectors of 4.
+/// Kernel with one invocation per 4 vectors of 4.
 fn vectors(call: &OpCall) -> Dispatch {
     let entry = match function(call.op) {
         (Unary::Scale(_), _) => "scale4",
@@ -124,7 +124,7 @@ fn vectors(call: &OpCall) -> Dispatch {
     one(call, entry, 1024)
 }
 
-/// Returns the function, and true if the op computes its gradient.
+/// Function, and true if the op computes its gradient.
 fn function(op: &Op) -> (Unary, bool) {
     match op {
         Op::Unary(function) => (*function, false),
@@ -133,7 +133,7 @@ fn function(op: &Op) -> (Unary, bool) {
     }
 }
 
-/// Returns the dispatch of an entry point whose workgroups process `size` elements each.
+/// Dispatch of an entry point whose workgroups process `size` elements each.
 fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     let (function, gradient) = function(call.op);
     let factor = if let Unary::Scale(factor) = function { factor } else { 1.0 };
@@ -151,7 +151,7 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     }
 }
 
-/// Returns the name of the function, with `_grad` for a gradient.
+/// Name of the function, with `_grad` for a gradient.
 fn name(call: &OpCall) -> String {
     match function(call.op) {
         (Unary::Scale(_), _) => "scale".into(),
@@ -160,7 +160,6 @@ fn name(call: &OpCall) -> String {
     }
 }
 
-/// Returns the WGSL of the function and its gradient.
 fn text(function: Unary) -> String {
     if let Unary::Scale(_) = function {
         return "fn f(x: f32) -> f32 { return x; }\n\
@@ -183,7 +182,7 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, flops(function, is_gradient))
 }
 
-/// Returns the FLOPs per element: about 20 for a GELU and the like, and for every derivative.
+/// FLOPs per element: about 20 for a GELU and the like, and for every derivative.
 pub(super) fn flops(function: Unary, gradient: bool) -> f64 {
     let is_one_instruction =
         matches!(function, Unary::Relu | Unary::Sqrt | Unary::Scale(_) | Unary::Offset(_));
@@ -203,7 +202,7 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(op, ELEMENTS.map(|count| vec![vec![count]; inputs.len()]))
 }
 
-/// Functions for which all kernel variants are tested: those of the models, and one with a
+/// Functions for which all kernel variants are tested: the functions of the models, and one with a
 /// constant. The kernels of other functions differ in the formula only, and all formulas are tested
 /// together.
 const FUNCTIONS: [Unary; 10] = [
@@ -306,8 +305,7 @@ mod tests {
         }
     }
 
-    /// Near 0, where a difference would lose all digits, at the ends of what is defined, and far
-    /// away.
+    /// Near 0, where a difference would lose all digits, at the ends of the domain, and far away.
     #[test]
     fn inverse_and_error_functions_are_exact_at_all_arguments() {
         let unit: [f32; 8] = [1e-6, -1e-6, 0.4999, -0.5001, 0.999_999, -0.999_999, 1.0, -1.0];

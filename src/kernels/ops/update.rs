@@ -253,7 +253,8 @@ mod tests {
     const DECAY: f32 = 0.0625;
     const EPS: f32 = 1.0 / 1_048_576.0;
 
-    /// Runs three steps of two parameters, the first of which decays, and compares the parameters.
+    /// Runs three steps of two parameters, the first with weight decay, and compares the
+    /// parameters.
     fn check_three_steps(step: impl Fn(i32) -> Update, expected: [[f64; 2]; 3]) {
         let range =
             UpdateRange { start: 0, length: 2, decay_end: 1, gradient_scale: 0.5, rounding: None };
@@ -269,7 +270,7 @@ mod tests {
         }
     }
 
-    /// The values are those of PyTorch's `SGD`, `Adam` and `RMSprop` in f64.
+    /// Expected values from PyTorch's `SGD`, `Adam` and `RMSprop` in f64.
     #[test]
     fn three_steps_give_the_values_of_pytorch() {
         let rms_prop = |momentum| Update::RmsProp {
@@ -321,7 +322,7 @@ mod tests {
         );
     }
 
-    /// The values are those of the algorithm of the paper, computed apart in f64.
+    /// Expected values from the paper's algorithm, computed separately in f64.
     #[test]
     fn three_steps_of_lion_give_the_values_of_its_paper() {
         check_three_steps(

@@ -7,7 +7,7 @@ use crate::{CallShape, Caps, OwnedCall, RandomContext, twin};
 use potluck_core::rng::Key;
 use potluck_graph::{AttentionOptions, LossClasses, Op};
 
-/// The longest submission that counts as short, of which watchdogs allow eight.
+/// The longest submission that counts as short: an eighth of the time that watchdogs allow.
 const SECONDS_MAX: f64 = 0.25;
 
 /// A device that runs `lanes` workgroups concurrently, all of them together at a share of a
@@ -20,7 +20,7 @@ struct Device {
 }
 
 impl Device {
-    /// Returns the seconds of a submission of workgroups with these shares of a call.
+    /// Seconds of a submission of workgroups with these shares of a call.
     fn seconds(&self, cost: Cost, work: &[f64]) -> f64 {
         let whole = (cost.flops / 1e12).max(cost.bytes / 1e11) / self.share;
         let rounds = work.chunks(self.lanes).map(|round| round.iter().copied().fold(0.0, f64::max));

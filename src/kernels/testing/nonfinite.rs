@@ -9,7 +9,6 @@ use potluck_graph::{
     Pool2dOptions, Unary,
 };
 
-/// Returns the loss over these classes.
 fn loss(classes: usize) -> Op {
     Op::CrossEntropy(LossClasses::whole(classes))
 }
@@ -242,7 +241,7 @@ const HEADS: usize = 2;
 const D: usize = 4;
 const C: usize = HEADS * D;
 
-/// Returns the element of `qkv` of sample 0: query (0), key (1) or value (2) `i`, column `column`.
+/// Element of `qkv` of sample 0: query (0), key (1) or value (2) `i`, column `column`.
 fn at(which: usize, i: usize, column: usize) -> usize {
     i * 3 * C + which * C + column
 }

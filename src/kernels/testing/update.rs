@@ -14,8 +14,8 @@ use potluck_graph::{MomentRounding, Update, UpdateRange};
 type UpdateState<T> = Vec<Vec<T>>;
 
 /// Runs `steps` in sequence over `range` of a bucket of `elements` elements in every
-/// implementation. Compares the change of each value with that of the f64 reference, and asserts
-/// that values outside the range keep their bits.
+/// implementation. Compares the change of each value with the f64 reference, and asserts that
+/// values outside the range keep their bits.
 pub(crate) fn check_update(
     elements: usize,
     range: &UpdateRange,

@@ -68,7 +68,7 @@ struct Joiner {
 }
 
 impl Joiner {
-    /// Returns the address as this node sees it, with the port at which the node listens.
+    /// Address as this node sees it, with the port at which the node listens.
     fn listening(&self) -> SocketAddr {
         let mut address = self.seen;
         address.set_port(self.hello.port);
@@ -255,7 +255,7 @@ impl FirstNode {
         Ok(())
     }
 
-    /// Returns the times at which the joined nodes were last heard, by their connections.
+    /// Times at which the joined nodes were last heard, by their connections.
     pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
         self.joiners
             .iter()
@@ -374,7 +374,7 @@ impl FirstNode {
         }
     }
 
-    /// Takes a new address of a node, for the roster if there is none yet, and shows it.
+    /// Takes a new address of a node, for a roster that is still to come, and shows it.
     fn move_joiner(&mut self, index: usize, to: SocketAddr) {
         let who = self.name(NodeRank(index as u32 + 1));
         let joiner = &mut self.joiners[index];

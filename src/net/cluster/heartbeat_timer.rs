@@ -75,7 +75,7 @@ impl HeartbeatTimer {
         now >= self.silent_at()
     }
 
-    /// Returns the time from which on the peer counts as silent.
+    /// Time from which on the peer counts as silent.
     pub(crate) fn silent_at(&self) -> Nanos {
         self.heard_at.saturating_add(self.timeout)
     }

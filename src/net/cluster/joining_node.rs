@@ -20,7 +20,6 @@ use super::roster::{Roster, can_be_dialed};
 use super::text::{WHY_BYTES_MAX, shown_text};
 use potluck_core::{Generation, Nanos, NodeRank, Remedy};
 
-/// Number of the first node.
 const FIRST: NodeRank = NodeRank(0);
 
 /// Node that joins a run.
@@ -191,7 +190,7 @@ impl JoiningNode {
         self.end(ClusterEnd::Left { why });
     }
 
-    /// Returns the time at which the first node was last heard, by its connection.
+    /// Time at which the first node was last heard, by its connection.
     pub(crate) fn heard_at(&self) -> Vec<(ConnectionId, Nanos)> {
         self.first
             .iter()

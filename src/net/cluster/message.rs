@@ -17,7 +17,7 @@ use potluck_core::{Generation, Nanos, NodeRank, Remedy};
 /// Beginning of the reason of a loss by silence, which is followed by the time.
 const SILENT_FOR: &str = "it has been silent for";
 
-/// Returns the reason of a loss by a silence of this long.
+/// Reason of a loss by a silence of this long.
 pub(crate) fn silent_for(silence: Nanos) -> String {
     format!("{SILENT_FOR} {}", seconds(silence))
 }

@@ -68,7 +68,6 @@ impl PendingConnections {
         self.0.values().map(|&(_, until)| until).min()
     }
 
-    /// Closes all connections.
     pub(crate) fn close_all(&mut self, why: &str, outbox: &mut Outbox) {
         for connection in std::mem::take(&mut self.0).into_keys() {
             outbox.close(connection, why);

@@ -88,7 +88,7 @@ impl Refusal {
     }
 }
 
-/// Returns the advice for different versions, which may be followed by the purpose of a node.
+/// Advice for different versions, which may be followed by the purpose of a node.
 fn advice(versions: &(String, String), first: &str) -> String {
     let (theirs, own) = versions;
     if theirs.split(' ').next() == own.split(' ').next() {
@@ -108,7 +108,7 @@ fn difference(builds: &(String, String)) -> String {
     }
 }
 
-/// Returns the names of crates with their hashes, as in `core=02cd`.
+/// Names of crates with their hashes, as in `core=02cd`.
 fn crate_hashes(build: &str) -> Vec<(&str, &str)> {
     build.split(' ').filter_map(|word| word.split_once('=')).collect()
 }

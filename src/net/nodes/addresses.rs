@@ -62,7 +62,6 @@ pub fn advertised(listening: SocketAddr, typed: &[SocketAddr]) -> Vec<SocketAddr
     addresses
 }
 
-/// Address of an interface.
 struct InterfaceAddress {
     ip: IpAddr,
     name: String,
@@ -100,7 +99,7 @@ fn is_up(interface: &Interface) -> bool {
     matches!(interface.oper_status, IfOperStatus::Up | IfOperStatus::Unknown)
 }
 
-/// Returns the short-lived IPv6 addresses, if the system reports them.
+/// Short-lived IPv6 addresses, if the system reports them.
 fn passing_addresses() -> Vec<Ipv6Addr> {
     if !cfg!(target_os = "linux") {
         return Vec::new();
@@ -140,7 +139,7 @@ pub fn resolve(text: &str) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// Returns the address of a text with a zone, or nothing for another text.
+/// Address of a text with a zone, or nothing for another text.
 fn zoned(text: &str) -> Option<io::Result<SocketAddr>> {
     let (address, rest) = text.strip_prefix('[')?.split_once('%')?;
     let (zone, port) = rest.split_once("]:")?;

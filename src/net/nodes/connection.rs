@@ -488,7 +488,7 @@ mod tests {
 
     type Kept = Arc<Lock<Vec<LinkEvent>>>;
 
-    /// Returns the receiving side of a link, with the events that it has reported.
+    /// Receiving side of a link, with the events that it has reported.
     fn incoming() -> (LinkReceiver, Kept) {
         let kept = Kept::default();
         let keeping = kept.clone();

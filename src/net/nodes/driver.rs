@@ -88,7 +88,7 @@ impl Moment {
         Self { monotonic: Instant::now(), calendar: SystemTime::now() }
     }
 
-    /// Returns the time since an earlier moment by the clock that shows the longer one.
+    /// Time since an earlier moment by the clock that shows the longer one.
     fn since(self, earlier: Self) -> Duration {
         let by_calendar = self.calendar.duration_since(earlier.calendar).unwrap_or_default();
         by_calendar.max(self.monotonic.duration_since(earlier.monotonic))
@@ -267,7 +267,7 @@ fn bind(options: &ClusterHandleOptions) -> Result<(Endpoint, EndpointId), Cluste
     Ok((Endpoint::bind(endpoint, &options.secret, &greeting_of(id))?, id))
 }
 
-/// Returns the greeting that identifies a socket on its links.
+/// Greeting that identifies a socket on its links.
 fn greeting_of(id: EndpointId) -> Vec<u8> {
     id.0.to_be_bytes().to_vec()
 }
@@ -595,8 +595,8 @@ impl ClusterDriver {
 }
 
 impl DialFailure {
-    /// Returns the failure of all addresses of a node. Its remedy is that of the first address that
-    /// answered, if there is one.
+    /// Failure of all addresses of a node. The first address that answered, if any, decides the
+    /// remedy.
     fn of(errors: &[NetError]) -> Self {
         let why: Vec<String> = errors.iter().map(NetError::in_list).collect();
         let answered = errors.iter().find(|error| !error.is_silence());
@@ -696,7 +696,7 @@ mod tests {
     }
 
     /// A node behind a router: the first node sees it at an address at which others do not reach
-    /// it, and it names one more of those before the right one.
+    /// it, and it names one more such address before the right one.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_node_is_reached_at_the_one_of_its_addresses_that_answers() {

@@ -106,7 +106,8 @@ impl fmt::Debug for ClusterOptions {
 /// News while processes connect; each displays as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectEvent {
-    /// This process accepts connections at this address. Others join at that of the first process.
+    /// This process accepts connections at this address. Others join at the first process's
+    /// address.
     Listening(SocketAddr),
     /// The hosts of the joined processes, and the expected number of processes.
     Present { hosts: Vec<String>, expected: u32 },
@@ -206,7 +207,7 @@ fn meet(options: ClusterOptions) -> Result<ClusterHandle, GroupError> {
     met.map_err(failed)
 }
 
-/// Returns the options with which a process of a group meets the others.
+/// Options with which a process of a group meets the others.
 fn meeting_options(
     listen: SocketAddr,
     secret: Secret,
@@ -602,7 +603,7 @@ impl Watch {
         process_name(&self.roster.ranks(node), &name_of(&self.roster, node))
     }
 
-    /// Returns the sentence of a loss, with the ranks.
+    /// Sentence of a loss, with the ranks.
     fn loss(&self, loss: &Loss) -> String {
         match loss {
             Loss::Node { node, why } => {
@@ -699,7 +700,7 @@ mod tests {
         let cluster = meet(joins()).unwrap();
         let started = wait_for_all(&cluster, None, None, &mut |_| {}).unwrap();
         for (number, link) in &started.links {
-            // What the others send is not what a training run would.
+            // The others do not send the values of a training run.
             link.receive_values_with(Arc::new(KeepsNothing));
             act(*number, link);
         }
@@ -792,7 +793,7 @@ mod tests {
             let secret = || Secret::parse(&code).unwrap();
             let host = meet(ClusterOptions::host(any_port(), 2, secret())).unwrap();
             let port = host.address.port();
-            // One that belongs to a group of another name is told the name of this one.
+            // A process of another group learns this group's name.
             let first = vec![SocketAddr::from(([127, 0, 0, 1], port))];
             let options = meeting_options(any_port(), secret(), TIMEOUT);
             let hello = |port| JoiningNodeOptions {
@@ -807,7 +808,7 @@ mod tests {
         assert_ne!(one, two);
     }
 
-    /// As many as a run may have have said nothing yet; those of the largest run have room too.
+    /// As many silent guests as a run may have nodes leave room for the nodes of the largest run.
     #[test]
     fn guests_do_not_take_the_links_of_the_largest_run() {
         let code = Secret::generate().unwrap().code().unwrap();

@@ -10,7 +10,6 @@ use crate::nodes::{LinkStatus, LinksStatus};
 use potluck_core::metrics::StepRecord;
 use potluck_core::{build_hash, whole_hash};
 
-/// Media type of the text.
 pub(super) const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Returns all metrics of a run. Unknown values are left out.
@@ -83,7 +82,6 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Value of a sample.
 struct SampleValue(f64);
 
 impl fmt::Display for SampleValue {

@@ -16,7 +16,7 @@ pub struct Health {
     pub sentence: String,
     /// Time since the last sign of progress.
     pub silence: Duration,
-    /// Longest such time of a healthy run; `None` if there is none at present.
+    /// Longest such time of a healthy run; `None` in a phase without a limit.
     pub limit: Option<Duration>,
 }
 

@@ -11,7 +11,6 @@ use crate::nodes::LinkStatus;
 use potluck_core::metrics::{StepRecord, rfc3339};
 use potluck_core::{build_hash, whole_hash};
 
-/// Returns the state of a run.
 pub(super) fn status(view: &StatusView) -> Value {
     let run = &*view.run;
     let health = Health::of(run, view.now);

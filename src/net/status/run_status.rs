@@ -42,7 +42,7 @@ pub struct StatusNodes {
 }
 
 impl StatusNodes {
-    /// Returns the name of the device of a run that has one.
+    /// Name of the device of a run that has one.
     fn only_device(&self) -> String {
         match &self.nodes[..] {
             [StatusNode { devices, .. }] => devices.first().cloned().unwrap_or_default(),

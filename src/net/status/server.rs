@@ -191,9 +191,9 @@ impl Served {
         }
     }
 
-    /// Returns the answer to a request that is not allowed: without the token or, if there is none,
-    /// with a host name that is not this machine's, such as that of a web page whose name resolves
-    /// to this machine (DNS rebinding).
+    /// Answer to a request that is not allowed: without the token or, on a server without tokens,
+    /// with a host name that is not this machine's, as from a web page whose name resolves to this
+    /// machine (DNS rebinding).
     fn refusal(&self, headers: &HeaderMap) -> Option<Response<Full<Bytes>>> {
         let Some(token) = &self.token else {
             let host = headers.get(HOST).map(HeaderValue::as_bytes);

@@ -5,7 +5,8 @@
 use super::{CollectiveKind, Positions, ShardLayout, Topology};
 
 /// Number and bytes of messages. The formulas of the collectives count the messages that the
-/// busiest rank sends, or receives if that is more; [`sent_by`] counts those that one rank sends.
+/// busiest rank sends, or receives if that is more; [`sent_by`] counts the messages that one rank
+/// sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommCost {
     /// Number of messages, sent one after the other.
@@ -66,12 +67,12 @@ mod tests {
     use crate::collective::{Action, Event, Exchange, RootedStep, rooted};
     use potluck_core::{ChunkId, Position};
 
-    /// Returns the cost of `times` transfers of all bytes.
+    /// Cost of `times` transfers of all bytes.
     fn whole(times: u64, bytes: u64, chunk: u64) -> CommCost {
         CommCost { steps: times * bytes.div_ceil(chunk), bytes: times * bytes }
     }
 
-    /// Returns the cost of all shards but the smallest of `size`.
+    /// Cost of all shards but the smallest of `size`.
     fn all_but_a_shard(size: u32, bytes: u64, chunk: u64) -> CommCost {
         let size = u64::from(size);
         let (short, longer) = (bytes / size, bytes % size);
@@ -162,7 +163,7 @@ mod tests {
             *received = received.then(message);
         }
 
-        /// Returns the cost as the formulas define it.
+        /// Cost as the formulas define it.
         fn cost(&self) -> CommCost {
             let all = || self.ranks.iter().flatten();
             CommCost {
@@ -208,7 +209,7 @@ mod tests {
         tally.cost()
     }
 
-    /// Returns the cost of the messages of lists of steps, with each block in chunks.
+    /// Cost of the messages of lists of steps, with each block in chunks.
     fn listed(
         size: u32,
         bytes: u64,

@@ -291,13 +291,13 @@ impl Exchange {
         self.positions.of(self.layout.chunk(chunk).bucket)
     }
 
-    /// Returns the bucket of a chunk, the topology of its group, and the chunk's owner.
+    /// Bucket of a chunk, topology of its group, and owner of the chunk.
     fn route(&self, chunk: ChunkId) -> (BucketId, Topology, Position) {
         let found = self.layout.chunk(chunk);
         (found.bucket, self.layout.topology_of(found.bucket), found.owner)
     }
 
-    /// Returns the number of messages that are folded into a chunk on this rank.
+    /// Number of messages that are folded into a chunk on this rank.
     fn sources(&self, chunk: ChunkId) -> u32 {
         let (bucket, topology, owner) = self.route(chunk);
         let Some(own) = self.own(chunk) else { return 0 };
@@ -319,7 +319,7 @@ impl Exchange {
         })
     }
 
-    /// Returns the position to which this rank sends the partial sum; `None` on the owner.
+    /// Position to which this rank sends the partial sum; `None` on the owner.
     fn target(&self, chunk: ChunkId) -> Option<Position> {
         let (bucket, topology, owner) = self.route(chunk);
         let own = self.own(chunk)?;
@@ -418,7 +418,7 @@ impl Exchange {
 
     // ---- All-gather ----
 
-    /// Returns the position that sends the final values of a chunk; `None` on its owner.
+    /// Position that sends the final values of a chunk; `None` on its owner.
     fn final_source(&self, chunk: ChunkId) -> Option<Position> {
         let (bucket, topology, owner) = self.route(chunk);
         let own = self.own(chunk)?;

@@ -193,7 +193,6 @@ impl ShardLayout {
         self.buckets[bucket.index()].size
     }
 
-    /// Returns the topology of the group of a bucket.
     pub(crate) fn topology_of(&self, bucket: BucketId) -> Topology {
         self.buckets[bucket.index()].topology
     }

@@ -20,12 +20,12 @@ pub(crate) enum RootedStep {
     Accumulate { from: Position, block: Position },
 }
 
-/// Returns the number of levels of a tree, `L = ceil(log2(size))`.
+/// Number of levels of a tree, `L = ceil(log2(size))`.
 pub(crate) fn levels(size: u32) -> u32 {
     size.next_power_of_two().ilog2()
 }
 
-/// Returns the `L` powers of two below `size`.
+/// The `L` powers of two below `size`.
 fn distances(size: u32) -> impl DoubleEndedIterator<Item = u32> {
     (0..levels(size)).map(|level| 1 << level)
 }

@@ -193,8 +193,8 @@ impl<T: Element> ExchangeDriver<T> {
         self.round
     }
 
-    /// Returns the number of messages of another round so far, kept or dropped. There is none if
-    /// all ranks restart before any of them sends.
+    /// Returns the number of messages of another round so far, kept or dropped: 0 if all ranks
+    /// restart before any of them sends.
     pub fn strays(&self) -> u64 {
         self.strays
     }
@@ -339,8 +339,7 @@ impl<T: Element> ExchangeDriver<T> {
         Ok(())
     }
 
-    /// Takes the values of a chunk to send: the partial sum, or a copy of the own values if there
-    /// is none.
+    /// Takes the values of a chunk to send: the partial sum, or else a copy of the own values.
     fn partial<O: ExchangeIo<T>>(
         &mut self,
         id: ChunkId,
@@ -355,7 +354,7 @@ impl<T: Element> ExchangeDriver<T> {
         Ok(values)
     }
 
-    /// Returns the final values of a chunk: the received ones, or the owner's.
+    /// Final values of a chunk: the received ones, or the owner's.
     fn final_values<O: ExchangeIo<T>>(
         &mut self,
         id: ChunkId,

@@ -23,7 +23,7 @@ pub enum SendError {
 }
 
 impl From<SendError> for Closed {
-    /// Returns the reason with which the mailbox is closed after the error.
+    /// Reason with which the mailbox is closed after the error.
     fn from(error: SendError) -> Self {
         match error {
             SendError::Closed(closed) => closed,

@@ -16,7 +16,6 @@ pub struct BufferPool<T> {
     free_max: usize,
 }
 
-/// Buffers of a pool.
 struct PoolBuffers<T> {
     free: Vec<Vec<T>>,
     /// Bytes of all buffers, free or in use, and the largest value so far.
@@ -60,7 +59,7 @@ impl<T: Element> BufferPool<T> {
     }
 }
 
-/// Returns the memory that a buffer takes.
+/// Memory that a buffer takes.
 fn bytes<T>(buffer: &Vec<T>) -> usize {
     buffer.capacity() * size_of::<T>()
 }

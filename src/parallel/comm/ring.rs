@@ -14,7 +14,7 @@ use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Positi
 use potluck_core::{BucketId, ChunkId, DType, EdgePiece, Nanos, Position, Round};
 
 impl From<ExchangeError> for Closed {
-    /// Returns the reason with which a ring thread ends after the error.
+    /// Reason with which a ring thread ends after the error.
     fn from(error: ExchangeError) -> Self {
         Self(format!("{error}, which is a defect of potluck; please report it"))
     }

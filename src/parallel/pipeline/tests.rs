@@ -9,12 +9,13 @@ use potluck_graph::{
     Builder, Init, ModelGraph, ParameterKind, PlanOptions, Recompute, Unary, differentiate, replay,
 };
 
-/// Blocks in a row with a parameter each; the last one uses the first one's if `is_tied`.
+/// Blocks in a row with a parameter each; the last block uses the first block's if `is_tied`.
 fn plan(blocks: u32, is_tied: bool) -> Arc<Plan> {
     plan_of(blocks, |block| (is_tied && block + 1 == blocks).then_some(0))
 }
 
-/// Blocks in a row with a parameter each, or that of the earlier block that `shared` returns.
+/// Blocks in a row with a parameter each, or the parameter of the earlier block that `shared`
+/// returns.
 fn plan_of(blocks: u32, shared: impl Fn(u32) -> Option<u32>) -> Arc<Plan> {
     let mut b = Builder::new();
     let mut parameters = Vec::new();
@@ -483,7 +484,8 @@ fn the_forward_pass_of_several_chunks_ends_too() {
     }
 }
 
-/// Evaluations during training run on its plans. A plan for one micro-batch at a time does not do.
+/// Evaluations during training run on its plans. A plan for a single micro-batch in flight would
+/// not suffice.
 #[test]
 fn forward_passes_fit_the_plans_of_training() {
     use PipelineSchedule::{GPipe, Interleaved, OneFOneB, ZeroBubble};

@@ -182,7 +182,7 @@ fn cut_of(request: &PartitionRequest<'_>, group: &[usize]) -> Result<Cut, CutErr
     })
 }
 
-/// Returns the cut of a group with the numbers that its devices have among all.
+/// Cut of a group with the numbers that its devices have among all.
 fn of_all(cut: Result<Cut, CutError>, group: &[usize]) -> Result<Cut, CutError> {
     match cut {
         Ok(cut) => {
@@ -249,7 +249,7 @@ pub fn stage_seconds(
     stages_s
 }
 
-/// Returns the seconds of a chunk on one device, with the cuts beside it.
+/// Seconds of a chunk on one device, with the cuts beside it.
 fn chunk_s(times: &[BlockTimes], cut_s: &[f64], run: &Range<u32>) -> f64 {
     let start = run.start as usize;
     let end = run.end as usize;

@@ -136,7 +136,7 @@ fn without_collectives(program: &Program) -> Program {
     program
 }
 
-/// Returns the pass that a span of the timeline shows, if it is one.
+/// Pass that a span of the timeline shows, if it is one.
 fn priced(plan: &Plan, span: &VirtualSpan) -> Option<PricedSpan> {
     let (segment, micro_batch) = span.run?;
     let Segment { phase, block, .. } = plan.segments[segment.index()];

@@ -57,14 +57,13 @@ pub fn require_fit(schedule: PipelineSchedule, shape: PipelineShape) -> Result<(
     }
 }
 
-/// Returns the count with its verb.
+/// Count with its verb.
 fn count(micro_batches: usize) -> String {
     let verb = if micro_batches == 1 { "is" } else { "are" };
     format!("{verb} {micro_batches}")
 }
 
-/// Returns the nearest multiples of `stages` below and above, or only the one above if there is
-/// none below.
+/// Nearest multiples of `stages` below and above; only the one above if 0 is below.
 fn nearest_multiples(stages: usize, micro_batches: usize) -> String {
     let below = micro_batches / stages * stages;
     let above = below.saturating_add(stages);

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::StagePass::{Backward, BackwardInput, BackwardWeight, Forward};
 use super::*;
 
-/// Lists of all stages.
 type Lists = Vec<Vec<StageWork>>;
 
 fn lists_of(schedule: PipelineSchedule, shape: PipelineShape) -> Lists {
@@ -41,7 +40,7 @@ fn duration(work: StageWork, shape: PipelineShape, times: StageTimes) -> f64 {
     whole / shape.chunks as f64
 }
 
-/// The moments at which works are over: by direction, chunk of the model and micro-batch.
+/// The times at which works end: by direction, chunk of the model and micro-batch.
 #[derive(Default)]
 struct Ends {
     forward: BTreeMap<(usize, usize), f64>,
@@ -49,7 +48,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// The moment at which everything that a stage's work reads is there, if all of it is run.
+    /// The time at which all inputs of a stage's work are ready, if all of them are computed.
     fn ready(&self, work: StageWork, shape: PipelineShape, stage: usize) -> Option<f64> {
         let chunk = work.chunk * shape.stages + stage;
         let forward = |chunk| self.forward.get(&(chunk, work.micro_batch)).copied();
@@ -99,7 +98,6 @@ fn simulate(lists: &Lists, shape: PipelineShape, times: StageTimes) -> Result<f6
     }
 }
 
-/// The passes of the schedule.
 fn passes(schedule: PipelineSchedule) -> &'static [StagePass] {
     if schedule.is_split() {
         &[Forward, BackwardInput, BackwardWeight]

@@ -176,7 +176,7 @@ impl CoordinatorThread {
         }
     }
 
-    /// Returns the premature verdict of `SeededBug::CommitsEarly`, if that bug is seeded and due.
+    /// Premature verdict of `SeededBug::CommitsEarly`, if that bug is seeded and due.
     fn commit_early(&mut self, vote: &Vote) -> ToRanks {
         if self.seeded_bug != Some(SeededBug::CommitsEarly) {
             return Vec::new();

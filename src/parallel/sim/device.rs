@@ -132,7 +132,7 @@ impl VirtualDevice {
         self.free_at = self.free_at.max(now).saturating_add(takes);
     }
 
-    /// Returns the time at which all queued commands and uploads are over, but not readbacks.
+    /// Time at which all queued commands and uploads are over, but not readbacks.
     pub(crate) fn idle_at(&self) -> Nanos {
         let mut idle_at = self.free_at;
         for uploaded_at in self.uploaded_at {
@@ -198,8 +198,7 @@ impl VirtualDevice {
         spans
     }
 
-    /// Returns the time at which the next readback completes; `None` if there is none, or if it
-    /// has no slot.
+    /// Time at which the next readback completes; `None` without a readback, or if it has no slot.
     pub(crate) fn next_done_at(&self) -> Option<Nanos> {
         self.reads.front()?.done_at
     }

@@ -85,7 +85,6 @@ impl Driver<'_> {
         }
     }
 
-    /// Returns true if the thread has neither a step nor a job.
     pub(crate) fn is_between_steps(&self) -> bool {
         self.interpreter.is_none() && self.job.is_none()
     }
@@ -288,7 +287,7 @@ impl<'a> Simulation<'a> {
         true
     }
 
-    /// Returns the time that the device needs for an action; `None` if it has no part in it.
+    /// Time that the device needs for an action; `None` if it has no part in it.
     fn takes(&mut self, rank: Rank, action: &Action) -> Option<Nanos> {
         let costs = &self.scenario.costs[rank.index()];
         let seconds = match *action {
@@ -306,7 +305,6 @@ impl<'a> Simulation<'a> {
         Some(nanos(seconds) + self.jitter())
     }
 
-    /// Returns the elements of a bucket that a rank updates.
     fn owned(&self, rank: Rank, bucket: BucketId) -> Range<usize> {
         match self.virtual_ranks[rank.index()].positions.of(bucket) {
             Some(position) => self.scenario.layout.shard(bucket, position),
@@ -377,7 +375,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the squares of the gradients that no other rank holds.
+    /// Squares of the gradients that no other rank holds.
     fn alone(&self, rank: Rank) -> Vec<GradientSquares> {
         let Some(plan) = &self.scenario.parts[rank.index()].plan else { return Vec::new() };
         let virtual_rank = &self.virtual_ranks[rank.index()];

@@ -108,7 +108,7 @@ impl TensorMemory {
         self.plan.graph.tensor(tensor.tensor).shape.elements(tensor.rows)
     }
 
-    /// Returns the slot of a tensor and the copy that its micro-batch uses, if it is in a slot.
+    /// Slot of a tensor and the copy that its micro-batch uses, if it is in a slot.
     fn copy(&self, tensor: TensorOf) -> Option<(SlotId, usize)> {
         let is_kept = self.plan.graph.tensor(tensor.tensor).role != Role::Loss;
         match self.plan.place(tensor.tensor) {

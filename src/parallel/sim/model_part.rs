@@ -34,7 +34,7 @@ impl ModelPart {
     }
 }
 
-/// Returns the buckets to whose gradients the nodes of a segment add.
+/// Buckets to whose gradients the nodes of a segment add.
 fn gradients_of(plan: &Plan, segment: &Segment) -> Vec<BucketId> {
     let mut buckets = Vec::new();
     if !plan.holds_block(segment.block) {

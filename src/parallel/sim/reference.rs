@@ -29,7 +29,6 @@ pub fn reference(scenario: &Scenario) -> Vec<Buckets> {
     after
 }
 
-/// Returns the number of samples in the global batch.
 fn samples(scenario: &Scenario) -> u32 {
     let mut samples = 0;
     for (program, part) in scenario.programs.iter().zip(&scenario.parts) {
@@ -56,7 +55,7 @@ fn is_skipped(scenario: &Scenario, step: u64) -> bool {
     false
 }
 
-/// Returns the gradients of a bucket, summed over the ranks that hold it.
+/// Gradients of a bucket, summed over the ranks that hold it.
 fn sums(
     scenario: &Scenario,
     seed: u64,
@@ -73,7 +72,7 @@ fn sums(
         .collect()
 }
 
-/// Returns the gradients of a bucket, summed over the segments and samples that a rank runs.
+/// Gradients of a bucket, summed over the segments and samples that a rank runs.
 fn rank_gradients(
     scenario: &Scenario,
     seed: u64,

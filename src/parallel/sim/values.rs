@@ -32,7 +32,7 @@ pub(super) fn sample_gradient(key: u64, index: usize, parameter: f32) -> f32 {
     number(mix(key.wrapping_add(index as u64))) * (1.0 + 0.125 * parameter)
 }
 
-/// Returns the key of a segment's contribution to the gradients of one bucket for one sample.
+/// Key of a segment's contribution to the gradients of one bucket for one sample.
 pub(super) fn sample_key(
     seed: u64,
     step: u64,
@@ -72,7 +72,6 @@ pub(super) fn updated(parameter: f32, gradient: f32, scale: f32) -> f32 {
     parameter - LEARNING_RATE * (gradient * scale)
 }
 
-/// Returns the parameters before the first step.
 pub(super) fn initial(seed: u64, lengths: &[usize]) -> Buckets {
     let mut buckets = Vec::with_capacity(lengths.len());
     for (bucket, &length) in lengths.iter().enumerate() {
@@ -206,13 +205,13 @@ impl Model {
         self.parameters[bucket.index()][range].copy_from_slice(values);
     }
 
-    /// Returns the part of a range that is stored: nothing, if there are no values.
+    /// The part of a range that is stored: nothing, if there are no values.
     fn held(&self, range: Range<usize>) -> Range<usize> {
         if self.seed.is_some() { range } else { 0..0 }
     }
 }
 
-/// Returns the sum of the squares of values, and the number of non-finite ones.
+/// Sum of the squares of values, and the number of non-finite ones.
 pub(super) fn squares_of(values: &[f32]) -> (f64, u64) {
     let squares = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
     (squares, values.iter().filter(|value| !value.is_finite()).count() as u64)

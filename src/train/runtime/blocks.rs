@@ -73,7 +73,7 @@ fn block_form(graph: &Graph, block: u32) -> Vec<NodeForm> {
     nodes
 }
 
-/// Returns the forms of a node's tensors; `numbers` has those of the block so far.
+/// Forms of a node's tensors; `numbers` numbers the tensors of the block so far.
 fn tensor_forms(
     graph: &Graph,
     tensors: &[TensorId],

@@ -257,12 +257,10 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Returns the time between two polls of the heartbeat.
     pub(crate) fn poll_interval(&self) -> Duration {
         Duration::from_nanos(check_interval(nanos(self.deadline)))
     }
 
-    /// Returns true if the last heartbeat is longer ago than the deadline.
     pub(crate) fn is_expired(&mut self) -> bool {
         if self.heartbeat.count() != self.ticks {
             self.ticks = self.heartbeat.count();
@@ -324,7 +322,6 @@ mod tests {
         drop(release);
     }
 
-    /// Returns the names of the threads of this process that begin with `start`.
     #[cfg(target_os = "linux")]
     fn threads_named(start: &str) -> Vec<String> {
         let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
@@ -391,8 +388,8 @@ mod tests {
             }
         };
         let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
-        // Pages that the process has in memory, and its threads, of which those of a device end a
-        // little later: all of them, not only those of its pool.
+        // Pages that the process has in memory, and its threads. All threads of a device end a
+        // little later, not only the threads of its pool.
         let held = || {
             let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
             let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();

@@ -66,7 +66,6 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Returns the error of a request without a possible placement.
     pub(crate) fn unplaceable(why: impl fmt::Display) -> Self {
         Self::Unplaceable(Wording::new(why))
     }
@@ -88,7 +87,7 @@ impl RuntimeError {
         )
     }
 
-    /// Returns the error as that of one of `count` devices, at a position in their list, if other
+    /// Attributes the error to the device at a position in the list of `count` devices, if other
     /// devices may not have it.
     pub fn of_position(self, position: usize, count: usize) -> Self {
         let is_not_open = matches!(self, Self::Device(DeviceError::Open { .. }));

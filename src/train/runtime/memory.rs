@@ -84,7 +84,7 @@ pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     memory(plan, moments).peak().saturating_add(beside_tensors(selection, plan, moments))
 }
 
-/// Returns the bytes of a device's memory that a plan needs besides its tensors.
+/// Bytes of a device's memory that a plan needs besides its tensors.
 pub(crate) fn beside_tensors(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     match selection {
         Selection::Cpu { .. } => {
@@ -130,8 +130,8 @@ pub(crate) fn require_on(
             basis,
         }),
         Some(_) => Ok(None),
-        // The host's memory is checked for all devices together, and that of another node's device
-        // by that node.
+        // The host's memory is checked for all devices together, and another node checks the memory
+        // of its devices.
         None if matches!(selection, Selection::Cpu { .. } | Selection::Offered(_)) => Ok(None),
         None => Ok(Some(format!(
             "{name} does not report how much memory it has; the run needs {} of it ({} sets it)",
@@ -256,7 +256,7 @@ mod tests {
         for part in ["78: Card:", "needs 4.", "has 4.0 MiB, as train.device_memory_mib", "micro_"] {
             assert!(refused.contains(part), "'{part}' is missing in: {refused}");
         }
-        // One byte too little is told apart.
+        // A lack of one byte shows in the figures.
         let error = require_of(Some(2 << 20), (2 << 20) + 1).unwrap_err().to_string();
         assert!(error.contains("needs 2.1 MiB of memory and 2.0 MiB are available"), "{error}");
         assert!(require(0).is_ok() && require_of(None, usize::MAX).is_ok());

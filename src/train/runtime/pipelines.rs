@@ -81,7 +81,7 @@ impl OutputPass {
         Ok((values, read_states(device, &pass)?))
     }
 
-    /// Returns the block that does not run.
+    /// Block that does not run.
     fn left_out(&self, graph: &Graph) -> Option<u32> {
         if self.parts.is_empty() { graph.block_of(self.output) } else { None }
     }
@@ -191,7 +191,7 @@ struct WalkedSegment {
     reduced: Option<(Reduction, Vec<TensorId>)>,
 }
 
-/// Returns the all-reduce at the end of a segment, if there is one, with its tensors.
+/// All-reduce at the end of a segment, if there is one, with its tensors.
 fn reduced_by(plan: &Plan, segment: SegmentId) -> Option<(Reduction, Vec<TensorId>)> {
     let nodes = plan.segments[segment.index()].nodes.clone();
     let last = plan.graph.nodes[nodes].last()?;
@@ -256,13 +256,13 @@ impl ModelPipelines {
         self.stages.first().map_or(1, PipelineRanks::stages)
     }
 
-    /// Returns the ranks of a pipeline with a block, in the order of the tensor group.
+    /// Ranks of a pipeline with a block, in the order of the tensor group.
     fn group_of(&self, pipeline: usize, block: u32) -> &[Rank] {
         let stage = self.stage_of_block[pipeline][block as usize];
         &self.stages[pipeline].groups[stage as usize]
     }
 
-    /// Returns the ranks of a pipeline that compute a tensor, in the order of the tensor group.
+    /// Ranks of a pipeline that compute a tensor, in the order of the tensor group.
     fn group_with(&self, pipeline: usize, tensor: TensorId) -> Option<&[Rank]> {
         let block = self.block_of_tensor[self.graph().root(tensor).index()]?;
         Some(self.group_of(pipeline, block))
@@ -469,12 +469,11 @@ impl ModelPipelines {
         columns
     }
 
-    /// Returns the last dimension of an output over all ranks of a tensor group.
+    /// The last dimension of an output over all ranks of a tensor group.
     fn width_of(&self, output: TensorId) -> usize {
         self.columns_of(output).iter().flatten().map(|range| range.end).max().unwrap_or(0)
     }
 
-    /// Returns the number of rows of an output for one sample.
     fn output_rows(&self, output: TensorId) -> usize {
         let shape = &self.graph().tensor(output).shape;
         shape.elements(1) / shape.last().max(1)
@@ -640,7 +639,7 @@ impl ModelPipelines {
         WalkedSegment { member, rank, nodes, foreign, reduced: reduced_by(plan, id) }
     }
 
-    /// Returns the tensors that nodes of a rank read from another rank.
+    /// Tensors that nodes of a rank read from another rank.
     fn foreign_inputs(
         &self,
         pipeline: usize,
@@ -776,7 +775,7 @@ fn writers(graph: &Graph) -> Vec<Option<u32>> {
 mod tests {
     use super::*;
 
-    /// Three rows of five columns, of which one rank has the columns 0, 1 and 4, and one the rest.
+    /// Three rows of five columns: one rank has the columns 0, 1 and 4, the other the rest.
     #[test]
     fn parts_of_an_output_are_gathered_from_the_columns_of_ranks() {
         let columns = [vec![0..2, 4..5], vec![2..3, 3..4]];

@@ -9,7 +9,7 @@ use potluck_core::{BucketId, Position, Rank};
 use potluck_graph::Plan;
 use potluck_kernels::exec::BucketTensor;
 
-/// Rank whose parameters differ from those of the other ranks.
+/// Rank whose parameters differ from the other ranks'.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaMismatch {
     pub rank: Rank,
@@ -18,8 +18,8 @@ pub struct ReplicaMismatch {
 }
 
 /// Compares the parameters of each bucket on all of its ranks; with `repair`, overwrites differing
-/// ones. The reference value is that of the majority, or without a majority that of the owner, the
-/// rank that updates it.
+/// ones. The majority's value is the reference, or without a majority the owner's: the rank that
+/// updates it.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails.
@@ -112,7 +112,7 @@ fn differences(
     Ok(found)
 }
 
-/// Returns the most common value, and its count.
+/// The most common value, and its count.
 fn most_common<V: Copy + Eq + std::hash::Hash + Ord>(
     values: impl Iterator<Item = V>,
 ) -> Option<(V, usize)> {
@@ -146,7 +146,7 @@ fn majority(group: &WorkerGroup, bucket: BucketId, held: &[Vec<f32>]) -> Majorit
     Majority { values, is_voted }
 }
 
-/// Returns the position that updates an element of a bucket, or else the first one.
+/// Position that updates an element of a bucket, or else the first one.
 fn owner_of(group: &WorkerGroup, bucket: BucketId, index: usize) -> Position {
     for (position, _) in group.groups().of(bucket).iter() {
         if group.layout().shard(bucket, position).contains(&index) {
@@ -156,7 +156,7 @@ fn owner_of(group: &WorkerGroup, bucket: BucketId, index: usize) -> Position {
     Position(0)
 }
 
-/// Returns the tensors of a bucket that differ in any bit.
+/// Tensors of a bucket that differ in any bit.
 fn differing(plan: &Plan, bucket: BucketId, values: &[f32], truth: &[f32]) -> Vec<String> {
     let mut found = Vec::new();
     for &(id, start) in &plan.buckets[bucket.index()].parameters {

@@ -527,7 +527,6 @@ impl<'a> Performer<'a> {
         self.peers.wait_event(self.device, self.awaited, &mut self.waited)
     }
 
-    /// Reports an event to the interpreter.
     fn report(&mut self, interpreter: &mut Interpreter, event: Event) -> Result<(), DeviceError> {
         if let Event::Verdict(verdict) = &event {
             self.verdict = Some(verdict.clone());
@@ -612,7 +611,7 @@ pub(crate) fn read_states(
     Ok(states)
 }
 
-/// Returns the context of a forward pass of `rows` samples without dropout.
+/// Context of a forward pass of `rows` samples without dropout.
 pub(crate) fn inference_pass(rows: usize) -> PassContext {
     let random = RandomContext { step_key: Key::new(0), training: false };
     PassContext { micro_batch: 0, rows, loss_scale: 1.0, random }

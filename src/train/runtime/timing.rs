@@ -105,7 +105,7 @@ pub(crate) struct BatchToSplit<'a> {
     pub rows: &'a [u32],
     /// Minimum number of samples of a device.
     pub rows_min: u32,
-    /// True to use all devices, also those that make a step longer.
+    /// True to use all devices, even if some make a step longer.
     pub(crate) takes_all: bool,
     /// Network between the devices, if they are on several nodes.
     pub(crate) network: Option<&'a Network>,
@@ -116,7 +116,7 @@ pub(crate) struct Network {
     pub links: RingLinks,
     /// Number of the node of each device.
     pub node_of_device: Vec<u32>,
-    /// Bytes of the gradients, which are also those of updated parameters.
+    /// Bytes of the gradients, and also of the updated parameters.
     pub gradient_bytes: f64,
     /// True if gradients are sent during the backward pass, and parameters during the forward pass
     /// of the next step.
@@ -140,7 +140,6 @@ const HIDDEN: f64 = 0.5;
 const HIDDEN_GATHER: f64 = 0.25;
 
 impl Network {
-    /// Returns the nodes of devices.
     fn nodes(&self, set: &[usize]) -> Vec<u32> {
         set.iter().map(|device| self.node_of_device[*device]).collect()
     }
@@ -179,7 +178,7 @@ impl Network {
 
 /// Times devices on micro-batches of `probe`, selects the fastest set of them unless all are used,
 /// and divides a batch among them. Concurrent timings take at most `timeout`. Only sets of devices
-/// that `hold` the moments of their shards are selected; returns `None` if there is none.
+/// that `hold` the moments of their shards are selected; returns `None` without such a set.
 ///
 /// # Errors
 /// Returns the first device that fails, with its error.
@@ -341,7 +340,7 @@ impl SetTimer<'_> {
     }
 
     /// Returns the seconds that a step waits for the network between working devices; `counts` and
-    /// `speeds` are those of all devices of a set.
+    /// `speeds` have an entry per device of a set.
     fn network_s(&self, working: &[usize], counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
         let Some(network) = self.network else { return 0.0 };
         let mut last_s = f64::INFINITY;
@@ -431,7 +430,7 @@ fn time_alone(
     Ok(SoloTiming { speed, full_s, exchange_s: device.time_exchange()? })
 }
 
-/// Returns the seconds of forward and backward on `rows` rows, by [`Executor::time_micro_batch`].
+/// Seconds of forward and backward on `rows` rows, by [`Executor::time_micro_batch`].
 fn run_timed(
     device: &mut dyn Executor,
     probe: &Probe,

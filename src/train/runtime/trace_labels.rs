@@ -92,7 +92,6 @@ impl TraceLabels {
     }
 }
 
-/// Returns the stage of a rank in its pipeline.
 fn stage_of(pipelines: &[PipelineRanks], rank: Rank) -> usize {
     for pipeline in pipelines {
         if let Some(stage) = pipeline.groups.iter().position(|group| group.contains(&rank)) {

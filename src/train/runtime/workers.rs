@@ -54,12 +54,11 @@ enum GroupEnd {
     Closed,
 }
 
-/// Failure of a step.
 #[derive(Clone, Debug)]
 pub(crate) struct StepFailure {
     /// First device that failed, with its error.
     first: (Rank, DeviceError),
-    /// All ranks whose devices failed; those of the others still answer.
+    /// All ranks whose devices failed; the other devices still answer.
     failed: Vec<Rank>,
     /// True if the devices had begun to update their parameters.
     has_begun_update: bool,
@@ -75,8 +74,8 @@ pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize)
 }
 
 impl WorkerGroup {
-    /// Starts a worker group of device threads, whose order is that of ranks. Each bucket of
-    /// `layout` is held by the ranks of its group. A single device needs no ring thread.
+    /// Starts a worker group of device threads, in the order of ranks. Each bucket of `layout` is
+    /// held by the ranks of its group. A single device needs no ring thread.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a thread cannot be started.
@@ -88,7 +87,7 @@ impl WorkerGroup {
     ) -> Result<Self, RuntimeError> {
         // Per rank its vote and its end.
         let inbox = Mailbox::new(2 * drivers.len() + 2);
-        // In one process, the rounds of another group never meet those of this one.
+        // In one process, messages of different groups never meet.
         let is_spread = drivers.iter().any(|driver| driver.remote().is_some());
         let generation = if is_spread { remote::next_generation() } else { 0 };
         let options = options.clone();
@@ -279,13 +278,13 @@ impl WorkerGroup {
         self.round
     }
 
-    /// Returns the longest time for which a device may be silent.
+    /// The longest time for which a device may be silent.
     fn deadline(&self) -> Nanos {
         let deadlines = self.workers.iter().map(|worker| worker.driver.deadline());
         deadlines.min().map_or(Nanos::MAX, nanos)
     }
 
-    /// Returns the round of the inputs, which must be one for all ranks, and later than the last.
+    /// Round of the inputs, which must be one for all ranks, and later than the last.
     fn begin_round(&mut self, inputs: &[Arc<StepInput>]) -> Result<Round, RuntimeError> {
         let world = self.world();
         let round = inputs.first().map_or(self.round, |input| input.round);

@@ -23,7 +23,7 @@ fn bits_of(tensors: &[NamedTensor]) -> Vec<u32> {
     tensors.iter().flat_map(|tensor| &tensor.values).map(|value| value.to_bits()).collect()
 }
 
-/// Asserts that the trainer's averages are those of its parameters after every one of these steps.
+/// Asserts that the trainer's averages after `count` steps are the averages of its parameters.
 fn check_averages(options: &TrainerOptions, graph: Graph, count: usize) {
     let mut trainer = Trainer::new(graph, options).unwrap();
     assert_eq!(trainer.averaged_parameters().unwrap(), trainer.parameters().unwrap());
@@ -248,7 +248,7 @@ fn a_save_behind_an_evaluation_has_the_parameters() {
     for step in 1..=4 {
         undisturbed.step(&batch(step), 0.05).unwrap();
         trainer.step(&batch(step), 0.05).unwrap();
-        // Twice, of which the second finds the averages in place.
+        // The second pass finds the averages in place.
         for _ in 0..2 {
             trainer.evaluate(&waves(), Split::Validation, 0).unwrap();
         }

@@ -31,7 +31,7 @@ fn what_was_kept_before_parameters_were_set_or_restored_is_not_gone_back_to() {
     let fit = FitOptions { directory: directory.clone(), ..steps(2) };
     trainer.fit(&waves(), &fit).unwrap();
     let fitted = bits(&trainer);
-    // Nothing is set by what is refused.
+    // A refused call sets nothing.
     let wrong = NamedTensor { name: "v".into(), shape: vec![1], values: vec![1.0] };
     trainer.set_parameters(&[wrong]).unwrap_err();
     assert!(trainer.saved.is_some());
@@ -121,7 +121,7 @@ fn a_damaged_save_that_is_passed_over_is_noted() {
     assert_eq!(trainer.last_state().unwrap().meta.step, 2);
 }
 
-/// Returns the parameters after so many steps without a fault.
+/// Parameters after `count` steps without a fault.
 fn undisturbed(devices: &str, count: u64) -> Vec<u32> {
     let mut trainer = Trainer::new(wave_model(), &options(devices)).unwrap();
     trainer.fit(&waves(), &steps(count)).unwrap();
@@ -136,7 +136,7 @@ fn parameters_of_the_last_completed_step_are_read_from_the_devices_that_are_left
         assert_eq!(error.lost_rank().unwrap().0, fault.as_bytes()[fault.len() - 1] as u32 - 48);
         assert_eq!(trainer.steps(), 3);
         assert_eq!(bits(&trainer), undisturbed("cpu*3", 3), "{fault}");
-        // Nothing that writes goes on.
+        // Nothing that writes can continue.
         let again = trainer.fit(&waves(), &steps(12)).unwrap_err().to_string();
         assert_eq!(again, error.to_string());
         // All three ranks are on the processor.

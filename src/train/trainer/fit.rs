@@ -46,7 +46,7 @@ pub struct FitReport {
     pub loss: Option<f64>,
     /// Mean loss of the last evaluation of this call.
     pub val_loss: Option<f64>,
-    /// Best evaluation on these data, also of earlier calls and those before a save.
+    /// Best evaluation on these data, including earlier calls and evaluations before a save.
     pub best: Option<Best>,
     /// Its parameters, if it was in this call and `FitOptions::keep_best` is set; for
     /// [`Trainer::set_parameters`].
@@ -87,8 +87,8 @@ impl Trainer {
     /// samples consumed before it, without replacement in each epoch. If the graph carries states
     /// from step to step, each slot of the batch reads a part of the data in order, and its states
     /// are zeros at the start and after a change of the data. Two calls, also with a save between
-    /// them, have the same bits as one call, which are those of `potluck train` with the same
-    /// graph, data, seed, batch and devices.
+    /// them, have the same bits as one call, and as `potluck train` with the same graph, data,
+    /// seed, batch and devices.
     ///
     /// With `TrainerOptions::on_loss` set to [`DeviceLoss::Continue`], the loss of one of several
     /// devices is a warning, and training continues as after [`Trainer::recover`].

@@ -21,7 +21,7 @@ pub struct FitOptions {
     pub eval_every: u64,
     /// Samples per evaluation, spread over the split; 0: all.
     pub eval_samples: u64,
-    /// Task with the metrics of evaluations and the unit of steps, such as that of
+    /// Task with the metrics of evaluations and the unit of steps, such as the result of
     /// [`task_of_samples`](crate::task::task_of_samples).
     pub task: Arc<dyn Task>,
     /// Random changes of the training pictures: of the first input of the data.
@@ -46,7 +46,7 @@ pub struct FitOptions {
 }
 
 /// End of the steps of [`Trainer::fit`](crate::Trainer::fit), counted from the first step of the
-/// trainer, including those before a save and on other data. If it is reached before the first step
+/// trainer, including steps before a save and on other data. If it is reached before the first step
 /// of the call, the call takes none and emits an
 /// [`Event::Note`](potluck_core::metrics::Event::Note).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

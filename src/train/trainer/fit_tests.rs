@@ -82,7 +82,7 @@ pub fn bits(trainer: &Trainer) -> Vec<u32> {
     tensors.iter().flat_map(|tensor| &tensor.values).map(|value| value.to_bits()).collect()
 }
 
-/// Options for so many steps, with evaluations every 4 of them.
+/// Options for `count` steps, with an evaluation every 4 steps.
 pub fn steps(count: u64) -> FitOptions {
     FitOptions { eval_every: 4, ..FitOptions::constant(FitLength::Steps(count), 0.05) }
 }
@@ -182,7 +182,7 @@ fn a_callback_sees_what_happens_and_ends_the_call() {
     assert_eq!(seen.join(", "), expected);
 }
 
-/// Waves of which the samples of one split take their time.
+/// Waves; the samples of one split take their time.
 struct Slow {
     split: Split,
     ms: u64,

@@ -1,5 +1,5 @@
-//! Tests of the gradients that a trainer returns, and of losses over several devices: each is that
-//! of one device.
+//! Tests of the gradients that a trainer returns, and of losses over several devices: each equals
+//! the result of one device.
 
 use super::*;
 use crate::{PipelineOptions, Shares, TensorOptions};
@@ -52,7 +52,7 @@ const LOSSES: [(&str, LossOf); 8] = [
     }),
 ];
 
-/// Two blocks, of which a tensor group divides the hidden columns.
+/// Two blocks; a tensor group divides the hidden columns.
 fn model(loss: LossOf, dropout: f32) -> Graph {
     let mut b = Builder::new();
     b.block("first");

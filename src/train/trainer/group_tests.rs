@@ -42,7 +42,7 @@ fn trained(options: &TrainerOptions, steps: usize) -> Vec<NamedTensor> {
     trainer.parameters().unwrap()
 }
 
-/// Returns the changes from one list of parameters to another, by name.
+/// Changes from one list of parameters to another, by name.
 fn changes<'a>(from: &'a [NamedTensor], to: &[NamedTensor]) -> Vec<(&'a str, Vec<f32>)> {
     let mut changes = Vec::new();
     for (from, to) in from.iter().zip(to) {
@@ -146,7 +146,7 @@ fn a_save_has_frozen_parameters_without_moments_and_goes_on_to_the_same_bits() {
             train(trainer, 2);
         }
         assert_eq!(bits(&loaded), bits(&whole), "{devices}");
-        // What was frozen has no moments to go on with.
+        // Frozen parameters have no moments to continue with.
         let thawed = TrainerOptions { groups: Vec::new(), ..options };
         let error = Trainer::load(model(), &thawed, place.path()).err().unwrap().to_string();
         assert!(error.contains(".0"), "{error}");

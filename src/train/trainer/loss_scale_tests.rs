@@ -16,7 +16,7 @@ fn mixed(faults: &str) -> TrainerOptions {
     TrainerOptions { precision, faults: faults.parse().unwrap(), ..options("cpu*3") }
 }
 
-/// Fits so many steps; returns the loss scale of each, with true if it was skipped, and the notes.
+/// Fits `count` steps; returns the loss scale of each, with true if it was skipped, and the notes.
 fn fit(trainer: &mut Trainer, count: u64) -> (Vec<(f64, bool)>, Vec<String>) {
     let (mut scales, mut notes) = (Vec::new(), Vec::new());
     trainer
@@ -79,8 +79,8 @@ fn overflows_end_training_if_the_smallest_scale_does_not_help() {
     assert_eq!(trainer.steps(), steps_max);
 }
 
-/// The scale, a power of two, enters and leaves exactly: also by clipping, whose norm is that of
-/// the gradients without it.
+/// The scale, a power of two, enters and leaves exactly: also by clipping, which uses the norm of
+/// the unscaled gradients.
 #[test]
 fn steps_with_a_loss_scale_have_the_bits_of_steps_without() {
     for (devices, stages, ranks) in

@@ -32,7 +32,7 @@ pub(crate) struct OpenedSession {
 
 /// Inputs for the opening of devices, besides the options of a trainer.
 pub(crate) struct Opening<'a> {
-    /// Other nodes, whose devices follow those of the options.
+    /// Other nodes; their devices follow the devices of the options.
     pub nodes: &'a RemoteNodes,
     /// Inputs of a micro-batch for the timing of devices.
     pub probe: Probe,
@@ -135,12 +135,12 @@ pub(super) fn source(
     Ok(source)
 }
 
-/// Returns the probe of a source at a step: inputs of its first samples.
+/// Probe of a source at a step: inputs of its first samples.
 pub(crate) fn probe_of(source: BatchSource, step: u64) -> Probe {
     Arc::new(move |rows| source.probe(step, rows as u32))
 }
 
-/// Returns the probe of inputs of zeros, with numbered samples.
+/// Probe of inputs of zeros, with numbered samples.
 fn probe_of_zeros(graph: &Graph) -> Probe {
     let mut inputs = Vec::with_capacity(graph.inputs.len());
     for (name, id) in &graph.inputs {

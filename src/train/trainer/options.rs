@@ -35,8 +35,8 @@ pub struct TrainerOptions {
     /// evaluations and predictions; 0: none. At least 0, and below 1. The average is a copy of the
     /// parameters after the first update, and moves by `1 - ema` of the distance to them in each
     /// later one, as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn(ema)`. It needs 4 bytes
-    /// per parameter, divided among the devices. Running averages of batch normalization are those
-    /// of training.
+    /// per parameter, divided among the devices. Running averages of batch normalization stay as in
+    /// training.
     pub ema: f64,
     /// Groups of parameters with other rates, or frozen; the first matching group applies.
     pub groups: Vec<ParameterGroup>,
@@ -189,7 +189,6 @@ impl TrainerOptions {
         Ok(())
     }
 
-    /// Returns the training graph of a forward graph.
     pub(crate) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
         let forward = assign_groups(forward, &self.groups)?;
         let training = ModelGraph::training(forward, self.fuse)?;
@@ -199,7 +198,6 @@ impl TrainerOptions {
         Ok(if self.pipeline.has_stages() { training } else { training.with_merged_backward() })
     }
 
-    /// Returns true if the shares are measured.
     fn is_measured(&self) -> bool {
         let is_divided = self.pipeline.has_stages() || self.tensor.has_groups();
         self.shares.are_measured() && (!is_divided || self.measures_pipelines)
@@ -229,7 +227,7 @@ impl TrainerOptions {
     }
 
     /// Returns the request for the devices of a new trainer, without inputs for their timing;
-    /// `parallel` is that of [`TrainerOptions::parallel`].
+    /// `parallel` is from [`TrainerOptions::parallel`].
     pub fn placement_request<'a>(
         &'a self,
         parallel: &'a ParallelOptions,

@@ -29,7 +29,8 @@ impl Trainer {
     /// Returns the parameter of a name.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is none, and the errors of [`Trainer::parameters`].
+    /// Returns `TrainError` if no parameter has this name, and the errors of
+    /// [`Trainer::parameters`].
     pub fn parameter(&self, name: &str) -> Result<NamedTensor, TrainError> {
         let found = self.parameters()?.into_iter().find(|tensor| tensor.name == name);
         found.ok_or_else(|| unknown_parameter(self.graph(), name).of_library())

@@ -36,7 +36,7 @@ impl FailedOpening {
         Self { error, left: None }
     }
 
-    /// Returns the failure of devices before there is a placement: ranks are positions.
+    /// Failure of devices before there is a placement: ranks are positions.
     pub(crate) fn unplaced(
         error: TrainError,
         without: impl FnOnce(usize) -> Option<LeftDevices>,
@@ -46,7 +46,7 @@ impl FailedOpening {
     }
 }
 
-/// Returns the file of the trace after a recovery at a step: the earlier file is kept.
+/// File of the trace after a recovery at a step: the earlier file is kept.
 pub(crate) fn trace_from(trace: Option<&Path>, step: u64) -> Option<PathBuf> {
     trace.map(|path| files::beside(path, &format!(".from-{step}")))
 }
@@ -149,7 +149,7 @@ impl Trainer {
         }
     }
 
-    /// Returns the last saved state that can be read.
+    /// The last saved state that can be read.
     pub(super) fn last_state(&mut self) -> Result<Arc<Checkpoint>, TrainError> {
         let in_memory_at = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
         let saved = self.saved.clone().filter(|(step, _)| in_memory_at < Some(*step));

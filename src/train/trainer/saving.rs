@@ -35,13 +35,12 @@ impl Trainer {
 
     /// Opens the devices for a forward graph and restores a save. With the same graph, options and
     /// devices, further steps have the same bits as without the interruption. Measured shares are
-    /// those of the save unless the devices differ or `options.retune` is set.
+    /// taken from the save unless the devices differ or `options.retune` is set.
     ///
-    /// `directory` is a directory of saves, whose newest valid one is used, or that of a single
-    /// checkpoint.
+    /// `directory` holds saves, and the newest valid one is used, or is a single checkpoint.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no valid save, if it is that of another model, with the
+    /// Returns `TrainError` if there is no valid save, if it belongs to another model, with the
     /// name of a tensor, and the errors of [`Trainer::new`].
     pub fn load(
         forward: Graph,
@@ -72,7 +71,7 @@ impl Trainer {
     /// shares. [`Trainer::recover`] needs a save after that.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no valid save, if it is that of another model, or if a
+    /// Returns `TrainError` if there is no valid save, if it belongs to another model, or if a
     /// device fails or has failed.
     pub fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
         let restored = self.go_to(directory);
@@ -108,7 +107,7 @@ impl Trainer {
         Err(TrainError::WorthlessSave { name: name.clone(), step: checkpoint.meta.step, saved })
     }
 
-    /// Returns the path of the last save in a directory, or that of its first one.
+    /// Path of the last save in a directory, or else of step 0's.
     pub(crate) fn last_save_in(&self, directory: &Path) -> PathBuf {
         let step = match &self.saved {
             Some((step, _)) => *step,
@@ -141,7 +140,6 @@ impl Trainer {
         Ok(kept)
     }
 
-    /// Returns the state between two steps.
     pub(super) fn checkpoint(&self) -> Result<Checkpoint, TrainError> {
         let SessionState { parameters, moments, averages } = self.session.state()?;
         let StepsTaken { steps, updates } = self.session.taken;

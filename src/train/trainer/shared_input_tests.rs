@@ -41,7 +41,7 @@ fn model(are_shared: bool) -> Graph {
     b.finish()
 }
 
-/// Returns the batch of a step, for so many copies of what samples share.
+/// Batch of a step, with `copies` copies of the inputs that samples share.
 fn batch(step: usize, copies: usize) -> [(&'static str, HostTensor); 5] {
     let values = |n: usize| (0..n).map(|i| ((i + 5 * step) as f32 * 0.7).sin()).collect();
     let mask = [1.0, 0.0, 0.5, 1.0].repeat(copies);

@@ -92,7 +92,7 @@ fn a_save_with_running_averages_of_another_kind_is_refused() {
     assert!(told.contains("those of adam there, and rmsprop has others"), "{told}");
     let adam = Optimizer::Adam { beta1: 0.8, beta2: 0.9, eps: 1e-8, weight_decay: 0.0 };
     Trainer::load(model("v", 4), &of(adam), place.path()).unwrap();
-    // What keeps none leaves those that are there.
+    // An optimizer without moments ignores the saved ones.
     let plain = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
     Trainer::load(model("v", 4), &of(plain), place.path()).unwrap();
 }

@@ -93,7 +93,7 @@ pub(crate) struct Fit {
 /// Time in which requests of several nodes count as one request of a job manager to all nodes.
 const ASKED_AT_ONCE: Duration = Duration::from_secs(2);
 
-/// Returns the time between saves of this duration, such that they take at most 5 % of the time.
+/// Time between saves of this duration, such that they take at most 5 % of the time.
 fn time_between_saves(wanted: Duration, took: Duration) -> Duration {
     wanted.max(took * 19)
 }
@@ -118,7 +118,6 @@ impl Fit {
         }
     }
 
-    /// Returns true if a save is due by the clock.
     fn is_save_due_by_time(&self) -> bool {
         let Some(interval) = self.options.save_interval else { return false };
         let (ended, took) = self.last_save;
@@ -154,7 +153,7 @@ impl Fit {
 }
 
 impl Trainer {
-    /// Starts to load the inputs of the next steps up to `last`, except for those that other nodes
+    /// Starts to load the inputs of the next steps up to `last`, except for inputs that other nodes
     /// read.
     pub(crate) fn loader(&self, source: &BatchSource, last: u64) -> Result<Loader, TrainError> {
         let ranks = self.session.loaded_ranks();

@@ -27,7 +27,7 @@ impl Ranged for TickAxis {
     }
 
     fn key_points<H: KeyPointHint>(&self, hint: H) -> Vec<f64> {
-        // There are no further ticks between those with labels.
+        // Only ticks with labels are drawn.
         let is_labelled = matches!(hint.weight(), KeyPointWeight::Bold);
         if is_labelled { self.ticks.clone() } else { Vec::new() }
     }
@@ -108,12 +108,12 @@ impl TickAxis {
     }
 }
 
-/// Returns the power of ten of a value's first digit.
+/// Power of ten of a value's first digit.
 fn power(value: f64) -> i32 {
     value.abs().log10().floor() as i32
 }
 
-/// Returns the least of 1, 2 and 5 times a power of ten that is not less than `least`.
+/// The least of 1, 2 and 5 times a power of ten that is not less than `least`.
 fn round_distance(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let round = [1.0, 2.0, 5.0].map(|factor| factor * power);

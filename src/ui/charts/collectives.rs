@@ -49,7 +49,7 @@ pub fn draw(report: &Report) -> io::Result<String> {
     })
 }
 
-/// Returns the measured points by number of ranks; points of the copy have number 0.
+/// Measured points by number of ranks; points of the copy have number 0.
 fn measured(report: &Report) -> BTreeMap<usize, Points> {
     let mut measured: BTreeMap<usize, Points> = BTreeMap::new();
     for device in &report.devices {

@@ -71,7 +71,7 @@ pub fn draw(curves: &Curves, title: &str) -> io::Result<String> {
     document(WIDTH, height, |root| draw_panels(root, &panels, &steps(curves), title))
 }
 
-/// Returns the panels that have points, from top to bottom.
+/// Panels that have points, from top to bottom.
 fn panels(curves: &Curves) -> Vec<Panel<'_>> {
     use CurveStyle::{Marked, Noisy, Plain};
     let loss = NamedCurve { name: "training loss", curve: &curves.loss, color: BLUE, style: Noisy };
@@ -91,7 +91,7 @@ fn panels(curves: &Curves) -> Vec<Panel<'_>> {
     panels
 }
 
-/// Returns the steps of all curves, as a range that is not empty.
+/// Steps of all curves, as a range that is not empty.
 fn steps(curves: &Curves) -> Range<f64> {
     let mut all: Option<Range<f64>> = None;
     for curve in curves.all() {
@@ -184,7 +184,7 @@ fn lines(named: &NamedCurve<'_>) -> Vec<PlotLine> {
     vec![plain]
 }
 
-/// Returns the range of a panel's values with some space around them; it is not empty.
+/// Range of a panel's values with some space around them; it is not empty.
 fn values(panel: &Panel<'_>) -> Range<f64> {
     let mut most = f64::NEG_INFINITY;
     let mut least = f64::INFINITY;
@@ -250,7 +250,7 @@ fn value_text(value: f64) -> String {
     }
 }
 
-/// Returns a number without the zeros at the end of its fraction.
+/// A number without the zeros at the end of its fraction.
 fn without_zeros(number: &str) -> &str {
     if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// Returns the points of the polylines of a colour, in units.
+    /// Points of the polylines of a colour, in units.
     fn polylines(svg: &str, color: &str) -> Vec<Vec<(f64, f64)>> {
         let begin = |line: &&str| line.starts_with("<polyline") && line.contains(color);
         let points = |line: &str| {

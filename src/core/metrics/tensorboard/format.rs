@@ -26,7 +26,7 @@ pub enum EventContent {
     Scalars(Vec<(String, f64)>),
 }
 
-/// Returns the checksum of bytes as TFRecord stores it.
+/// Checksum of bytes as TFRecord stores it.
 fn masked_crc(bytes: &[u8]) -> u32 {
     CRC32C.checksum(bytes).rotate_right(15).wrapping_add(MASK)
 }
@@ -40,7 +40,7 @@ pub fn record(bytes: &[u8]) -> Vec<u8> {
     parts.concat()
 }
 
-/// Returns the bytes of an event at a time in seconds since 1970 and a step.
+/// Returns the bytes of an event of a step; `wall_time_s` is in seconds since 1970.
 pub fn event(wall_time_s: f64, step: u64, content: &EventContent) -> Vec<u8> {
     let event = WireMessage::default().double(1, wall_time_s).integer(2, step);
     match content {
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(masked_crc(&[0; 32]), 0x0fd7_fffa);
     }
 
-    /// The records are those that TensorBoard's own `event_pb2` and `RecordWriter` write.
+    /// TensorBoard's own `event_pb2` and `RecordWriter` write the same records.
     #[test]
     fn events_have_the_bytes_of_the_reference() {
         let version = concat!(

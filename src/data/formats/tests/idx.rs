@@ -8,7 +8,6 @@ use super::*;
 use crate::formats::{load_for_evaluation, load_for_prediction};
 use crate::{DataFile, Features};
 
-/// Returns an IDX file.
 pub(in crate::formats) fn idx(dims: &[u32], values: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, 8, dims.len() as u8];
     bytes.extend(dims.iter().flat_map(|size| size.to_be_bytes()));
@@ -106,7 +105,7 @@ fn a_model_is_evaluated_on_the_held_out_set_or_the_file_that_is_named() {
     assert!(refused.to_string().contains("has no labels beside it"), "{refused}");
 }
 
-/// Returns the message about one image that is damaged, with a label that is sound.
+/// Message about one image that is damaged, with a label that is sound.
 fn of_images(images: &[u8]) -> String {
     let labels = idx(&[1], &[0]);
     let message = refusal(SampleFormat::Idx, &[(IMAGES, images), (LABELS, &labels)], "");

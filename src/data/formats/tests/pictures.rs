@@ -206,7 +206,7 @@ fn bad_files_and_directories_are_refused() {
     let refused = |files: &[(&str, &[u8])]| refusal(SampleFormat::Pictures, files, "");
     let jpeg = encoded(RgbImage::new(16, 16), ImageFormat::Jpeg);
     let frame = jpeg.windows(2).position(|two| two == [0xff, 0xc0]).unwrap();
-    // A picture that says it has so many rows and columns.
+    // A picture that declares `size` as its rows and columns.
     let declaring = |size: [u8; 4]| {
         let mut bytes = jpeg.clone();
         bytes[frame + 5..frame + 9].copy_from_slice(&size);

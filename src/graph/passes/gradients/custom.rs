@@ -21,7 +21,7 @@ pub fn custom(
     Ok(())
 }
 
-/// Returns the custom op's gradient by the input `index`, after a check.
+/// Custom op's gradient by the input `index`, after a check.
 fn gradient_by(
     b: &mut Backward,
     op: &SharedCustomOp,
@@ -66,7 +66,7 @@ fn wrong_gradient(graph: &Graph, target: TensorId, got: TensorId, is_more: bool)
     Some(format!("is of {}, and the input of {}", got.shape, wanted.shape))
 }
 
-/// Returns the sizes of those parts of a graph that a gradient must not change.
+/// Sizes of those parts of a graph that a gradient must not change.
 fn fixed_parts(graph: &Graph) -> [usize; 5] {
     let loss = usize::from(graph.loss.is_some());
     [graph.inputs.len(), graph.parameters.len(), graph.blocks.len(), graph.outputs.len(), loss]

@@ -56,7 +56,7 @@ pub fn avg_pool2d(
     b.accumulate_op(x, Op::AvgPool2dGrad { options, size }, &[dy])
 }
 
-/// Returns the height and the width of pictures `(b, h, w, c)`.
+/// Height and width of pictures `(b, h, w, c)`.
 fn picture_size(b: &Backward, tensor: TensorId) -> [usize; 2] {
     let dims = b.graph.tensor(tensor).shape.dims();
     [dims[1], dims[2]]

@@ -51,7 +51,7 @@ fn hidden_weight(b: &mut Backward, node: &Node, dproduct: TensorId) -> Result<()
     b.accumulate_op(x[1], product, &[dproduct, before])
 }
 
-/// Returns the rows of all time steps of `(b, t, width)` as a matrix.
+/// Rows of all time steps of `(b, t, width)` as a matrix.
 fn steps(b: &mut Backward, tensor: TensorId, phase: PassKind) -> TensorId {
     let shape = b.graph.tensor(tensor).shape.clone();
     let [_, t, width] = *shape.dims() else { return tensor };

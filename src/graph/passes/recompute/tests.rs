@@ -68,7 +68,7 @@ fn a_block_computes_again_what_its_gradients_read_of_it() {
     assert_eq!(again(&graph, 1), ["rms_norm"]);
     assert_planned(&graph);
 
-    // A product and what is fused with it are one node.
+    // A product and the nodes fused with it are one node.
     let graph = trained(chain(), true, Recompute::Blocks);
     assert_eq!(again(&graph, 0), ["matmul a b^T + add + store + gelu", "dropout 0.5"]);
     let graph = trained(chain(), true, Recompute::Selective);
@@ -116,7 +116,7 @@ fn what_counts_or_is_carried_runs_once() {
         assert_eq!(of_graph(&graph, is_counted), of_graph(&plain, is_counted));
     }
 
-    // A node that counts in the state, and with it whoever reads the state.
+    // A node that counts in the state is not repeated, nor a node that reads the state.
     let mut counting = plain;
     let node = Node {
         op: counting.nodes[2].op.clone(),

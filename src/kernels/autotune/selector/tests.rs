@@ -17,7 +17,7 @@ use potluck_graph::{
 /// Rows at full capacity: enough for every tile.
 const ROWS: usize = 64;
 
-/// Returns the plan of a linear layer in training, whose products have several variants.
+/// Plan of a linear layer in training, whose products have several variants.
 fn plan() -> Plan {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 40]);
@@ -61,7 +61,6 @@ fn cache_in(directory: &Path) -> KernelCache {
     KernelCache::open(directory, "a device")
 }
 
-/// Returns options with more time than the plan needs.
 fn enough() -> TuneOptions {
     TuneOptions { seconds: 600.0, ..TuneOptions::default() }
 }
@@ -87,7 +86,7 @@ fn refused(gpu: &Gpu, tuning: &TuneOptions) -> String {
     kernels.prepare(gpu, &plan(), tuning, &mut |_| {}).unwrap_err().to_string()
 }
 
-/// Returns the number of calls of the plan that have several variants.
+/// Number of calls of the plan that have several variants.
 fn several() -> usize {
     let several = distinct_calls(&plan(), Caps::EVERY)
         .iter()
@@ -97,20 +96,18 @@ fn several() -> usize {
     several
 }
 
-/// Returns the forward product with this many rows.
 fn product(rows: usize) -> OwnedCall {
     let op = Op::MatMul { transpose_a: false, transpose_b: true };
     let random = RandomContext { step_key: Key::new(0), training: true };
     OwnedCall::new(op, vec![vec![rows, 40], vec![48, 40]], random).unwrap()
 }
 
-/// Returns the kernel variant that the product with these rows runs.
+/// Kernel variant that the product with these rows runs.
 fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> String {
     let (call, full) = (product(rows), product(ROWS));
     kernels.variant(gpu, &call.call(), &full.call()).unwrap().name
 }
 
-/// Returns the largest register tile that is a candidate on a device.
 fn largest_tile(gpu: &Gpu) -> RegisterTile {
     let variants =
         (twin(product(ROWS).call().op).unwrap().variants)(&product(ROWS).call(), &Caps::of(gpu));
@@ -136,7 +133,7 @@ fn signatures_name_a_call() {
     assert_eq!(of_table(300), "embedding_grad 300 rows (5) (5, 4)");
 }
 
-/// An evaluation of batch norm runs other shaders under the name of those of training.
+/// An evaluation of batch norm runs other shaders than training, under the same name.
 #[test]
 fn kernels_of_evaluations_are_certified_as_those_of_training() {
     on_one_gpu(|gpu| {
@@ -360,7 +357,7 @@ fn timings_that_were_cut_off_are_gone_on_with() {
             let is_untimed = kernels.untimed().contains(&call_key);
             (kernels.choices().get(&call_key).unwrap().to_string(), is_untimed)
         };
-        // One is none to compare with; two are, of which the faster one runs.
+        // A single timing decides nothing; with two, the faster variant runs.
         let unmeasured = default_variant(&call, &variants, &Caps::of(gpu));
         assert_eq!(chosen(&after(&[0], true, &none)), (variants[unmeasured].name.clone(), true));
         assert_eq!(chosen(&after(&[0, 1], true, &none)), (variants[0].name.clone(), true));
@@ -471,7 +468,7 @@ fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
     });
 }
 
-/// Returns the plan of a linear layer followed by a custom op.
+/// Plan of a linear layer followed by a custom op.
 fn plan_with(op: Elementwise) -> Plan {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 40]);
@@ -483,7 +480,7 @@ fn plan_with(op: Elementwise) -> Plan {
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
 }
 
-/// Returns the op `3 x`, whose kernel computes `value` and whose reference has `factor`.
+/// Op `3 x`, whose kernel computes `value` and whose reference has `factor`.
 fn triple(value: &str, factor: f64) -> Elementwise {
     let op = Elementwise::new("triple 3", &["x"], value, move |v| factor * v[0]);
     op.with_gradient("3.0 * dy", |v| 3.0 * v[1])
@@ -662,7 +659,7 @@ fn a_call_that_cannot_be_timed_is_not_said_to_lack_time() {
     });
 }
 
-/// The grid is that of a call, and the text is the same for all.
+/// A grid belongs to one call; all calls share the text.
 #[test]
 fn a_call_beyond_the_limits_leaves_the_kernel_to_others() {
     on_one_gpu(|gpu| {

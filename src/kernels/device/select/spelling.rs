@@ -63,7 +63,7 @@ fn spelled(devices: &[Chosen], name: impl Fn(usize) -> String) -> String {
     parts.join(",")
 }
 
-/// Returns the name of an adapter, with its API or as its index if another one has that name.
+/// Name of an adapter, with its API or as its index if another one has that name.
 fn name(index: usize, known: &[Known]) -> String {
     let Known { name, api, .. } = &known[index];
     for name in [name.clone(), format!("{api}:{name}")] {

@@ -11,7 +11,7 @@ use potluck_graph::Region;
 struct Spares {
     /// Buffers that no readback holds.
     buffers: Vec<Vec<f32>>,
-    /// Bytes of the pooled buffers and of those that readbacks hold; the buffer of a dropped
+    /// Bytes of the pooled buffers and of the buffers that readbacks hold; the buffer of a dropped
     /// readback is kept if this is at most `bound`.
     bytes: usize,
     bound: usize,

@@ -135,7 +135,6 @@ impl PartialSumAdder {
     }
 }
 
-/// Returns the op call that adds two tensors.
 fn call(elements: usize) -> OpCall<'static> {
     OpCall {
         op: &Op::Binary(Binary::Add),

@@ -455,12 +455,11 @@ fn stage_binding(operand: Operand, input: &wgpu::Buffer, outputs: [&wgpu::Buffer
     }
 }
 
-/// Returns a readback queue sized for the buckets of a plan.
 fn readback_queue(plan: &Plan, elements: usize) -> ReadbackQueue {
     ReadbackQueue::new(elements, ReadbackBudget::of(plan, elements))
 }
 
-/// Returns the device's adder; makes one for about `elements` elements if there is none.
+/// The device's adder, made for about `elements` elements at first use.
 fn adder<'a>(
     adder: &'a mut Option<PartialSumAdder>,
     gpu: &Arc<Gpu>,

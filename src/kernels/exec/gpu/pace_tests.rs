@@ -23,8 +23,7 @@ fn bits(device: &mut GpuExecutor) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Replaces the measured paces by those of a device on which each of these dispatches takes
-/// `seconds`.
+/// Replaces the measured paces as if each of these dispatches took `seconds`.
 fn set_paces(device: &GpuExecutor, seconds: f64) {
     for task in device.prepared.values() {
         for (bound, pace) in task.dispatches.iter().zip(&task.paces) {

@@ -10,7 +10,7 @@ use potluck_graph::{MomentFormat, PassKind, SlotKind};
 const ROWS: usize = 4;
 const WIDTH: usize = 128;
 
-/// Returns the CPU device and all adapters, with readbacks of at most `piece` elements.
+/// The CPU device and all adapters, with readbacks of at most `piece` elements.
 fn devices(plan: &Plan, piece: usize) -> Vec<Box<dyn Executor>> {
     let mut cpu = Cpu::fast(plan.clone(), 2);
     cpu.set_readback_elements_max(piece);
@@ -26,7 +26,7 @@ fn devices(plan: &Plan, piece: usize) -> Vec<Box<dyn Executor>> {
     all
 }
 
-/// Returns the pass of a micro-batch of all rows.
+/// Pass of a micro-batch of all rows.
 fn pass_of(micro_batch: usize) -> PassContext {
     PassContext { micro_batch, ..pass(1, ROWS) }
 }
@@ -55,7 +55,6 @@ fn take(device: &mut dyn Executor, tensor: TensorId, micro_batch: usize) -> Vec<
     all
 }
 
-/// Returns a plan with this many copies of every stash slot.
 fn with_copies(copies: usize) -> Plan {
     let mut plan = plan(WIDTH);
     plan.options.in_flight = copies;
@@ -65,7 +64,7 @@ fn with_copies(copies: usize) -> Plan {
     plan
 }
 
-/// Returns the first tensor that a node computes in a stash slot, and the node.
+/// The first tensor that a node computes in a stash slot, and the node.
 fn stashed(plan: &Plan) -> (TensorId, usize) {
     let is_stash = |tensor: &TensorId| match plan.place(*tensor) {
         TensorLocation::Slot(slot) => plan.slots[slot.index()].kind == SlotKind::Stash,

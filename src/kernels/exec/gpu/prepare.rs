@@ -67,7 +67,7 @@ impl PreparedKernel {
     }
 }
 
-/// Returns the shader files in order, each with its entry point if that has another name.
+/// Shader files in order, each with its entry point if that has another name.
 fn variant(dispatches: &[Dispatch]) -> String {
     let mut names = Vec::with_capacity(dispatches.len());
     for dispatch in dispatches {

@@ -18,7 +18,6 @@ fn write(
     device.write_place(&place, values).unwrap();
 }
 
-/// Returns the elements of a bucket that a readback covers.
 fn range(readback: &Readback) -> Range<usize> {
     let Region::Bucket { range, .. } = &readback.place else { panic!("{}", readback.place) };
     range.clone()
@@ -179,7 +178,7 @@ fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
 }
 
 /// A rank updates its shard while readbacks of other ranks' shards still wait for a slot, and
-/// those of its own shard do not.
+/// readbacks of its own shard do not.
 #[test]
 fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
     let plan = plan(128);

@@ -21,7 +21,6 @@ const BATCH: usize = 4;
 
 const WHAT: &str = "a piece on its way back";
 
-/// Request for a readback.
 pub(crate) struct ReadbackRequest {
     pub place: Region,
     /// Source of the copy: a buffer, and a position in bytes.
@@ -107,7 +106,7 @@ impl ReadbackQueue {
         &self.slots
     }
 
-    /// Allocates the slots, if there are none.
+    /// Allocates the missing slots.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory.

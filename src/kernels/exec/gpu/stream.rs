@@ -102,20 +102,19 @@ impl CommandStream {
         })
     }
 
-    /// Returns the bytes of both rings.
     #[cfg(test)]
     pub(crate) fn rings_bytes(&self) -> u64 {
         self.uploads.bytes() + self.readbacks.bytes()
     }
 
-    /// Returns the encoder, after ending the open pass.
+    /// Encoder, after ending the open pass.
     fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
         self.pass = None;
         let device = &self.gpu.device;
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
     }
 
-    /// Returns the open pass; begins one if there is none.
+    /// Returns the open pass, or begins one.
     fn pass(&mut self) -> &mut wgpu::ComputePass<'static> {
         let Self { pass, encoder, clock, gpu, .. } = self;
         pass.get_or_insert_with(|| {
@@ -172,7 +171,7 @@ impl CommandStream {
         self.seconds += seconds;
     }
 
-    /// Records a dispatch at a known pace; a long one in parts, each in a submission of its own.
+    /// Records a dispatch at a known pace; a long one in parts, each in a separate submission.
     fn run_at_pace(&mut self, bound: &BoundDispatch, pace: f64) -> Result<(), DeviceError> {
         let predicted = pace * f64::from(bound.workgroups());
         self.predicted += predicted;
@@ -335,8 +334,8 @@ impl CommandStream {
         Ok(Some(submission))
     }
 
-    /// Reads ranges, multiples of 4 bytes, one after the other into `into`, whose length is the
-    /// sum of theirs. Waits for everything recorded so far, and ends the current step.
+    /// Reads ranges, multiples of 4 bytes, one after the other into `into`, whose length is the sum
+    /// of the ranges' lengths. Waits for everything recorded so far, and ends the current step.
     pub fn read(&mut self, ranges: &[ReadRange], into: &mut [u8]) -> Result<(), DeviceError> {
         self.transfer(ranges, into)?;
         self.forget_step();
@@ -508,7 +507,7 @@ impl CommandStream {
         Ok(seconds.max(0.0) / f64::from(repeats))
     }
 
-    /// Returns the wall time of a submission with `repeats` runs of a prepared kernel.
+    /// Wall time of a submission with `repeats` runs of a prepared kernel.
     fn wall(&mut self, task: &PreparedKernel, repeats: u32) -> Result<f64, DeviceError> {
         let started = Instant::now();
         self.encoder();

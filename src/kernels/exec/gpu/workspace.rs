@@ -75,7 +75,7 @@ mod tests {
         assert!(bytes(0) < 4096, "{}", bytes(0));
     }
 
-    /// Keys of a token of a few texts are split, and those of a prompt are not.
+    /// Kernels split the keys for one token of a few texts, and not for a prompt.
     #[test]
     fn kernels_of_a_few_rows_have_room() {
         let config = GptConfig {

@@ -116,7 +116,7 @@ impl CooperativeAttention {
 }
 
 impl UnitArrangement {
-    /// Returns the own rows of a workgroup.
+    /// The own rows of a workgroup.
     fn rows(&self) -> u32 {
         self.down * self.matrix.size
     }
@@ -125,17 +125,16 @@ impl UnitArrangement {
         self.down * self.across * self.matrix.subgroups[1]
     }
 
-    /// Returns the streamed rows of a block.
+    /// Streamed rows of a block.
     fn block(&self) -> u32 {
         self.across * self.scores * self.matrix.size
     }
 
-    /// Returns the columns of a head, filled up to whole matrices of all units.
+    /// Columns of a head, filled up to whole matrices of all units.
     fn width(&self) -> u32 {
         self.across * self.each * self.matrix.size
     }
 
-    /// Returns the bytes of workgroup memory of a pass.
     fn workgroup_bytes(&self, pass: &Pass) -> u32 {
         let rows = self.rows();
         let block = self.block();
@@ -147,12 +146,11 @@ impl UnitArrangement {
         2 * (operands + pairs) + 4 * (scores + of_rows)
     }
 
-    /// Returns the number of workgroups for this number of heads of each sample.
+    /// Number of workgroups for this number of heads of each sample.
     fn workgroups(&self, sizes: &AttentionSizes, heads: usize) -> usize {
         sizes.b * heads * sizes.t.div_ceil(self.rows() as usize)
     }
 
-    /// Returns true if a device can run all passes of a call.
     fn can_run(&self, passes: &[&Pass], caps: &Caps) -> bool {
         let bytes = passes.iter().map(|pass| self.workgroup_bytes(pass)).max().unwrap_or(0);
         let has_lanes = self.invocations() >= self.rows().max(self.block());
@@ -222,7 +220,7 @@ pub(super) fn dispatches(
     dispatches
 }
 
-/// Returns the dispatch of a pass, which is the entry point of the kernel.
+/// Dispatch of a pass, which is the entry point of the kernel.
 fn dispatch(
     sizes: &AttentionSizes,
     arrangement: &UnitArrangement,
@@ -361,7 +359,7 @@ fn {entry}(
     )
 }
 
-/// Returns the concatenated texts of all items, from their number and the item.
+/// Concatenated texts of all items, from their number and the item.
 fn each<T>(items: &[T], text: impl Fn(usize, &T) -> String) -> String {
     items.iter().enumerate().map(|(nth, item)| text(nth, item)).collect()
 }
@@ -371,7 +369,7 @@ fn lines(count: u32, line: impl Fn(u32) -> String) -> String {
     (0..count).map(|n| line(n) + "\n").collect()
 }
 
-/// Returns the WGSL that reads the own rows of a source into matrices.
+/// WGSL that reads the own rows of a source into matrices.
 fn own_rows(nth: usize, source: &str, arrangement: &UnitArrangement) -> String {
     let name = OWN[nth];
     let matrices = lines(arrangement.steps, |k| {
@@ -386,7 +384,7 @@ fn own_rows(nth: usize, source: &str, arrangement: &UnitArrangement) -> String {
     )
 }
 
-/// Returns the number of vectors of a block of a source that an invocation copies.
+/// Number of vectors of a block of a source that an invocation copies.
 fn copied(arrangement: &UnitArrangement) -> u32 {
     let quads = arrangement.block() * arrangement.width() / 4;
     quads.div_ceil(arrangement.invocations())
@@ -409,7 +407,7 @@ fn loads(
     })
 }
 
-/// Returns the WGSL that writes the rows read by [`loads`] to workgroup memory.
+/// WGSL that writes the rows read by [`loads`] to workgroup memory.
 fn puts(nth: usize, arrangement: &UnitArrangement) -> String {
     let name = COPIES[nth];
     lines(copied(arrangement), |n| {
@@ -417,7 +415,7 @@ fn puts(nth: usize, arrangement: &UnitArrangement) -> String {
     })
 }
 
-/// Returns the WGSL that multiplies own rows of a source by streamed ones.
+/// WGSL that multiplies own rows of a source by streamed ones.
 fn products(nth: usize, arrangement: &UnitArrangement) -> String {
     let own = OWN[nth];
     let score = SCORES[nth];
@@ -446,7 +444,7 @@ fn products(nth: usize, arrangement: &UnitArrangement) -> String {
     })
 }
 
-/// Returns the WGSL that adds streamed rows times their weights or slopes.
+/// WGSL that adds streamed rows times their weights or slopes.
 fn add_products(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String {
     let name = SUMS[nth];
     let streamed = sum.streamed;
@@ -464,7 +462,7 @@ fn add_products(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String 
     )
 }
 
-/// Returns the WGSL that stores a matrix of sums to its patch of workgroup memory.
+/// WGSL that stores a matrix of sums to its patch of workgroup memory.
 fn store_patch(name: &str, indent: &str) -> String {
     format!(
         "{indent}let {name}_stored = {name};\n\
@@ -473,7 +471,7 @@ fn store_patch(name: &str, indent: &str) -> String {
     )
 }
 
-/// Returns the WGSL that multiplies all sums by the factors of their rows.
+/// WGSL that multiplies all sums by the factors of their rows.
 fn raise(arrangement: &UnitArrangement) -> String {
     let indent = "            ";
     let matrices = lines(arrangement.each, |n| {
@@ -488,7 +486,6 @@ fn raise(arrangement: &UnitArrangement) -> String {
     format!("        if (is_raised != 0u) {{\n{matrices}        }}\n")
 }
 
-/// Returns the WGSL that stores sums.
 fn stores(nth: usize, sum: &Sum, arrangement: &UnitArrangement) -> String {
     lines(arrangement.each, |n| {
         let name = format!("{}_{n}", SUMS[nth]);

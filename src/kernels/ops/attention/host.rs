@@ -57,7 +57,7 @@ pub(super) fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &
     });
 }
 
-/// Returns the part of `all` that belongs to one of `count` samples.
+/// The part of `all` that belongs to one of `count` samples.
 fn part_of(all: &[f32], count: usize, sample: usize) -> &[f32] {
     let elements = all.len() / count;
     &all[sample * elements..(sample + 1) * elements]
@@ -76,7 +76,7 @@ impl Sample<'_> {
         Head { sizes: self.sizes, sample: 0, id: self.id, h }
     }
 
-    /// Returns the rows of the queries (`which` 0), keys (1) or values (2) of a head, from `i` on.
+    /// Rows of the queries (`which` 0), keys (1) or values (2) of a head, from `i` on.
     fn rows(&self, head: &Head, which: usize, i: usize) -> Matrix<'_> {
         let place = self.sizes.places[which];
         Matrix::rows(&self.tensors[place.input][head.at(which, i)..], place.width)
@@ -111,7 +111,7 @@ impl Sample<'_> {
         }
     }
 
-    /// Returns the gradients of a head of keys and values, and of the queries that share it.
+    /// Gradients of a head of keys and values, and of the queries that share it.
     fn shared_gradients(
         &self,
         kv_head: usize,

@@ -114,7 +114,7 @@ impl AttentionSizes {
         }
     }
 
-    /// Returns the columns of `y`.
+    /// Columns of `y`.
     fn c(&self) -> usize {
         self.heads * self.d
     }
@@ -123,12 +123,11 @@ impl AttentionSizes {
         self.heads / self.group
     }
 
-    /// Returns the number of keys, from the first on, that query `i` sees.
+    /// Number of keys, from the first on, that query `i` sees.
     fn keys(&self, i: usize) -> usize {
         if self.causal { i + 1 } else { self.t }
     }
 
-    /// Returns the words of the shaders' `Params`.
     fn params(&self) -> Vec<u32> {
         let drop = self.drop.unwrap_or(Dropout { key: Key([0; 2]), threshold: 0, factor: 1.0 });
         let Key([key_0, key_1]) = drop.key;
@@ -149,7 +148,7 @@ impl AttentionSizes {
         words
     }
 
-    /// Returns the id of a sample, which is in the last input; 0 without dropout.
+    /// Id of a sample, which is in the last input; 0 without dropout.
     fn sample_id<T: Float>(&self, inputs: &[HostTensorView<'_, T>], sample: usize) -> u32 {
         match self.drop {
             Some(_) => inputs[inputs.len() - 1].ints()[sample],
@@ -205,7 +204,7 @@ fn plain(call: &OpCall) -> Vec<Dispatch> {
     dispatches
 }
 
-/// Returns the bytes of the rounded operands of a call on the host; 0 for another op.
+/// Bytes of the rounded operands of a call on the host; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     let (Op::Attention(options) | Op::AttentionGrad(options)) = call.op else { return 0 };
     let tensors = options.tensors();

@@ -36,7 +36,7 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     calls(op, TOKENS.map(|t| resized(options, inputs, t)))
 }
 
-/// Returns the inputs of attention or its gradient for 2 samples of `t` tokens.
+/// Inputs of attention or its gradient for 2 samples of `t` tokens.
 fn resized(options: &AttentionOptions, inputs: &[Dims], t: usize) -> Vec<Dims> {
     let lse = options.tensors() + 1;
     let mut resized = Vec::new();

@@ -67,23 +67,22 @@ impl Head {
         (self.sample * t + i) * places[which].width + places[which].first + h * d
     }
 
-    /// Returns the offset in `y` of the head's columns of row `i`.
+    /// Offset in `y` of the head's columns of row `i`.
     pub(super) fn y_at(&self, i: usize) -> usize {
         let AttentionSizes { t, d, .. } = self.sizes;
         (self.sample * t + i) * self.sizes.c() + self.h * d
     }
 
-    /// Returns the index of position `i` in `lse`.
     fn lse_at(&self, i: usize) -> usize {
         (self.sample * self.sizes.heads + self.h) * self.sizes.t + i
     }
 
-    /// Returns the query (`which` 0), key (1) or value (2) `i`.
+    /// Query (`which` 0), key (1) or value (2) `i`.
     fn row<'a, T>(&self, tensors: &[&'a [T]], which: usize, i: usize) -> &'a [T] {
         &tensors[self.sizes.places[which].input][self.at(which, i)..][..self.sizes.d]
     }
 
-    /// Returns the scaled score of query `i` and key `j`.
+    /// Scaled score of query `i` and key `j`.
     fn score<T: Float>(&self, tensors: &[&[T]], i: usize, j: usize) -> T {
         let q = self.row(tensors, 0, i);
         let k = self.row(tensors, 1, j);
@@ -91,7 +90,7 @@ impl Head {
         product * T::from_f64(self.sizes.scale)
     }
 
-    /// Returns the dropout factor of the probability of a pair; 1 without dropout.
+    /// Dropout factor of the probability of a pair; 1 without dropout.
     pub(super) fn kept<T: Float>(&self, i: usize, j: usize) -> T {
         let Some(drop) = self.sizes.drop else { return T::one() };
         let word = head_key(drop.key, self.h).words([self.id, self.sizes.pair(i, j)])[0];

@@ -36,7 +36,7 @@ const VARIABLES: [(&str, &str, &str); 12] = [
     ("d_1", "read_write", "f32"),
 ];
 
-/// Returns the kernels of a call, in the order in which they run.
+/// Kernels of a call, in the order in which they run.
 pub(super) fn kernels(call: &OpCall, sizes: &AttentionSizes) -> Vec<AttentionKernel> {
     use Operand::{Input, Output};
     let mut read: Vec<BoundVariable> = Vec::new();
@@ -73,7 +73,7 @@ impl AttentionKernel {
         self.bindings.iter().map(|(_, operand)| *operand).collect()
     }
 
-    /// Returns the number of heads of a sample that the kernel processes.
+    /// Number of heads of a sample that the kernel processes.
     pub(super) fn heads(&self, sizes: &AttentionSizes) -> usize {
         if self.entry == "grad_kv" { sizes.kv_heads() } else { sizes.heads }
     }
@@ -104,8 +104,8 @@ impl AttentionKernel {
         shader
     }
 
-    /// Returns the declarations of all storage variables: the bound ones have the first binding
-    /// numbers, in order, and those of other entry points of the file follow.
+    /// Declarations of all storage variables: the bound ones have the first binding numbers, in
+    /// order, and the variables of the file's other entry points follow.
     fn declarations(&self, rows: &str) -> String {
         let mut names: Vec<&str> = self.bindings.iter().map(|(name, _)| *name).collect();
         for (name, ..) in VARIABLES {
@@ -149,7 +149,7 @@ impl AttentionKernel {
         )
     }
 
-    /// Returns the function that writes gradients of queries, keys or values.
+    /// Function that writes gradients of queries, keys or values.
     fn put(&self) -> String {
         let values = if self.binds("d_1") {
             "if (source == V) { d_1[at] = value[lane]; } else { d_0[at] = value[lane]; }"

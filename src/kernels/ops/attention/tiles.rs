@@ -71,12 +71,12 @@ impl AttentionTile {
 }
 
 impl TileArrangement {
-    /// Returns the own rows of a workgroup.
+    /// The own rows of a workgroup.
     fn rows(&self) -> usize {
         4 * self.y as usize
     }
 
-    /// Returns the number of workgroups for this number of heads of each sample.
+    /// Number of workgroups for this number of heads of each sample.
     fn workgroups(&self, sizes: &AttentionSizes, heads: usize) -> usize {
         let columns = (4 * self.x * self.quads) as usize;
         let blocks = sizes.t.div_ceil(self.rows()) * sizes.d.div_ceil(columns);
@@ -97,7 +97,7 @@ pub(super) fn chosen(sizes: &AttentionSizes, caps: &Caps) -> Option<AttentionTil
     if small.fits(sizes, caps) { Some(small) } else { None }
 }
 
-/// Returns the dispatches of a call with a tile of any size.
+/// Dispatches of a call with a tile of any size.
 pub(super) fn dispatches(
     call: &OpCall,
     sizes: &AttentionSizes,
@@ -106,7 +106,6 @@ pub(super) fn dispatches(
     kernels(call, sizes).into_iter().map(|kernel| dispatch(sizes, tile, kernel)).collect()
 }
 
-/// Returns the dispatch of one kernel of a call.
 pub(super) fn dispatch(
     sizes: &AttentionSizes,
     tile: AttentionTile,

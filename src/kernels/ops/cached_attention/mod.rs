@@ -77,7 +77,6 @@ struct CachedSizes {
     heads: usize,
     kv_heads: usize,
     d: usize,
-    /// Sequences in the cache.
     sequences: usize,
     /// Positions of a sequence.
     tokens: usize,
@@ -108,7 +107,7 @@ impl CachedSizes {
         if place < self.sequences * self.tokens { place % self.tokens + 1 } else { 0 }
     }
 
-    /// Returns the first element of the keys (`which` 0) or values (1) of a query head.
+    /// The first element of the keys (`which` 0) or values (1) of a query head.
     fn at(&self, which: usize, place: u32, head: usize) -> usize {
         let shared = head / (self.heads / self.kv_heads);
         let of_sequence = place as usize / self.tokens * 2 * self.kv_heads;
@@ -133,7 +132,7 @@ impl CachedSizes {
         Some(self.tokens.div_ceil(splits).next_multiple_of(SPLIT_KEYS))
     }
 
-    /// Returns the first element of the query of a row and head.
+    /// The first element of the query of a row and head.
     fn query_at(&self, row: usize, head: usize) -> usize {
         row * self.width + self.first + head * self.d
     }
@@ -278,13 +277,13 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     variants
 }
 
-/// Returns the dispatch in which a workgroup processes all keys of a row, head and slab.
+/// Dispatch in which a workgroup processes all keys of a row, head and slab.
 fn whole(sizes: &CachedSizes, lanes: usize) -> Dispatch {
     let all = KeySplit { keys: KEYS, splits: 1, span: sizes.tokens };
     attend(sizes, lanes, all, Operand::Output(0))
 }
 
-/// Returns the dispatches of splits of `span` keys: partial sums, and their sum.
+/// Dispatches of splits of `span` keys: partial sums, and their sum.
 fn split(sizes: &CachedSizes, lanes: usize, span: usize) -> Vec<Dispatch> {
     let splits = sizes.tokens.div_ceil(span);
     let partials = merge::partials(sizes, lanes, splits);
@@ -292,7 +291,7 @@ fn split(sizes: &CachedSizes, lanes: usize, span: usize) -> Vec<Dispatch> {
     vec![first, merge::dispatch(sizes, lanes, splits)]
 }
 
-/// Returns the dispatch of workgroups that each process the keys of a split.
+/// Dispatch of workgroups that each process the keys of a split.
 fn attend(sizes: &CachedSizes, lanes: usize, split: KeySplit, out: Operand) -> Dispatch {
     let KeySplit { keys, splits, span } = split;
     let d = sizes.d / lanes;

@@ -34,7 +34,7 @@ fn gathered(geometry: &Geometry, source: &[f32], weight: &[f32], out: &mut [f32]
     });
 }
 
-/// Returns the weights `(c, 1, kh, kw)` as (taps of the product, c).
+/// Weights `(c, 1, kh, kw)` as (taps of the product, c).
 fn by_taps(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
     let mut all = vec![0.0; gather.tap_count() * geometry.c];
     geometry.for_each_weight(gather, |place| {
@@ -43,7 +43,6 @@ fn by_taps(geometry: &Geometry, gather: &Gather, weight: &[f32]) -> Vec<f32> {
     all
 }
 
-/// Returns the offsets of taps in a panel.
 fn offsets(gather: &Gather, panel: &PaddedPanel) -> Vec<usize> {
     let mut offsets = Vec::with_capacity(gather.tap_count());
     for ky in 0..gather.taps[0] {

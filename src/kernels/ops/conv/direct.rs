@@ -58,7 +58,7 @@ struct Packed {
     blocks: usize,
 }
 
-/// Returns the number of vectors of a block of columns, and of blocks.
+/// Number of vectors of a block of columns, and of blocks.
 fn blocks(columns: usize) -> (usize, usize) {
     let lanes = micro::lanes();
     let vectors = if columns > lanes { 2 } else { 1 };
@@ -285,7 +285,7 @@ struct PartialSums {
 }
 
 impl PartialSums {
-    /// Returns the output channels of a group, filled up to whole blocks.
+    /// Output channels of a group, filled up to whole blocks.
     fn padded(o: usize) -> usize {
         let (vectors, blocks) = blocks(o);
         blocks * vectors * micro::lanes()

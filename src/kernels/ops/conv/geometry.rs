@@ -64,17 +64,15 @@ impl Geometry {
         self.options.groups
     }
 
-    /// Returns the input channels of a group.
     pub(crate) fn group_c(&self) -> usize {
         self.c / self.groups()
     }
 
-    /// Returns the output channels of a group.
     pub(crate) fn group_o(&self) -> usize {
         self.o / self.groups()
     }
 
-    /// Returns the number of places of the kernel.
+    /// Number of places of the kernel.
     pub(crate) fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
@@ -94,7 +92,7 @@ impl Geometry {
         self.groups() > 1 && self.group_c() == 1 && self.group_o() == 1
     }
 
-    /// Returns the index in the weight `(o, c/groups, kh, kw)`.
+    /// Index in the weight `(o, c/groups, kh, kw)`.
     pub(crate) fn weight_at(&self, o: usize, c: usize, [ky, kx]: [usize; 2]) -> usize {
         ((o * self.group_c() + c) * self.kernel[0] + ky) * self.kernel[1] + kx
     }
@@ -137,7 +135,7 @@ impl Geometry {
     }
 }
 
-/// Weight of a gathered product, whose channels are those of its group.
+/// Weight of a gathered product, with the channels of its group.
 pub(crate) struct ProductWeight {
     pub group: usize,
     pub tap: usize,
@@ -252,19 +250,17 @@ impl Gather {
         self.taps[0] * self.taps[1]
     }
 
-    /// Returns a tap by its number.
     pub(crate) fn tap(&self, number: usize) -> [usize; 2] {
         [number / self.taps[1], number % self.taps[1]]
     }
 
-    /// Returns the place in the kernel of a tap.
     pub(crate) fn kernel_place(&self, tap: [usize; 2]) -> [usize; 2] {
         [0, 1].map(|axis| {
             self.kernel_first[axis].wrapping_add_signed(tap[axis] as isize * self.kernel_step[axis])
         })
     }
 
-    /// Returns the number of the place in the output of a row of the product.
+    /// Number of the place in the output of a row of the product.
     pub(crate) fn out_at(&self, [b, i, j]: [usize; 3]) -> usize {
         let y = self.out_first[0] + i * self.out_step[0];
         let x = self.out_first[1] + j * self.out_step[1];

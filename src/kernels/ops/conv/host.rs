@@ -112,7 +112,7 @@ impl Product<'_> {
         (PANEL / self.terms().max(1)).max(ROWS_MIN)
     }
 
-    /// Returns the rows of a task, given the number of all rows.
+    /// Rows of a task, given the number of all rows.
     fn task_rows(&self, all: usize) -> usize {
         all.div_ceil(TASKS_MIN).next_multiple_of(16).min(self.panel_rows())
     }
@@ -313,7 +313,7 @@ fn weight_grad(geometry: &Geometry, accumulate: bool, x: &[f32], dy: &[f32], out
 }
 
 impl WeightPart {
-    /// Returns the sums of a part: (taps, input channels, output channels) of its group.
+    /// Sums of a part: (taps, input channels, output channels) of its group.
     fn compute(&self, geometry: &Geometry, gather: &Gather, x: &[f32], dy: &[f32]) -> Vec<f32> {
         let c = geometry.group_c();
         let o = geometry.group_o();

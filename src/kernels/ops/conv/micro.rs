@@ -53,7 +53,7 @@ macro_rules! repeat {
     };
 }
 
-/// Returns the number of floats in a vector of this machine.
+/// Number of floats in a vector of this machine.
 pub(crate) fn lanes() -> usize {
     struct Lanes;
     impl pulp::WithSimd for Lanes {
@@ -78,12 +78,11 @@ impl TermRuns {
         self.offsets.len() * self.length
     }
 
-    /// Returns the offset of each term.
     fn each(&self) -> impl Iterator<Item = usize> {
         self.offsets.iter().flat_map(|offset| *offset..offset + self.length)
     }
 
-    /// Returns the end of the elements that a place reads, relative to its own first element.
+    /// The end of the elements that a place reads, relative to its own first element.
     fn end(&self) -> usize {
         match self.offsets.iter().max() {
             Some(last) => last + self.length,
@@ -249,7 +248,7 @@ impl TermSums<'_> {
         });
     }
 
-    /// Returns the offset of the first place of a row; rows are numbered over all pictures.
+    /// Offset of the first place of a row; rows are numbered over all pictures.
     #[inline(always)]
     fn row(&self, row: usize) -> usize {
         row / self.counts[1] * self.steps[0] + row % self.counts[1] * self.steps[1]

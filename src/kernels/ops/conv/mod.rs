@@ -124,7 +124,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     naive(call)
 }
 
-/// Returns the register tiles that are candidates, the fastest first.
+/// Register tiles that are candidates, the fastest first.
 fn register_tiles(geometry: &Geometry, caps: &Caps) -> Vec<RegisterTile> {
     if !caps.wants_cpu_driver_variants() {
         return Vec::new();
@@ -132,7 +132,7 @@ fn register_tiles(geometry: &Geometry, caps: &Caps) -> Vec<RegisterTile> {
     tile::TILES.into_iter().filter(|tile| tile::fits(geometry, *tile)).collect()
 }
 
-/// Returns the tiles in workgroup memory that are candidates, with their workgroups.
+/// Tiles in workgroup memory that are candidates, with their workgroups.
 fn candidates(geometry: &Geometry, tiles: &[WorkgroupTile]) -> Vec<(WorkgroupTile, usize)> {
     let mut candidates = Vec::new();
     for tile in tiles {
@@ -143,7 +143,7 @@ fn candidates(geometry: &Geometry, tiles: &[WorkgroupTile]) -> Vec<(WorkgroupTil
     candidates
 }
 
-/// Returns the workgroups of a call in such tiles; `None` if the tile is no candidate.
+/// Workgroups of a call in such tiles; `None` if the tile is no candidate.
 fn workgroups(geometry: &Geometry, tile: WorkgroupTile) -> Option<usize> {
     match geometry.kind {
         ConvKind::WeightGrad => shared_weight::workgroups(geometry, tile),
@@ -221,7 +221,7 @@ fn naive_parts(geometry: &Geometry) -> usize {
     least.max(wanted).clamp(1, (WORKSPACE_VALUES_MAX / weights).max(1))
 }
 
-/// Returns the parameters of `shaders/conv.wgsl`.
+/// Parameters of `shaders/conv.wgsl`.
 fn params(geometry: &Geometry, count: usize, accumulate: bool, part: usize) -> Vec<u32> {
     let Geometry { size: [h, w], c, out: [oh, ow], o, kernel: [kh, kw], options, .. } = *geometry;
     let [sh, sw] = options.stride;
@@ -233,12 +233,11 @@ fn params(geometry: &Geometry, count: usize, accumulate: bool, part: usize) -> V
     params
 }
 
-/// Returns sizes as words of a shader's `Params`.
 fn words(sizes: &[usize]) -> Vec<u32> {
     sizes.iter().map(|size| *size as u32).collect()
 }
 
-/// Returns the bytes of the rounded operands of [`fast`]; 0 for another op.
+/// Bytes of the rounded operands of [`fast`]; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     match call.op {
         Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => {

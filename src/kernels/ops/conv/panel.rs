@@ -50,7 +50,7 @@ impl<'a> PaddedPanel<'a> {
     }
 }
 
-/// Returns the height and the width of the places that `rows` rows of the grid read.
+/// Height and width of the places that `rows` rows of the grid read.
 fn extent(gather: &Gather, rows: usize) -> [usize; 2] {
     let counts = [rows, gather.grid[1]];
     [0, 1].map(|axis| {
@@ -66,7 +66,7 @@ pub fn elements(gather: &Gather, rows: usize, channels: usize) -> usize {
     height * width * channels
 }
 
-/// Returns the most rows of the grid whose panel is not too large, at least one.
+/// The most rows of the grid whose panel is not too large, at least one.
 pub(crate) fn rows_of(gather: &Gather, channels: usize) -> usize {
     let mut rows = 1;
     while rows < gather.grid[0] && elements(gather, rows + 1, channels) <= PANEL {

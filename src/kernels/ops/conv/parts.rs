@@ -17,7 +17,7 @@ pub struct PartLayout {
 }
 
 impl PartLayout {
-    /// Returns the layout of parts that have the layout of the weight.
+    /// Layout of parts that have the layout of the weight.
     pub(crate) fn of_weight(geometry: &Geometry) -> Self {
         let taps = geometry.taps();
         Self { part: geometry.weights(), o: geometry.group_c() * taps, c: taps, tap: 1 }

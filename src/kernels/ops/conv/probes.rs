@@ -53,7 +53,7 @@ fn small_channels(geometry: &Geometry, size: usize, channels: Option<usize>) -> 
     }
 }
 
-/// Returns the call for pictures with outputs of about these sizes.
+/// Call for pictures with outputs of about these sizes.
 fn probe(geometry: &Geometry, sizes: [usize; 4], channels: Option<usize>) -> Vec<CallShape> {
     let [b, oh, ow, size] = sizes;
     let kernel = geometry.kernel;
@@ -103,7 +103,7 @@ pub fn catalog() -> Vec<CallShape> {
     layers.into_iter().flat_map(|(options, x, o, side)| layer(options, x, o, [side; 2])).collect()
 }
 
-/// Returns the forward pass and both gradients of a layer.
+/// Forward pass and both gradients of a layer.
 fn layer(options: Conv2dOptions, x: [usize; 4], o: usize, kernel: [usize; 2]) -> Vec<CallShape> {
     let [b, h, w, c] = x;
     let [oh, ow] = options.output_size([h, w], kernel).unwrap_or([1; 2]);

@@ -4,7 +4,7 @@
 //!
 //! The gathered matrix is never in memory as a whole. The weight is, in the order of the product's
 //! terms and filled up with zeros to whole tiles, so that it is read in vectors without tests. The
-//! loops over terms are those of the tiles of matrix products.
+//! loops over terms are the same as in the tiles of matrix products.
 
 use super::channels::Channels;
 use super::geometry::{ConvKind, Gather, Geometry};
@@ -15,9 +15,9 @@ use crate::ops::epilogue;
 use crate::ops::matmul::shared::{Output, WorkgroupTile, operand, store_some, tile};
 use crate::{Dispatch, OpCall, Operand, dispatch};
 
-/// Available tiles, the largest first. There is none of 128x64, in which an invocation copies four
-/// rows and four columns, because AMD's compiler spills registers for it. The compilers of Intel's
-/// and Apple's open drivers spill them for 128x128 in the forward pass, also by terms.
+/// Available tiles, the largest first. A tile of 128x64, in which an invocation copies four rows
+/// and four columns, is left out because AMD's compiler spills registers for it. The compilers of
+/// Intel's and Apple's open drivers spill them for 128x128 in the forward pass, also by terms.
 pub const TILES: [WorkgroupTile; 4] = [
     tile("conv_shared_128x128", [128, 128, 16], [8, 8]).with_registers(215),
     tile("conv_shared_64x64", [64, 64, 16], [8, 4]).with_registers(147),
@@ -51,13 +51,12 @@ impl<'a> Tiled<'a> {
         Some(Self { geometry, tile, channels, layout, is_flat })
     }
 
-    /// Returns the places of a product.
     fn places(&self) -> usize {
         let [down, across] = grid_of(self.geometry);
         self.geometry.b * down * across
     }
 
-    /// Returns the tiles down and across a product, and the products.
+    /// Tiles down and across a product, and the products.
     fn tiles(&self) -> [usize; 3] {
         let [down, across] = divisor(self.geometry);
         [
@@ -76,7 +75,7 @@ impl<'a> Tiled<'a> {
         is_smallest || is_filled
     }
 
-    /// Returns the number of tiles of all products.
+    /// Number of tiles of all products.
     fn workgroups(&self) -> usize {
         let [down, across, products] = self.tiles();
         down * across * products

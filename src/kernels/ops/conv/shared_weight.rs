@@ -31,7 +31,7 @@ struct TiledWeight {
 }
 
 impl TiledWeight {
-    /// Returns the call; `None` if a part of it takes too much memory.
+    /// A call; `None` if a part of it takes too much memory.
     fn new(geometry: &Geometry, tile: WorkgroupTile) -> Option<Self> {
         let width = geometry.group_c().next_multiple_of(4);
         let terms = geometry.taps() * width;
@@ -54,7 +54,7 @@ impl TiledWeight {
         Some(Self { part, parts: places.div_ceil(part), ..whole })
     }
 
-    /// Returns the tiles down and across a product.
+    /// Tiles down and across a product.
     fn tiles(&self) -> [usize; 2] {
         let down = self.group_o.div_ceil(self.tile.m as usize);
         let across = self.terms.div_ceil(self.tile.n as usize);

@@ -114,7 +114,7 @@ fn layers_of_many_places_and_channels_agree() {
     check_layer((PLAIN.with_padding(1), [2, 19, 17, 16], 16, [3, 3]));
     check_layer((PLAIN.with_padding(1).with_stride(2), [2, 13, 12, 70], 33, [3, 3]));
     check_layer((PLAIN, [1, 4, 4, 2000], 34, [2, 2]));
-    // Small pictures, several of which are a block of the gradient by the weight.
+    // Small pictures: a block of the gradient by the weight has several.
     check_layer((PLAIN.with_padding(1), [35, 3, 4, 5], 6, [3, 3]));
     check_layer((PLAIN, [35, 4, 3, 2], 6, [3, 2]));
     check_layer((PLAIN.with_stride(2), [1, 4, 3, 520], 257, [2, 1]));

@@ -1,6 +1,6 @@
-//! Generator of the WGSL of register tiles of convolutions, for software adapters: products like
-//! those of [`crate::ops::matmul::tile`], whose operands are gathered from pictures. An
-//! invocation computes a tile in named variables and reads its operands directly.
+//! Generator of the WGSL of register tiles of convolutions, for software adapters: products as in
+//! [`crate::ops::matmul::tile`], with operands gathered from pictures. An invocation computes a
+//! tile in named variables and reads its operands directly.
 //!
 //! In the forward pass and the gradient by the input, a row of a tile is a place of the result and
 //! a column one of its channels. The loops over taps are outside: a row then has one test and one
@@ -68,14 +68,14 @@ impl Sizes2d {
         }
     }
 
-    /// Returns the number of tiles of a product, and of tiles in a row of them.
+    /// Number of tiles of a product, and of tiles in a row of them.
     fn tiles(&self, tile: RegisterTile) -> [usize; 2] {
         let across = self.n.div_ceil(tile.n);
         [self.m.div_ceil(tile.m) * across, across]
     }
 }
 
-/// Returns the stride whose remainders have separate products: that of the gradient by the input,
+/// Stride whose remainders have separate products: the convolution's in the gradient by the input,
 /// or else 1.
 pub fn divisor(geometry: &Geometry) -> [usize; 2] {
     match geometry.kind {
@@ -84,7 +84,7 @@ pub fn divisor(geometry: &Geometry) -> [usize; 2] {
     }
 }
 
-/// Returns the rows and columns of places of the largest product of a picture.
+/// Rows and columns of places of the largest product of a picture.
 pub(crate) fn grid_of(geometry: &Geometry) -> [usize; 2] {
     match geometry.kind {
         ConvKind::InputGrad => Gather::input_grad(geometry, [0; 2]).grid,

@@ -60,7 +60,7 @@ formulas! {
         return bounded(second - n * 0.00000007549789948768648, f32(1.0));
     }
 
-    /// Returns the sine of `|r| <= pi/4` by its Taylor series, which leaves less than 2e-9.
+    /// Sine of `|r| <= pi/4` by its Taylor series, which leaves less than 2e-9.
     fn sine_near(r) {
         let q = r * r;
         let far = 0.008333333333333333
@@ -68,7 +68,7 @@ formulas! {
         return r + r * q * (-0.16666666666666666 + q * far);
     }
 
-    /// Returns the cosine of `|r| <= pi/4` by its Taylor series, which leaves less than 2e-10.
+    /// Cosine of `|r| <= pi/4` by its Taylor series, which leaves less than 2e-10.
     fn cosine_near(r) {
         let q = r * r;
         let far = 0.0000248015873015873 - q * 0.0000002755731922398589;
@@ -76,7 +76,7 @@ formulas! {
         return 1.0 + q * (-0.5 + q * series);
     }
 
-    /// Returns the sine; NaN of an infinity.
+    /// Sine; NaN of an infinity.
     fn sine(x) {
         let n = quarters(x);
         let r = rest_of_turn(x, n);
@@ -86,7 +86,7 @@ formulas! {
         return if_finite(x, select(size, -size, quarter >= 2.0));
     }
 
-    /// Returns the cosine; NaN of an infinity.
+    /// Cosine; NaN of an infinity.
     fn cosine(x) {
         let n = quarters(x);
         let r = rest_of_turn(x, n);
@@ -104,13 +104,13 @@ formulas! {
         return u + u * q * (-0.333329491539 + q * series);
     }
 
-    /// Returns the arctangent of `0 <= t <= 1`.
+    /// Arctangent of `0 <= t <= 1`.
     fn arctangent_below_one(t) {
         let far = 0.7853981633974483 + arctangent_near((t - 1.0) / (t + 1.0));
         return select(arctangent_near(t), far, t > 0.4142135623730951);
     }
 
-    /// Returns the arctangent.
+    /// Arctangent.
     fn arctangent(x) {
         let size = abs(x);
         let inner = arctangent_below_one(min(size, 1.0 / size));
@@ -132,7 +132,7 @@ formulas! {
         return arcsine_near(sqrt_of(0.5 * (1.0 - abs(x))));
     }
 
-    /// Returns the arcsine; NaN beyond -1 and 1.
+    /// Arcsine; NaN beyond -1 and 1.
     fn arcsine(x) {
         let size = abs(x);
         let far = 1.5707963267948966 - 2.0 * half_arccosine(x);
@@ -140,7 +140,7 @@ formulas! {
         return unless_nan(x, select(value, -value, x < 0.0));
     }
 
-    /// Returns the arccosine; NaN beyond -1 and 1.
+    /// Arccosine; NaN beyond -1 and 1.
     fn arccosine(x) {
         let inner = 2.0 * half_arccosine(x);
         let far = select(inner, 3.141592653589793 - inner, x < 0.0);
@@ -162,7 +162,7 @@ formulas! {
         return unless_nan(far, select(size, 2.0 - size, x < 0.0));
     }
 
-    /// Returns the angle of the point `(x, y)`, from -pi to pi.
+    /// Angle of the point `(x, y)`, from -pi to pi.
     fn angle(y, x) {
         let low = min(abs(x), abs(y));
         let high = max(abs(x), abs(y));

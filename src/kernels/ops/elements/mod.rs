@@ -102,7 +102,7 @@ macro_rules! define_unary {
             }
         }
 
-        /// Returns the WGSL functions of the value and of the gradient.
+        /// WGSL functions of the value and of the gradient.
         fn unary_texts(function: Unary) -> [&'static str; 2] {
             match function {
                 $(Unary::$variant { .. } => [
@@ -224,7 +224,7 @@ macro_rules! define_binary {
             }
         }
 
-        /// Returns the WGSL functions of the value and of the gradients by both arguments.
+        /// WGSL functions of the value and of the gradients by both arguments.
         fn binary_texts(function: Binary) -> [&'static str; 3] {
             match function {
                 $(Binary::$variant => [
@@ -258,7 +258,6 @@ pub enum Called {
 }
 
 impl Called {
-    /// Returns the WGSL of the function.
     fn text(self) -> &'static str {
         match self {
             Self::Unary(function) => unary_texts(function)[0],
@@ -269,7 +268,7 @@ impl Called {
         }
     }
 
-    /// Returns the WGSL of a call if it is an operator, which applies to vectors too.
+    /// WGSL of a call if it is an operator, which applies to vectors too.
     fn operation(self, arguments: &[&str]) -> Option<String> {
         let operator = match self {
             Self::Unary(Unary::Scale(factor)) => {
@@ -338,7 +337,7 @@ pub fn library(functions: &[Called]) -> String {
         return String::new();
     }
     let mut text = texts.concat();
-    // A formula calls those above it.
+    // A formula may call the formulas above it.
     for (name, formula) in formulas::TEXTS.iter().rev() {
         if calls(&text, name) {
             text += formula;
@@ -347,7 +346,6 @@ pub fn library(functions: &[Called]) -> String {
     source::snippet("elementwise").to_string() + &text
 }
 
-/// Returns true if a WGSL text calls the function.
 fn calls(text: &str, name: &str) -> bool {
     for (at, _) in text.match_indices(&format!("{name}(")) {
         let before = &text[..at];

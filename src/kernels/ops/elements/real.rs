@@ -294,7 +294,7 @@ impl<A: Arithmetic> PartialEq<f64> for Real<A> {
     }
 }
 
-/// Comparisons of the numbers, each of which is one instruction.
+/// Comparisons of the numbers, each one instruction.
 macro_rules! comparisons {
     ($other:ty, $number:expr) => {
         #[inline(always)]

@@ -10,7 +10,7 @@ use potluck_graph::{Binary, Conv2dOptions, EpilogueOp, Op, Unary};
 
 /// See [`crate::Twin::probes`]: calls of the root op, with operands of the epilogue that fit the
 /// root's output. The length of an operand that repeats is a constant in the kernel's text, so it
-/// is kept. The number of inputs must be that of the root and the epilogue.
+/// is kept. There must be as many inputs as the root and the epilogue have.
 ///
 /// # Panics
 /// Panics if the op is not fused, or if there are fewer inputs than the epilogue has operands.
@@ -150,7 +150,7 @@ fn convolution(epilogue: &[EpilogueOp], operand: &[usize]) -> CallShape {
     fused(root, epilogue, vec![vec![4, 16, 16, 32], vec![64, 32, 3, 3], operand.to_vec()])
 }
 
-/// Returns the gradient of a normalization of (2 N, C), with one step.
+/// Gradient of a normalization of (2 N, C), with one step.
 fn norm_grad(root: Op, step: EpilogueOp) -> CallShape {
     let x = vec![2 * N, C];
     fused(root, &[step], vec![x.clone(), vec![C], vec![2 * N, 2], x.clone(), x])

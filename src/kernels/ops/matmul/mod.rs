@@ -57,12 +57,11 @@ const REGISTER_SUMS_MAX: usize = 64;
 const WORKGROUPS_MIN: usize = 64;
 
 impl Sizes {
-    /// Returns the number of tiles down and across one product.
+    /// Number of tiles down and across one product.
     fn tiles(&self, tile: RegisterTile) -> (usize, usize) {
         (self.m.div_ceil(tile.m), self.n.div_ceil(tile.n))
     }
 
-    /// Returns the number of tiles of all products.
     fn tile_count(&self, tile: RegisterTile) -> usize {
         let (down, across) = self.tiles(tile);
         self.batch * down * across
@@ -154,7 +153,7 @@ pub(crate) fn host_bytes(call: &OpCall) -> usize {
     product_bytes(call)
 }
 
-/// Returns the same bytes for any call that is computed as a product.
+/// The same bytes for any call that is computed as a product.
 pub(super) fn product_bytes(call: &OpCall) -> usize {
     let Sizes { m, k, .. } = Sizes::of(call);
     let row = k.min(PACKED_TERMS) * DType::F32.bytes();
@@ -265,7 +264,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     every
 }
 
-/// Returns the variants of some tiles in workgroup memory, and the variants that split long sums.
+/// Variants of some tiles in workgroup memory, and the variants that split long sums.
 fn in_workgroup_memory(call: &OpCall, sizes: &Sizes, tiles: &[WorkgroupTile]) -> Vec<Variant> {
     let mut variants = Vec::new();
     for tile in tiles {
@@ -372,7 +371,7 @@ mod tests {
         if swapped { [second, first] } else { [first, second] }
     }
 
-    /// Returns the dimensions of both operands, with `batch` in front unless it is 0.
+    /// Dimensions of both operands, with `batch` in front unless it is 0.
     fn operands(batch: usize, m: usize, k: usize, n: usize, t: (bool, bool)) -> [Vec<usize>; 2] {
         let front: &[usize] = if batch > 0 { &[batch] } else { &[] };
         [pair(m, k, t.0), pair(k, n, t.1)].map(|matrix| [front, &matrix].concat())

@@ -32,7 +32,7 @@ pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     probes_with_columns(op, inputs, None)
 }
 
-/// Returns the probes of a product, with `columns` columns if given.
+/// Probes of a product, with `columns` columns if given.
 pub(crate) fn probes_with_columns(
     op: &Op,
     inputs: &[Dims],
@@ -41,8 +41,8 @@ pub(crate) fn probes_with_columns(
     calls(op, operands(op, inputs, columns, &PRODUCTS))
 }
 
-/// Returns both operands of products `(m, k, n)` like those of a call, as three products if the
-/// call is batched, and with `columns` columns if given.
+/// Both operands of products `(m, k, n)` like a call's, as three products if the call is batched,
+/// and with `columns` columns if given.
 pub(crate) fn operands(
     op: &Op,
     inputs: &[Dims],
@@ -67,7 +67,7 @@ pub(crate) fn operands(
     operands
 }
 
-/// Returns the rows and columns of a matrix that is stored transposed if `swapped`.
+/// Rows and columns of a matrix that is stored transposed if `swapped`.
 fn last_two(dims: &Dims, swapped: bool) -> [usize; 2] {
     match dims[dims.len() - 2..] {
         [first, second] => pair(first, second, swapped),

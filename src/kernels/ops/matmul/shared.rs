@@ -62,12 +62,12 @@ pub struct WorkgroupTile {
     pub(crate) cooperative: Option<CooperativeTile>,
 }
 
-/// Division of a tile over subgroups, each of which multiplies 2 x 4 cooperative matrices.
+/// Division of a tile over subgroups; each multiplies 2 x 4 cooperative matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CooperativeTile {
     matrix: CooperativeSquare,
     units: u32,
-    /// Steps of a stage, each of which reads [`WorkgroupTile::k`] terms.
+    /// Steps of a stage; each reads [`WorkgroupTile::k`] terms.
     steps: u32,
 }
 
@@ -163,7 +163,6 @@ impl WorkgroupTile {
         Self { cooperative: Some(CooperativeTile { matrix, units, steps }), ..tile }
     }
 
-    /// Returns the bytes of workgroup memory.
     fn workgroup_bytes(self) -> u32 {
         let Self { m, n, k, .. } = self;
         match self.cooperative {
@@ -188,7 +187,7 @@ impl WorkgroupTile {
             && self.workgroup_bytes() <= caps.workgroup_bytes
     }
 
-    /// Returns the entry point of this tile in a file whose entry point of plain tiles is `entry`.
+    /// Entry point of this tile in a file whose entry point of plain tiles is `entry`.
     fn entry(self, entry: &'static str) -> &'static str {
         if self.cooperative.is_some() { "cooperative_tile" } else { entry }
     }
@@ -204,7 +203,7 @@ impl WorkgroupTile {
         }
     }
 
-    /// Returns the tile with sums that are split between `split` invocations.
+    /// Tile with sums that are split between `split` invocations.
     const fn split(self, split: u32) -> Self {
         Self { split, ..self }
     }
@@ -214,7 +213,6 @@ impl WorkgroupTile {
         Self { by_terms: true, ..self }
     }
 
-    /// Returns the tile with invocations in blocks.
     const fn in_blocks(self) -> Self {
         Self { in_blocks: true, ..self }
     }
@@ -267,7 +265,7 @@ impl WorkgroupTile {
         sizes.batch * down * across
     }
 
-    /// Returns the number of tiles down and across one product.
+    /// Number of tiles down and across one product.
     fn tiles(self, sizes: &Sizes) -> (usize, usize) {
         (sizes.m.div_ceil(self.m as usize), sizes.n.div_ceil(self.n as usize))
     }
@@ -282,7 +280,6 @@ pub(crate) fn matrix_types(size: u32) -> String {
     types.concat()
 }
 
-/// Returns the shader with the snippets of a tile.
 fn with_snippets(shader: Shader, tile: &str) -> Shader {
     shader.with_text(source::snippet("tile_blocks")).with_text(source::snippet(tile))
 }

@@ -47,17 +47,17 @@ impl Sizes {
         }
     }
 
-    /// Returns the number of values that tiles write for each part of the sum.
+    /// Number of values that tiles write for each part of the sum.
     pub(crate) fn values(&self) -> usize {
         self.batch * self.m * self.n + if self.row_sums { self.m } else { 0 }
     }
 
-    /// Returns the number of elements to the next row of `a`, and to the next term of the sum.
+    /// Number of elements to the next row of `a`, and to the next term of the sum.
     pub(crate) fn a_strides(&self) -> (usize, usize) {
         if self.transpose_a { (1, self.m) } else { (self.k, 1) }
     }
 
-    /// Returns the number of elements to the next term of the sum in `b`, and to the next column.
+    /// Number of elements to the next term of the sum in `b`, and to the next column.
     pub(crate) fn b_strides(&self) -> (usize, usize) {
         if self.transpose_b { (1, self.k) } else { (self.n, 1) }
     }

@@ -1,7 +1,6 @@
-//! CPU kernel of products of a few rows, such as those of a few tokens with weights: `a (m, k) b^T`
-//! with `b (n, k)`. Each row of `b`, which has many more rows, is read from memory once, and
-//! nothing is packed. Every sum has one order, so that the bits of a row do not depend on the other
-//! rows.
+//! CPU kernel of products of a few rows, such as a few tokens with weights: `a (m, k) b^T` with
+//! `b (n, k)`. Each row of `b`, which has many more rows, is read from memory once, and nothing is
+//! packed. Every sum has one order, so that the bits of a row do not depend on the other rows.
 
 use rayon::prelude::*;
 

@@ -49,7 +49,7 @@ pub const NARROW: [RegisterTile; 2] = [
 /// Minimum number of rows and columns for one of [`TILES`].
 pub(crate) const NARROW_MAX: usize = 4;
 
-/// Head of the WGSL of every tile. The formula and the shapes are those of `matmul.wgsl`.
+/// Head of the WGSL of every tile. Formula and shapes as in `matmul.wgsl`.
 const HEAD: &str = "\
 struct Params {
     tiles: u32,             // in all matrices, of all parts of the sums
@@ -136,7 +136,7 @@ pub fn products(tile: RegisterTile) -> String {
     })
 }
 
-/// Returns the stores of the first row of sums, except for columns that another tile owns.
+/// Stores of the first row of sums, except for columns that another tile owns.
 fn stores(tile: RegisterTile) -> String {
     lines(tile.n, |j, line| {
         write!(line, "            if (j + {j}u >= column) {{ store(at + {j}u, s0_{j}); }}")

@@ -123,7 +123,7 @@ impl Roles {
         if self.terms_are_neighbours { kernel.along_terms } else { ALONG_COLUMNS }
     }
 
-    /// Returns the shader; `store` is the epilogue of the call.
+    /// Shader; `store` is the epilogue of the call.
     fn shader(&self, lanes: Lanes, sizes: &Sizes, store: &str) -> Shader {
         let k = sizes.k;
         let few_vectors = self.few[1] == 1 && k.is_multiple_of(4);
@@ -140,7 +140,7 @@ impl Roles {
     }
 }
 
-/// Returns the WGSL of the few rows, and of the function that reads four terms of one of them.
+/// WGSL of the few rows, and of the function that reads four terms of one of them.
 fn few(vectors: bool) -> String {
     let terms = if vectors {
         "few_some(at, count)".to_string()

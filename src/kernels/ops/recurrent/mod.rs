@@ -55,13 +55,13 @@ impl RecurrentSizes {
         Self { b: hidden[0], t: hidden[1], h: hidden[2], cell }
     }
 
-    /// Returns the columns of the product with the hidden state.
+    /// Columns of the product with the hidden state.
     fn columns(&self) -> usize {
         self.cell.gates() * self.h
     }
 }
 
-/// Returns the initial state of a sample, of `h` values: zeros if the op has no such input.
+/// Initial state of a sample, of `h` values: zeros if the op has no such input.
 fn initial_state<T: Float>(state: Option<&&[T]>, sample: usize, h: usize) -> Vec<T> {
     match state {
         Some(state) => state[sample * h..][..h].to_vec(),
@@ -98,7 +98,6 @@ fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     steps::dispatches(call, RecurrentSizes::of(call), rows, caps)
 }
 
-/// Returns the GPU kernel variants of the call.
 fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let mut variants = Vec::new();
     for rows in steps::ROWS {
@@ -163,7 +162,7 @@ fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
     spec
 }
 
-/// Returns the inputs of an op on `b` samples of `t` time steps and `h` hidden values.
+/// Inputs of an op on `b` samples of `t` time steps and `h` hidden values.
 fn sized(op: &Op, [b, t, h]: [usize; 3], has_state: bool) -> Vec<Dims> {
     let (Op::Recurrent { cell } | Op::RecurrentGrad { cell }) = op else { return Vec::new() };
     let columns = cell.gates() * h;
@@ -221,7 +220,7 @@ mod tests {
 
     type Values = Vec<(Shape, HostTensor<f64>)>;
 
-    /// Returns the inputs of a layer of `t` steps and `h` hidden values.
+    /// Inputs of a layer of `t` steps and `h` hidden values.
     fn layer(cell: Cell, [b, t, h]: [usize; 3], has_state: bool) -> Values {
         let columns = cell.gates() * h;
         let mut shapes = vec![
@@ -239,7 +238,7 @@ mod tests {
         shapes.into_iter().enumerate().map(value).collect()
     }
 
-    /// Returns the inputs of the gradient of a layer, with a random `dy`.
+    /// Inputs of the gradient of a layer, with a random `dy`.
     fn gradient_inputs(cell: Cell, forward: &Values, b: usize) -> Values {
         let mut outputs = testing::reference(&Op::Recurrent { cell }, forward, b);
         let h = forward[1].0.last();

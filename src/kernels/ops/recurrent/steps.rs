@@ -207,7 +207,6 @@ fn value_text(lanes: usize) -> String {
     text
 }
 
-/// Returns the WGSL of the binding of the matrix.
 fn matrix_text(entry: &str, lanes: usize, is_transposed: bool) -> &'static str {
     match (entry, is_transposed, lanes) {
         ("forward", true, _) => {

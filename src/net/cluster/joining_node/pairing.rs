@@ -247,7 +247,6 @@ impl JoiningNode {
         Ok(())
     }
 
-    /// Returns the message that opens the pair of a dial.
     pub(super) fn opening(&self, dial: DialId) -> Option<ClusterMsg> {
         let pair = self.pairs.iter().find(|pair| pair.state == PairState::Dialing(dial))?;
         Some(self.pair_message(pair.node))

@@ -554,7 +554,7 @@ mod tests {
         assert!(matches!(error, GroupError::TimedOut { .. }), "{error}");
     }
 
-    /// Returns the collectives for which a rank has a waiting notice in its mailbox.
+    /// Collectives for which a rank has a waiting notice in its mailbox.
     fn notified(channels: &PeerChannels) -> Vec<u64> {
         let mut notified = Vec::new();
         while let Some(packet) = channels.mailbox().try_recv().unwrap() {

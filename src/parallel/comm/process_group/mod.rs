@@ -71,7 +71,7 @@ pub struct ProcessGroup {
     pub(super) layout: Option<Arc<ShardLayout>>,
 }
 
-/// Returns the range of the block of a position in values with a block of `length` per position.
+/// Range of the block of a position in values with a block of `length` per position.
 fn block_of(position: Position, length: usize) -> Range<usize> {
     position.index() * length..(position.index() + 1) * length
 }

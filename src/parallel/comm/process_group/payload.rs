@@ -72,7 +72,6 @@ pub trait Transferable: Element {
     /// Returns the values, if they are of this type.
     fn unwrap(payload: Payload) -> Option<TypedPayload<Self>>;
 
-    /// Returns the pool of this type.
     fn pool(pools: &Pools) -> &BufferPool<Self>;
 }
 

@@ -297,7 +297,7 @@ impl ProcessGroup {
         self.expect_length(name, length, self.world_size() * block)
     }
 
-    /// Returns the position of a rank, or an explanation if it is not in the group.
+    /// Position of a rank, or an explanation if it is not in the group.
     pub(super) fn position_of(&self, rank: Rank) -> Result<Position, String> {
         let members = self.members();
         members.position(rank).ok_or_else(|| {
@@ -313,7 +313,7 @@ impl ProcessGroup {
         self.position_of(rank).map_err(|why| self.argument(why))
     }
 
-    /// Returns the position of a rank that is not this one.
+    /// Position of a rank that is not this one.
     pub(super) fn expect_other(&self, rank: Rank) -> Result<Position, GroupError> {
         let position = self.expect_rank(rank)?;
         if rank == self.rank() {

@@ -14,7 +14,6 @@ use crate::comm::Mailbox;
 use potluck_core::rng::threefry2x32;
 use potluck_core::{Lock, Position, Rank};
 
-/// Address of a member.
 #[derive(Clone)]
 pub(crate) enum MemberAddress {
     /// Mailbox of a rank of this process.

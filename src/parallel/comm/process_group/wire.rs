@@ -166,7 +166,7 @@ fn bytes_of(element: &str) -> Option<usize> {
 }
 
 impl CollectiveCall {
-    /// Returns the name of the element type that the packets of the call hold.
+    /// Name of the element type that the packets of the call hold.
     fn sent_element(&self) -> &'static str {
         match self.kind {
             CallKind::Split | CallKind::NewGroup => i64::NAME,
@@ -224,7 +224,7 @@ impl CollectiveCall {
         }
     }
 
-    /// Returns the numbers of kind and of root or peer on the wire.
+    /// Numbers of kind and of root or peer on the wire.
     fn kind_numbers(&self) -> (u8, Rank) {
         match self.kind {
             CallKind::AllReduce => (1, Rank(0)),
@@ -275,7 +275,7 @@ impl CollectiveCall {
     }
 }
 
-/// Returns the number of a name on the wire; all names that calls have are in their list.
+/// Number of a name on the wire; all names that calls have are in their list.
 fn number_of(names: &[&str], name: &str) -> u8 {
     names.iter().position(|known| *known == name).unwrap_or(0) as u8
 }

@@ -143,7 +143,7 @@ impl<F: Fn(usize, usize, usize, usize) -> bool> Search<'_, F> {
     }
 }
 
-/// Returns the best division among some assignments, with the request's memory.
+/// The best division among some assignments, with the request's memory.
 fn divide(prices: &Prices<'_>, assignments: Assignments) -> Option<Division> {
     Search {
         prices,
@@ -159,7 +159,7 @@ pub(crate) fn divide_freely(prices: &Prices<'_>, order: &[usize]) -> Option<Divi
     Search { prices, assignments: Assignments::of_order(order), fits: |_, _, _, _| true }.best()
 }
 
-/// Returns the given order's best division, improved by exchanges of two devices while one helps.
+/// The given order's best division, improved by exchanges of two devices while one helps.
 fn exchange(prices: &Prices<'_>, devices: usize) -> Option<Division> {
     let mut order: Vec<usize> = (0..devices).collect();
     let mut best = divide(prices, Assignments::of_order(&order));

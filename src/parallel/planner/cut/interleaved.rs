@@ -66,7 +66,6 @@ fn worth(
     if is_less(worth) { Some(worth) } else { None }
 }
 
-/// Returns the chunks between consecutive bounds.
 fn chunks_between(bounds: &[usize]) -> Vec<Range<u32>> {
     bounds.windows(2).map(|pair| run_of(pair[0]..pair[1])).collect()
 }

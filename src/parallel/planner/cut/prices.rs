@@ -12,7 +12,7 @@ pub(crate) const FORBIDDEN: u64 = u64::MAX;
 /// Picoseconds in a second.
 const PER_SECOND: f64 = 1e12;
 
-/// Returns the nearest whole picoseconds, 0 for a negative time.
+/// The nearest whole picoseconds, 0 for a negative time.
 fn picoseconds(seconds: f64) -> u64 {
     if seconds.is_finite() { (seconds * PER_SECOND).round() as u64 } else { FORBIDDEN }
 }
@@ -68,7 +68,7 @@ impl<'a> Prices<'a> {
         self.before_ps[0].len() - 1
     }
 
-    /// Returns the picoseconds of a run on a device, cuts included, or [`FORBIDDEN`].
+    /// Picoseconds of a run on a device, cuts included, or [`FORBIDDEN`].
     pub(crate) fn run_ps(&self, device: usize, run: Range<usize>) -> u64 {
         let before = &self.before_ps[device];
         let cuts = &self.cut_ps[device];

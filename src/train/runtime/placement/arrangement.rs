@@ -54,7 +54,7 @@ impl Arrangement {
     }
 }
 
-/// Returns the pipelines of a mesh, each cut into its model chunks.
+/// Pipelines of a mesh, each cut into its model chunks.
 pub(crate) fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks> {
     let mut pipelines = Vec::new();
     for (groups, chunks) in mesh.pipelines().zip(chunks) {

@@ -25,7 +25,7 @@ pub struct PlacementDecision {
     pub arrangement: Arrangement,
     /// Times of blocks, if the stages of pipelines were chosen by them.
     pub measured: Option<MeasuredBlocks>,
-    /// True if the arrangement is that of the resumed run.
+    /// True if the arrangement is the resumed run's.
     pub is_kept: bool,
     /// Messages for the user.
     pub notes: Vec<String>,

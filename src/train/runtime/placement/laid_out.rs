@@ -88,7 +88,7 @@ impl LaidOut {
         Ok(Self { group, written, layout })
     }
 
-    /// Returns the moments of a rank: those of its shards, or all of them for a single rank.
+    /// Moments of a rank: for its shards, or for all parameters on a single rank.
     pub fn moments(&self, request: &PlacementRequest, rank: usize) -> Moments {
         let PipelinePrograms { plans, groups, .. } = &self.written;
         let mut shards = None;
@@ -120,7 +120,6 @@ impl LaidOut {
     }
 }
 
-/// Returns the error of a model that tensor groups cannot divide.
 pub(crate) fn cannot_divide(error: &ShardError) -> RuntimeError {
     let advice = match error {
         ShardError::NoRule => Wording::new(format_args!("leave {} at 1", Setting::TensorRanks)),
@@ -129,7 +128,7 @@ pub(crate) fn cannot_divide(error: &ShardError) -> RuntimeError {
     RuntimeError::unplaceable(format_args!("{error}; {advice}"))
 }
 
-/// Returns the programs of ranks with the whole model.
+/// Programs of ranks with the whole model.
 pub(crate) fn programs_of_replicas(
     parallel: &ParallelOptions,
     plan: &Plan,

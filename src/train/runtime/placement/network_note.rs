@@ -45,7 +45,7 @@ pub(crate) fn network_note(written: &PipelinePrograms, nodes: &[u32]) -> Option<
     ))
 }
 
-/// Returns the bytes of an edge in a step, to one reader.
+/// Bytes of an edge in a step, to one reader.
 fn bytes_of(written: &PipelinePrograms, edge: &Edge) -> usize {
     let batches = &written.programs[edge.from.index()].micro_batches;
     batches.iter().map(|batch| edge.bytes(batch.rows as usize)).sum()

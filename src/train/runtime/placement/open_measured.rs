@@ -51,7 +51,7 @@ struct Failure {
     error: RuntimeError,
 }
 
-/// Opens devices, selects those of the run, and divides the batch by their measured speed. On an
+/// Opens devices, selects some for the run, and divides the batch by their measured speed. On an
 /// error, the user is notified of the devices excluded before.
 ///
 /// # Errors
@@ -96,7 +96,7 @@ pub(crate) fn open_measured(
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept: false, notes })
 }
 
-/// Opens the admitted devices. Those that fail are excluded with a note, unless they are named.
+/// Opens the admitted devices. Devices that fail are excluded with a note, unless they are named.
 fn open_admitted(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -136,9 +136,9 @@ fn open_admitted(
     }
 }
 
-/// Divides the batch among the open devices, and returns those of the run, with their reduce sites.
-/// A device that fails is excluded with a note, unless it is named or the last of the `count`
-/// requested devices.
+/// Divides the batch among the open devices, and returns the devices that the run uses, with their
+/// reduce sites. A device that fails is excluded with a note, unless it is named or the last of the
+/// `count` requested devices.
 fn measured(
     request: &PlacementRequest,
     probe: &Probe,
@@ -268,8 +268,8 @@ fn is_smaller(next: &OpenPlan, now: &OpenPlan, error: &RuntimeError) -> bool {
     is_smaller && next.memory.of_host() <= now.memory.of_host()
 }
 
-/// Measures the devices, divides the batch among them, and allocates the moments of those with a
-/// share.
+/// Measures the devices, divides the batch among them, and allocates the moments of the devices
+/// with a share.
 fn split(
     request: &PlacementRequest,
     probe: &Probe,
@@ -370,7 +370,6 @@ fn measure(
         .map_err(|failed| failure(failed.index, failed.error))
 }
 
-/// Returns the number of the node of a device.
 fn node_of(one: &ReservedDevice) -> u32 {
     match &one.selection {
         Selection::Offered(device) => device.node,
@@ -395,7 +394,6 @@ fn measure_links(
     Ok(Some(links))
 }
 
-/// Returns the network between the open devices.
 fn network(request: &PlacementRequest, opened: &[ReservedDevice], links: &RingLinks) -> Network {
     let plan = request.plans.of_rows(1);
     let gradients: usize = plan.buckets.iter().map(|bucket| bucket.gradient_length()).sum();
@@ -438,7 +436,7 @@ fn links_note(links: &RingLinks, hosts: &[String]) -> Option<String> {
     Some(format!("{which}, with their round trips: {}", told.join(", ")))
 }
 
-/// Returns the fault planned for a device at step 0, before the first step.
+/// Fault planned for a device at step 0, before the first step.
 fn injected(
     request: &PlacementRequest,
     point: Point,
@@ -448,7 +446,7 @@ fn injected(
     request.faults.at_rank(point, 0, rank).and_then(Fault::of_device)
 }
 
-/// Returns the devices with a share.
+/// Devices with a share.
 fn members(
     request: &PlacementRequest,
     opened: Vec<ReservedDevice>,

@@ -19,7 +19,6 @@ pub struct RequestedDevices<'a> {
     pub names: &'a [String],
 }
 
-/// Device to open as a rank.
 pub(crate) struct RankOpening<'a> {
     /// Index of the device among the requested ones.
     pub position: usize,

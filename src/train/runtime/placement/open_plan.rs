@@ -37,8 +37,8 @@ pub(crate) struct MeasuredCandidate {
 }
 
 impl MeasuredCandidate {
-    /// Advances to the first admission with less host memory; returns false without a change if
-    /// there is none.
+    /// Advances to the first admission with less host memory; without one, changes nothing and
+    /// returns false.
     fn take_less_host_memory(&mut self) -> bool {
         let now = self.host_bytes();
         let Some(less) = self.admissions.iter().position(|one| one.memory.of_host() < now) else {
@@ -75,7 +75,7 @@ pub fn admit(
             positions = candidates.iter().map(|one| one.position).collect();
             continue;
         }
-        // The last one of those with the most host memory.
+        // The last admission with the most host memory.
         let mut largest = 0;
         for (index, one) in candidates.iter().enumerate() {
             if one.host_bytes() >= candidates[largest].host_bytes() {

@@ -62,7 +62,7 @@ impl Plans {
         Ok(group)
     }
 
-    /// Returns the plan of the whole model as a group of one rank.
+    /// Plan of the whole model as a group of one rank.
     fn of_one(&self, rows: u32) -> GroupPlans {
         let mut built = self.built.borrow_mut();
         let group = built.entry((Vec::new(), rows)).or_insert_with(|| {

@@ -15,8 +15,8 @@ pub(crate) struct ReduceSiteFailure {
     pub error: RuntimeError,
 }
 
-/// Returns the reduce site of each device, in the order of ranks: that of the request, or else of
-/// `saved`, or else the faster one. Prepares devices for the addition if they are the site.
+/// Reduce site of each device, in the order of ranks: from the request, or else from `saved`, or
+/// else the faster one. Prepares devices for the addition if they are the site.
 ///
 /// # Errors
 /// Returns the first device that fails.
@@ -45,7 +45,7 @@ pub(crate) fn reduce_sites(
     Ok(sites)
 }
 
-/// Returns the chunks of the buckets that a rank has in common with others.
+/// Chunks of the buckets that a rank has in common with others.
 fn travelling(layout: &ShardLayout, groups: &BucketGroups, rank: Rank) -> Vec<Chunk> {
     let positions = groups.positions(rank);
     let mut chunks = Vec::new();

@@ -28,7 +28,6 @@ pub fn note(placed: &PlacedWorkers, repeated: Option<String>) -> Option<String> 
     }
 }
 
-/// Returns the samples of each device per step.
 fn samples_text(placement: &Placement) -> String {
     let mut shares = Vec::new();
     for rank in &placement.ranks {
@@ -53,7 +52,7 @@ fn stages_text(placement: &Placement, plan: &Plan) -> String {
     format!("{}: {}", name_of_parts(placement.mesh), pipelines.join("; "))
 }
 
-/// Returns the name of the units into which the devices of a run are divided.
+/// Name of the units into which the devices of a run are divided.
 pub(crate) fn name_of_parts(mesh: Mesh) -> &'static str {
     if mesh.pipeline > 1 { "stages" } else { "tensor groups" }
 }
@@ -73,7 +72,7 @@ pub(crate) fn stage_text(plan: &Plan, names: &[&str], blocks: &[Range<u32>]) -> 
 }
 
 /// Returns the flags that repeat this measured placement, quoted for a shell; `None` if nothing was
-/// measured, or if no flags can name the devices. `plan` is that of the whole model.
+/// measured, or if no flags can name the devices. `plan` is the whole model's.
 pub(crate) fn repeated_by(
     request: &PlacementRequest,
     adapters: &[Adapter],
@@ -122,7 +121,7 @@ pub(crate) fn repeated_by(
     Some(flags.join(" "))
 }
 
-/// Returns the flag with the cut of all pipelines, or a remark if their cuts differ.
+/// Flag with the cut of all pipelines, or a remark if their cuts differ.
 fn cut_flag(placement: &Placement) -> String {
     let cuts: Vec<Vec<usize>> =
         placement.pipelines().map(|stages| blocks_of_chunks(&stages)).collect();
@@ -132,7 +131,7 @@ fn cut_flag(placement: &Placement) -> String {
     Setting::BlocksPerStage.given(format_args!("{:?}", cuts[0])).to_string()
 }
 
-/// Returns the numbers of blocks of a pipeline's model chunks, in the order of the model.
+/// Numbers of blocks of a pipeline's model chunks, in the order of the model.
 fn blocks_of_chunks(pipeline: &[Vec<&RankPlacement>]) -> Vec<usize> {
     let chunks = pipeline.first().map_or(0, |group| group[0].blocks.len());
     let mut blocks = Vec::new();
@@ -144,8 +143,8 @@ fn blocks_of_chunks(pipeline: &[Vec<&RankPlacement>]) -> Vec<usize> {
     blocks
 }
 
-/// Returns the flag for the measured micro-batches of replicas, or a remark if there is none;
-/// `None` if those of the request are the same.
+/// Flag for the measured micro-batches of replicas, or a remark if no flag repeats them; `None` if
+/// the request has the same ones.
 fn micro_batch_flag(
     request: &PlacementRequest,
     placement: &Placement,
@@ -162,8 +161,8 @@ fn micro_batch_flag(
     Some(Setting::MicroBatchSize.given(largest).to_string())
 }
 
-/// Returns true if replicas with micro-batches of up to `micro_batch` samples have those of a
-/// placement.
+/// Returns true if replicas with micro-batches of up to `micro_batch` samples have the
+/// micro-batches of a placement.
 fn repeats(
     request: &PlacementRequest,
     placement: &Placement,

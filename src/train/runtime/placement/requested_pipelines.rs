@@ -64,7 +64,7 @@ impl<'a> RequestedPipelines<'a> {
         }
     }
 
-    /// Returns the pipelines of devices in this order, all cut into the same model chunks.
+    /// Pipelines of devices in this order, all cut into the same model chunks.
     pub(crate) fn in_order(
         &self,
         positions: Vec<usize>,
@@ -161,7 +161,7 @@ impl<'a> From<&'a ParallelOptions> for RequestedPipelines<'a> {
 }
 
 impl Arrangement {
-    /// Returns the arrangement of ranks with the whole model, in plans of `rows` rows.
+    /// Arrangement of ranks with the whole model, in plans of `rows` rows.
     pub(crate) fn of_replicas(
         request: &PlacementRequest,
         positions: Vec<usize>,

@@ -12,7 +12,7 @@ use potluck_kernels::exec::Moments;
 use potluck_parallel::collective::{BucketGroups, ShardLayout};
 use potluck_parallel::{ParallelOptions, Shares};
 
-/// Returns the requested shard layout of a plan's buckets.
+/// Requested shard layout of a plan's buckets.
 pub(crate) fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> ShardLayout {
     layout(plan, parallel.topology, world, parallel.chunk_bytes)
 }
@@ -23,7 +23,6 @@ pub fn moments(optimizer: &Optimizer, layout: &ShardLayout, rank: usize) -> Mome
     Moments { count: optimizer.moments(), owned }
 }
 
-/// Returns the optimizer moments of a rank of a worker group.
 pub(crate) fn held_moments(
     optimizer: &Optimizer,
     group: &WorkerGroup,
@@ -65,8 +64,8 @@ pub fn shards(layout: &ShardLayout, rank: usize) -> Vec<Range<usize>> {
     (0..layout.buckets()).map(|bucket| layout.shard(BucketId(bucket as u32), position)).collect()
 }
 
-/// Returns the number of parameters with moments on a device, if it has moments of shards; 0 if it
-/// has those of whole buckets.
+/// Number of parameters with moments on a device that has moments of shards; 0 on a device with
+/// moments of whole buckets.
 pub fn owned_elements(moments: &Moments) -> usize {
     match &moments.owned {
         Some(owned) => owned.iter().map(ExactSizeIterator::len).sum(),
@@ -77,9 +76,8 @@ pub fn owned_elements(moments: &Moments) -> usize {
 /// Returns the given samples per device or pipeline, or else even ones.
 ///
 /// # Errors
-/// Returns `RuntimeError::Unplaceable` if the number of shares is not that of the devices or
-/// pipelines, if their sum is not the batch, or if there are fewer samples than devices or
-/// pipelines.
+/// Returns `RuntimeError::Unplaceable` if there is not one share per device or pipeline, if their
+/// sum is not the batch, or if there are fewer samples than devices or pipelines.
 pub(crate) fn fixed_counts(
     parallel: &ParallelOptions,
     batch: u32,
@@ -133,7 +131,7 @@ pub(crate) mod tests {
         ModelGraph::training(b.finish(), false).unwrap()
     }
 
-    /// Returns the plan of that model for up to so many rows.
+    /// Plan of that model for up to `rows` rows.
     pub fn plan(rows: usize) -> Plan {
         Plan::new(model().whole().clone(), PlanOptions::new(rows))
     }

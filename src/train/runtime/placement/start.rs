@@ -24,9 +24,9 @@ pub(crate) struct ReadyRanks {
     /// By rank: its device. `reduce_sites` has the site for the addition of gradients.
     pub members: Vec<OpenDevice>,
     pub(crate) reduce_sites: Vec<ReduceSite>,
-    /// True if the arrangement is that of the resumed run.
+    /// True if the arrangement is the resumed run's.
     pub is_kept: bool,
-    /// Messages for the user, without those of the devices.
+    /// Messages for the user, without the devices' messages.
     pub notes: Vec<String>,
 }
 
@@ -100,7 +100,7 @@ fn spread(
     Some(programs.iter().map(|program| SpreadPrograms::new(program, plan, &needs)).collect())
 }
 
-/// Returns the record of opened ranks.
+/// Record of opened ranks.
 fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<String>) -> Placement {
     let Arrangement { mesh, pipelines, shares, tensor_shares, .. } = &ready.arrangement;
     let parameter_bytes_max = ready.laid_out.whole().options.parameter_bytes_max;

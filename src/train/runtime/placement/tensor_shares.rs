@@ -45,7 +45,7 @@ pub(crate) fn measured(
 }
 
 /// Returns each rank's part of the divided elements of a tensor group, from 0 to 1. `plan` may be
-/// that of any rank.
+/// any rank's.
 pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
     let mut elements = vec![0; ranks];
     for bucket in &plan.buckets {
@@ -58,12 +58,12 @@ pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
 }
 
 /// Returns true if devices of a tensor group differ, so that equal shares may not be the fastest;
-/// `kinds` are those of the devices, by rank.
+/// `kinds` has each device's, by rank.
 pub(crate) fn differ<T: PartialEq>(requested: &RequestedPipelines, kinds: &[T]) -> bool {
     kinds.chunks(requested.tensor.max(1)).any(|group| group.iter().any(|kind| *kind != group[0]))
 }
 
-/// Returns the shares by the seconds that each rank needs for all blocks.
+/// Shares by the seconds that each rank needs for all blocks.
 fn shares_of(mesh: Mesh, seconds: &[f64]) -> Vec<u32> {
     let mut slowest = vec![0.0f64; mesh.tensor];
     for (rank, seconds) in mesh.ranks().zip(seconds) {
@@ -104,7 +104,7 @@ fn within_memory(
     Ok(arrangement)
 }
 
-/// Returns the places of tensor groups in which a device has too little memory for its part.
+/// Places of tensor groups in which a device has too little memory for its part.
 fn overfull_places(
     request: &PlacementRequest,
     devices: RequestedDevices,

@@ -62,7 +62,7 @@ fn inputs(plans: &Plans, rows: usize) -> Inputs {
     graph.inputs.iter().map(|(_, id)| (*id, HostTensor::Float(values(*id)))).collect()
 }
 
-/// Calls `test` with a request for a model with 1 MiB of parameters, of which AdamW keeps 2 MiB of
+/// Calls `test` with a request for a model with 1 MiB of parameters and, with AdamW, 2 MiB of
 /// moments.
 fn with_request<R>(options: &Options, test: impl FnOnce(&PlacementRequest) -> R) -> R {
     let plans = Plans::new(model().with_moments(options.moments));
@@ -273,7 +273,7 @@ fn a_device_that_fails_before_the_start_is_left_out_unless_it_is_named() {
         let options = Options { faults: none, ..Options::new(selector) };
         let error = opened(&options).unwrap_err();
         assert_eq!(error.exit_code(), 78, "{selector}: {error}");
-        // Those that were left out before the last one failed are not forgotten.
+        // Devices that were left out before the last one failed are not forgotten.
         let notified = options.notified.borrow();
         let left = notified.iter().filter(|text| text.starts_with("left out: cpu")).count();
         assert_eq!(left, if selector == "all" { 2 } else { 0 }, "{notified:?}");

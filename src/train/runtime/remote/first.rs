@@ -567,14 +567,13 @@ impl RemoteNode {
 }
 
 impl NodeState {
-    /// Returns true for the first end of a rank's step.
     fn is_first_end(&mut self, rank: Rank) -> bool {
         let Some(group) = &mut self.group else { return false };
         let Some(state) = group.ranks.get_mut(&rank) else { return false };
         !std::mem::replace(&mut state.has_ended, true)
     }
 
-    /// Returns the mailbox of the coordinator of a rank; `None` for a report of an earlier group.
+    /// Mailbox of the coordinator of a rank; `None` for a report of an earlier group.
     fn coordinator_of(
         &self,
         rank: Rank,
@@ -590,8 +589,8 @@ impl NodeState {
         Ok(Some(&group.coordinator))
     }
 
-    /// Returns the mailbox for a vote, of which each step of a rank has one; `None` for a vote of
-    /// an earlier group.
+    /// Returns the mailbox for a vote; a rank votes once per step. `None` for a vote of an earlier
+    /// group.
     fn coordinator_of_vote(
         &mut self,
         vote: &Vote,
@@ -628,7 +627,6 @@ impl NodeState {
 }
 
 impl OpenFailure {
-    /// Returns the failure as the error of a device.
     fn into_error(self) -> RuntimeError {
         match self {
             Self::Device(error) => error.into(),
@@ -684,7 +682,7 @@ impl RemoteSlot {
     /// Performs a call and waits for its reply.
     ///
     /// # Errors
-    /// Returns the error of the device, which may be that of an earlier call without a reply, or of
+    /// Returns the error of the device, which may stem from an earlier call without a reply, or of
     /// the lost node.
     pub fn call(&self, adapter: &str, call: DeviceCall) -> Result<CallReply, DeviceError> {
         let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);

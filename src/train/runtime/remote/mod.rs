@@ -1,6 +1,6 @@
 //! Devices of other nodes. The first node of a run has one [`executor::RemoteExecutor`] per device
 //! of another node, which sends all calls; the other nodes perform them ([`node::NodeServer`]). A
-//! step is an order to the node, whose ranks exchange values directly with those of all nodes.
+//! step is an order to the node, whose ranks exchange values directly with the ranks of all nodes.
 
 pub mod calls;
 pub(crate) mod executor;
@@ -43,16 +43,13 @@ use wire::{OpenOrder, Opened, PlanRecipe, RankGroupSpec};
 /// Rounds of one group of ranks: many more than in a run.
 const ROUNDS_OF_GROUP: u64 = 1 << 32;
 
-/// Returns the generation of the first round of a new group.
 pub(crate) fn next_generation() -> u64 {
     static GROUPS: AtomicU64 = AtomicU64::new(1);
     GROUPS.fetch_add(1, Ordering::Relaxed) * ROUNDS_OF_GROUP
 }
 
-/// Number of the first node.
 pub(crate) const FIRST_NODE: u32 = 0;
 
-/// Duration of the measurement of links.
 pub(crate) const LINK_MEASUREMENT: Duration = Duration::from_millis(300);
 
 /// Other nodes of a run, by number from 1 on; none in a run of one node.

@@ -487,8 +487,8 @@ impl<'h> NodeServer<'h> {
         Ok(())
     }
 
-    /// Returns a trace that begins at a time of this node, and is sent to the first one; `None` if
-    /// the clock cannot represent the time.
+    /// Returns a trace that is sent to the first node; it begins `epoch` nanoseconds after this
+    /// node's start. `None` if the clock cannot represent that time.
     fn trace_from(&self, epoch: i64) -> Option<Trace> {
         let distance = Duration::from_nanos(epoch.unsigned_abs());
         let epoch = if epoch < 0 {

@@ -68,7 +68,7 @@ impl OwnInputs {
         Ok(Self { orders, ahead: BTreeMap::new() })
     }
 
-    /// Returns the inputs `wanted` of a rank for a step, and begins to read those of the next.
+    /// Returns the inputs `wanted` of a rank for a step, and begins to read the next step's.
     ///
     /// # Errors
     /// Returns a sentence on the sample that cannot be read.

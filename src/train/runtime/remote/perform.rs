@@ -116,7 +116,7 @@ impl PlanRecipe {
     }
 }
 
-/// Returns the hash of a plan, by which two nodes check that they have the same one.
+/// Hash of a plan, by which two nodes check that they have the same one.
 pub(crate) fn plan_hash(plan: &Plan) -> [u8; 32] {
     struct Hashed(blake3::Hasher);
     impl std::fmt::Write for Hashed {

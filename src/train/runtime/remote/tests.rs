@@ -75,7 +75,6 @@ impl NodeHost for TestHost {
 /// Returns true for messages that a node never sees.
 type Deafness = fn(&ToNode) -> bool;
 
-/// Node of the test.
 #[derive(Default)]
 struct TestNode {
     number: usize,
@@ -83,7 +82,7 @@ struct TestNode {
     /// Of a node that is not the first.
     inbox: OnceLock<Mailbox<NodeInput>>,
     is_cut: AtomicBool,
-    /// True if the final values that it sends are lost on their way.
+    /// True if the final values that it sends are lost.
     loses_values: AtomicBool,
     /// Messages to this node that it never sees.
     is_deaf_to: Mutex<Option<Deafness>>,
@@ -167,7 +166,7 @@ impl Wire {
     }
 }
 
-/// Nodes besides the first one, each with so many CPU devices.
+/// Nodes besides the first one, each with some CPU devices.
 struct Nodes {
     remote: RemoteNodes,
     ends: Vec<Arc<TestNode>>,
@@ -279,7 +278,7 @@ fn inputs(graph: &Graph, first: u32, rows: usize) -> Inputs {
     graph.inputs_of_samples().map(values).collect()
 }
 
-/// Calls `test` with a request for the selected devices and those of other nodes.
+/// Calls `test` with a request for the selected devices and the devices of other nodes.
 fn with_request<R>(
     graph: &ModelGraph,
     (selector, nodes): (&str, &RemoteNodes),
@@ -541,7 +540,8 @@ fn nodes_with_the_data_read_their_inputs_and_have_the_same_bits() {
     let found = with_request(&graph, ("cpu*2", &nodes.remote), &shares, train);
     assert_eq!((&found.0, &found.1), (&expected.0, &expected.1));
     nodes.end();
-    // Two ranks, each of one micro-batch in each of 6 steps, and what is read ahead of the next.
+    // Two ranks, each with one micro-batch in each of 6 steps, and inputs read ahead for the next
+    // step.
     let read = copy.read.lock().unwrap();
     assert_eq!(read.iter().filter(|(step, inputs)| *step <= 6 && *inputs == 3).count(), 12);
 }
@@ -770,8 +770,8 @@ fn a_node_that_works_for_long_is_waited_for() {
     nodes.end();
 }
 
-/// The first of them never answers, and the second one is asked all the same: what takes long on
-/// one node does not keep the others waiting.
+/// The first of them never answers, and the second one still gets the request: a slow node does not
+/// keep the others waiting.
 #[test]
 fn all_nodes_open_and_seat_their_devices_at_the_same_time() {
     let graph = graph(true);

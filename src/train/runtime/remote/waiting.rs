@@ -71,7 +71,7 @@ mod tests {
     fn an_answer_is_waited_for_as_long_as_there_is_progress() {
         let answer_timeout = Duration::from_millis(80);
         let (sender, answer) = channel();
-        // Ten polls, each of which finds progress, take longer than the timeout.
+        // Ten polls, each with progress, take longer than the timeout.
         let looks = Cell::new(0);
         let progress = || {
             looks.set(looks.get() + 1);

@@ -111,7 +111,7 @@ pub struct RemoteDeviceSpec {
 /// Order to open one of a node's devices.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct OpenOrder {
-    /// Index of the device among those that the node offers.
+    /// Index of the device among the devices that the node offers.
     pub device: u32,
     /// Display name.
     pub name: String,
@@ -130,8 +130,8 @@ pub(crate) struct PlanRecipe {
     pub options: PlanOptions,
     /// Part that it is a plan of; `None` for a whole graph.
     pub part: Option<PlannedPart>,
-    /// Shares of the ranks of a tensor group, one of which it is for, and which one; none for the
-    /// whole model.
+    /// Shares of the ranks of a tensor group; none for the whole model. The plan is for
+    /// `tensor_rank`.
     pub tensor_shares: Vec<u32>,
     pub tensor_rank: u32,
 }

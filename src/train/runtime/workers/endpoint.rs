@@ -176,7 +176,7 @@ impl LocalEndpoint {
         self.waiting.activity(heartbeats)
     }
 
-    /// Returns the peak size of the ring thread's buffer pool in bytes; 0 for a single rank.
+    /// Peak size of the ring thread's buffer pool in bytes; 0 for a single rank.
     #[cfg(test)]
     pub(crate) fn pool_bytes_peak(&self) -> usize {
         self.pool.as_ref().map_or(0, BufferPool::bytes_peak)
@@ -191,7 +191,7 @@ impl Drop for LocalEndpoint {
 }
 
 impl RankEndpoint {
-    /// Returns the seat if it is in this process.
+    /// Seat if it is in this process.
     #[cfg(test)]
     pub(crate) fn local(&self) -> Option<&LocalEndpoint> {
         match self {

@@ -118,7 +118,7 @@ fn no_thread_is_left_behind_whatever_fails_where() {
     }
 }
 
-/// A group of which the second rank is on no node that is known.
+/// A group with its second rank on an unknown node.
 #[test]
 #[cfg(target_os = "linux")]
 fn no_thread_is_left_behind_by_a_group_that_fails_on_its_way() {

@@ -102,7 +102,7 @@ pub fn measure_blocks(
     Ok(measured)
 }
 
-/// Returns the fault planned for one of the devices of a kind, with that device.
+/// Fault planned for one of the devices of a kind, with that device.
 fn injected(
     request: &PlacementRequest,
     kinds: &[usize],
@@ -143,7 +143,7 @@ fn part_of(whole: &Plan, block: u32) -> Plan {
     Plan::part(whole.graph.clone(), whole.options, &part)
 }
 
-/// Returns the reason that a device cannot run a block, without the advice for a whole model.
+/// Reason that a device cannot run a block, without the advice for a whole model.
 fn refusal(error: &RuntimeError) -> Wording {
     match error {
         RuntimeError::DeviceMemory { adapter, needed, has, basis } => Wording::new(format_args!(

@@ -58,7 +58,7 @@ pub(crate) fn by_measurement(
 /// Searches for the fastest division that fits the devices' memory.
 ///
 /// # Errors
-/// Returns `CutError` if there is none.
+/// Returns `CutError` if no division fits.
 fn searched(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -93,7 +93,7 @@ fn samples(request: &PlacementRequest, requested: &RequestedPipelines) -> Sample
     SampleCounts { batch: request.batch, micro_batch: request.micro_batch, round }
 }
 
-/// Returns the memory of the devices as stages of pipelines with these samples.
+/// Memory of the devices as stages of pipelines with these samples.
 fn stage_memory<'a>(
     request: &'a PlacementRequest,
     devices: RequestedDevices<'a>,
@@ -148,7 +148,7 @@ fn with_given_cut(
     PipelinePartition::of(pipelines, &samples(request, requested))
 }
 
-/// Returns the blocks of each model chunk of a cut, in the order of the model.
+/// Blocks of each model chunk of a cut, in the order of the model.
 fn chunks_of(cut: &Cut) -> Vec<Range<u32>> {
     let mut chunks = Vec::new();
     for chunk in 0..cut.blocks.first().map_or(0, Vec::len) {
@@ -159,7 +159,7 @@ fn chunks_of(cut: &Cut) -> Vec<Range<u32>> {
     chunks
 }
 
-/// Returns the pipelines of a division.
+/// Pipelines of a division.
 fn planned(
     request: &PlacementRequest,
     requested: &RequestedPipelines,

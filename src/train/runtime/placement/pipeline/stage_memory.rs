@@ -115,8 +115,8 @@ impl<'a> StageMemory<'a> {
         least <= has && ((!is_exact && most <= has) || self.needed(stage) <= has)
     }
 
-    /// Returns the bytes of a device's memory for its model chunks: those of the [`RankMemory`]
-    /// with which it is opened, or more if its shards turn out to be shorter than assumed.
+    /// Returns the bytes of a device's memory for its model chunks: as in the [`RankMemory`] with
+    /// which it is opened, or more if its shards turn out to be shorter than assumed.
     pub fn needed(&self, stage: CutStage) -> u64 {
         let CutStage { device, stage, blocks } = stage;
         let subject = (self.kinds[device], stage, blocks.to_vec());
@@ -158,8 +158,7 @@ impl<'a> StageMemory<'a> {
         (least as u64, most.saturating_add(beside) as u64)
     }
 
-    /// Returns the bytes of a device for the whole model besides its tensors, an upper bound for
-    /// those of a stage.
+    /// Bytes of a device besides tensors, for the whole model: an upper bound for a stage.
     fn beside_tensors(&self, device: usize, moments: &Moments) -> usize {
         let selection = &self.devices[device];
         let mut known = self.beside.borrow_mut();
@@ -168,7 +167,7 @@ impl<'a> StageMemory<'a> {
             .or_insert_with(|| memory::beside_tensors(selection, &self.whole, moments))
     }
 
-    /// Returns the elements of a stage's parameters and gradients, and its moments.
+    /// Elements of a stage's parameters and gradients, and its moments.
     fn held(&self, blocks: &[Range<u32>]) -> (usize, Moments) {
         let has = |block: &u32| blocks.iter().any(|run| run.contains(block));
         let is_trained = self.whole.graph.is_trained();

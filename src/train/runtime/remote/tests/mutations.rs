@@ -36,8 +36,8 @@ fn mutate(bytes: &mut Vec<u8>, seed: u32) {
     }
 }
 
-/// Returns messages of every kind that nodes send each other: those to nodes, and those to the
-/// first one.
+/// Returns messages of every kind that nodes send each other: messages to nodes, and messages to
+/// the first node.
 fn recorded() -> [Vec<Vec<u8>>; 2] {
     let mut heard = [Vec::new(), Vec::new()];
     let pipeline =
@@ -84,8 +84,8 @@ fn some_of_each_kind(messages: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     kept.into_iter().map(|(.., message)| message).collect()
 }
 
-/// Decodes mutations of messages, and refuses a byte behind some that are one. Each element of what
-/// is decoded has come as a byte at least, so what is encoded again is no longer than what came.
+/// Decodes mutations of messages; a valid message with a byte behind it must be refused. Each
+/// decoded element came as a byte at least, so encoding it again gives no more bytes than came.
 fn survive<T: Serialize + DeserializeOwned>(messages: &[Vec<u8>], names: &[&str]) {
     let mut kinds: Vec<u8> = messages.iter().map(|message| message[0]).collect();
     kinds.sort_unstable();
