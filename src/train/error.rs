@@ -119,7 +119,7 @@ pub enum TrainError {
     NotFinite { count: u64, reason: String },
     /// Non-finite parameter that a save would keep; `saved` is the last save, if any.
     #[error(
-        "not saved: the parameter '{name}' is not finite after step {step}; lower {} or set {}{}",
+        "the parameter '{name}' is not finite after step {step}; lower {} or set {}{}",
         Setting::LearningRate,
         Setting::Clip,
         match saved {

@@ -444,7 +444,7 @@ fn data_is_found_from_any_directory() {
     for line in ["eval run --devices cpu", "train --resume run --steps 10"] {
         let ran = desk.run(line).ended(78);
         let error = ran.line("error:");
-        for part in ["/text.txt: the data", "run/text.txt", "--data PATH"] {
+        for part in ["/text.txt: the training data", "run/text.txt", "--data PATH"] {
             assert!(error.contains(part), "'{part}' is missing in: {error}");
         }
     }

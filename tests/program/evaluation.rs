@@ -74,7 +74,7 @@ fn eval_other_samples_not_compared() {
     assert!(ran.line("evaluations now take 7 samples instead of 5").contains("eval_samples"));
     // The evaluation of step 30 is repeated with the new setting, and is the first of its kind.
     let repeated = ran.line("step 30  val_loss");
-    assert!(repeated.ends_with(" on 7 samples, the best so far"), "{repeated}");
+    assert!(repeated.ends_with(" on 7 samples, the best since step 30"), "{repeated}");
     let best = desk.manifest("run", 40)["meta"]["best"].clone();
     assert_eq!(best["samples"].as_u64(), Some(7), "{best}");
     // The same setting goes on comparing.

@@ -338,7 +338,7 @@ fn add_tokens_grows_tables_by_mean() {
     let told = desk.run(&format!("{line} --init gpt-model --out none")).ok();
     assert!(told.err.contains("no tokens are added"), "{}", told.err);
     fs::remove_dir_all(desk.path("none")).unwrap();
-    desk.train("--steps 0 --out letters --quiet").ok();
+    desk.train("--steps 0 --out letters --quiet --set model.bias=true").ok();
     let line = format!("{start} --init letters --add-tokens --out none");
     let told = desk.run(&line).ended(78);
     assert!(told.line("error:").contains("has characters or bytes"), "{}", told.err);
@@ -488,7 +488,7 @@ fn export_forms_have_model_and_files() {
     };
     refused("export again --out tuned.gguf --format gguf", "tuned.gguf: is there already");
     refused("export again --out no --dtype q8_0", "q8_0 is a type of GGUF files");
-    desk.train("--steps 0 --out letters --quiet").ok();
+    desk.train("--steps 0 --out letters --quiet --set model.bias=true").ok();
     refused("export letters --out no --format gguf", "this model has none");
     desk.train("--out rnn --set model.kind=rnn --steps 0 --quiet").ok();
     for form in ["huggingface", "gguf"] {

@@ -42,7 +42,7 @@ fn sigusr1_saves_and_goes_on() {
     }
     let printed = host.lines.lock().unwrap().clone();
     let (_, asked) = printed.rsplit_once("saved at step ").unwrap();
-    let step: u64 = asked.split_once(',').unwrap().0.parse().unwrap();
+    let step: u64 = asked.split_once(' ').unwrap().0.parse().unwrap();
     assert_eq!(desk.manifest("run", step)["meta"]["step"], step);
     host.wait_for(&format!("step {}/", step + 3));
     send_signal(other.id(), "TERM");
