@@ -338,7 +338,7 @@ fn add_tokens_grows_tables_by_mean() {
     let told = desk.run(&format!("{line} --init gpt-model --out none")).ok();
     assert!(told.err.contains("no tokens are added"), "{}", told.err);
     fs::remove_dir_all(desk.path("none")).unwrap();
-    desk.train("--steps 0 --out letters --quiet --set model.bias=true").ok();
+    desk.train("--steps 0 --out letters --quiet").ok();
     let line = format!("{start} --init letters --add-tokens --out none");
     let told = desk.run(&line).ended(78);
     assert!(told.line("error:").contains("has characters or bytes"), "{}", told.err);
