@@ -863,8 +863,9 @@ mod tests {
             "",
             &["accumulate=4"],
             "--set accumulate=4: there is no key accumulate; gradients accumulate over \
-             train.batch / train.micro_batch_size passes: set train.batch to the samples of a \
-             step, and train.micro_batch_size to those that run at once",
+             train.batch / train.micro_batch_size passes: set train.batch (--batch) to the \
+             samples of a step, and train.micro_batch_size (--micro-batch) to those that run at \
+             once",
         );
         refused(
             "[train]\nprecision = \"bf16\"",
