@@ -107,7 +107,7 @@ mod tests {
         DataSource::Samples { format: SampleFormat::Csv, path: "t.csv".into(), val_path }
     }
 
-    /// A run, and what is told of some of the files of its data or others.
+    /// Run that is asked about files.
     struct Known {
         of_run: Vec<DataFile>,
         source: DataSource,
@@ -122,12 +122,18 @@ mod tests {
         }
 
         fn told(&self, files: Vec<DataFile>) -> Option<String> {
-            let Self { of_run, source, held_out, samples } = self;
-            let (run, held_out, samples) = (Path::new("runs/a b"), *held_out, *samples);
-            GivenData { run, of_run, source, held_out, files, samples }.warning()
+            let given = GivenData {
+                run: Path::new("runs/a b"),
+                of_run: &self.of_run,
+                source: &self.source,
+                held_out: self.held_out,
+                files,
+                samples: self.samples,
+            };
+            given.warning()
         }
 
-        /// What is told of files with samples.
+        /// Returns the warning on files with samples.
         fn of(&self, given: &[&str]) -> Option<String> {
             self.told(given.iter().map(|name| file(name, None)).collect())
         }

@@ -1,5 +1,5 @@
-//! Tips for flags that `train` and `launch` do not have: those of other trainers, and those that are
-//! named like a key of the configuration.
+//! Tips for flags that `train` and `launch` do not have: those of other trainers, and names of keys
+//! of the configuration.
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -123,21 +123,22 @@ mod tests {
         );
         assert_eq!(tip_for("launch --tp 2"), "use --tensor");
         assert_eq!(tip_for("train --path x"), "use --data");
-        assert_eq!(tip_for("train --resume-from x"), "use --resume DIR");
-        assert_eq!(
-            tip_for("launch --ckpt-path x"),
-            "launch resumes from the newest checkpoint in --out by itself"
-        );
+        assert_eq!(tip_for("train --ckpt-path x"), "use --resume DIR");
+        for flag in ["--ckpt-path", "--resume-from"] {
+            let own = "launch resumes from the newest checkpoint in --out by itself";
+            assert_eq!(tip_for(&format!("launch {flag} x")), own);
+        }
         let kinds = tip_for("train --kind gpt");
         let start = "type --set KEY=VALUE, with one of the keys ";
         assert!(kinds.starts_with(start) && kinds.contains("schedule.kind"), "{kinds}");
         assert!(kinds.contains("model.kind"), "{kinds}");
-        // Whichever of them says it.
+        // The parser says it, or the tip does.
         for (line, flag) in [
             ("train --tensor-ranks 2", "--tensor"),
             ("train --pipeline-stages 2", "--pipeline"),
             ("train --micro-batch-size 2", "--micro-batch"),
             ("train --batch-size 2", "--batch"),
+            ("train --resume-from x", "--resume"),
         ] {
             let said = said(line);
             assert!(flags_in(&said).contains(&flag) && !said.contains("--set"), "{said}");

@@ -133,8 +133,8 @@ fn files_have_the_role_of_their_set_whatever_their_names() {
     assert_eq!(roles(&cifar.files), expected);
 
     let set = directory(&files);
-    let (path, options) = (set.path(), ReadOptions::default());
-    let read = read_for_prediction(SampleFormat::Cifar10, path, &options);
+    let options = ReadOptions::default();
+    let read = read_for_prediction(SampleFormat::Cifar10, set.path(), &options);
     let (_, evaluated) = read.unwrap();
     let expected = [("batches.meta.txt", Some(Labels)), ("test_batch.bin", None)];
     assert_eq!(roles(&evaluated), expected);
