@@ -195,10 +195,10 @@ pub mod data {
     pub use potluck_data::formats::load;
     pub use potluck_data::{
         Augmentation, ChatMessage, ChatTemplate, DataDescription, DataError, DataFile, Dataset,
-        DatasetInput, Features, LoadedSamples, MeanStd, NamedInputs, Normalization, PrepareError,
-        PrepareOptions, PrepareProgress, Prepared, ReadOptions, SampleDescription, SampleFormat,
-        SampleOptions, SampleSet, Samples, Split, TargetKind, TargetNames, Targets, TextData,
-        TextWindows, TokenFile, TokenWindows, Tokenizer, TokenizerChoice, TokenizerFile,
+        DatasetInput, Features, FileRole, LoadedSamples, MeanStd, NamedInputs, Normalization,
+        PrepareError, PrepareOptions, PrepareProgress, Prepared, ReadOptions, SampleDescription,
+        SampleFormat, SampleOptions, SampleSet, Samples, Split, TargetKind, TargetNames, Targets,
+        TextData, TextWindows, TokenFile, TokenWindows, Tokenizer, TokenizerChoice, TokenizerFile,
         TokenizerKind, prepare,
     };
 }

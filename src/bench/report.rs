@@ -380,7 +380,9 @@ impl<'a> FigureRecorder<'a> {
 
 /// Figure with the most floating-point operations per second in f32.
 pub(crate) fn highest_rate(figures: &[Figure]) -> Option<&Figure> {
-    let is_f32 = |one: &&Figure| one.unit == GFLOPS && one.kind != FigureKind::Precision;
+    let is_f32 = |one: &&Figure| {
+        one.unit == GFLOPS && (one.kind != FigureKind::Precision || one.name == "precision.f32")
+    };
     figures.iter().filter(is_f32).max_by(|a, b| a.median.total_cmp(&b.median))
 }
 
@@ -455,10 +457,11 @@ mod tests {
         recorder.add(rate(FigureKind::Peak, "peak.flops", 2e9));
         recorder.add(rate(FigureKind::Matmul, "matmul.small", 4e9));
         recorder.add(rate(FigureKind::Matmul, "matmul.large", 8e9));
-        recorder.add(rate(FigureKind::Precision, "precision.bf16", 64e9));
+        recorder.add(rate(FigureKind::Precision, "precision.f32", 16e9));
+        recorder.add(rate(FigureKind::Precision, "precision.mixed", 64e9));
         let (figures, _) = recorder.finish();
         let shares = figures.iter().map(|figure| figure.of_peak);
-        assert!(shares.eq([None, Some(0.5), Some(1.0), Some(8.0)]));
+        assert!(shares.eq([None, Some(0.25), Some(0.5), Some(1.0), Some(4.0)]));
     }
 
     #[test]

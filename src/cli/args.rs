@@ -14,6 +14,7 @@ use super::addresses::all_addresses;
 use super::hardware::parts::HardwarePart;
 use super::runs_directory::RUNS;
 use super::secrets::SecretArgs;
+use super::unknown_flags::with_tip;
 use crate::ui::log::LogFormat;
 use potluck_net::cluster::NODES_MAX;
 use potluck_net::nodes::resolve;
@@ -35,7 +36,7 @@ impl Cli {
     /// Returns `clap::Error` for arguments that do not parse or do not go together, and for
     /// `--help` and `--version`.
     pub fn checked(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let cli = Self::try_parse_from(words).map_err(super::with_key_of_flag)?;
+        let cli = Self::try_parse_from(words).map_err(with_tip)?;
         // A flag cannot require a value of another flag in clap.
         if let Command::Train(args) = &cli.command
             && args.svg.is_some()

@@ -28,13 +28,12 @@ pub mod secrets;
 pub mod status;
 pub mod train;
 mod trained_on;
+mod unknown_flags;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::OnceLock;
-
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::ui::log::{self, Level};
 use crate::ui::terminal::{print_error, print_line};
@@ -43,7 +42,6 @@ use potluck_core::{Remedy, files};
 use potluck_net::nodes::ClusterHandleError;
 use potluck_train::TrainError;
 use potluck_train::config::read::ConfigError;
-use potluck_train::config::unknown::{key_of_flag, of_other_trainers};
 use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART, RuntimeError};
 use potluck_train::signals::Interruption;
 use rendezvous::RendezvousError;
@@ -80,32 +78,6 @@ pub fn main() -> i32 {
         }
         _ => code,
     }
-}
-
-/// Commands that set keys of the configuration.
-const COMMANDS_WITH_KEYS: [&str; 4] = ["train", "launch", "eval", "generate"];
-
-/// Tells, for an unknown flag that other trainers have or that is named like a key, how to set it.
-fn with_key_of_flag(mut error: clap::Error) -> clap::Error {
-    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
-    let has_keys = COMMANDS_WITH_KEYS.iter().any(|name| usage.contains(&format!(" {name} ")));
-    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
-        return error;
-    };
-    if error.kind() != ErrorKind::UnknownArgument || !has_keys {
-        return error;
-    }
-    let name = flag.trim_start_matches('-');
-    let tip = if let Some(answer) = of_other_trainers(name) {
-        answer.to_owned()
-    } else if let Some(key) = key_of_flag(name) {
-        format!("{key} has no flag of its own: type --set {key}=VALUE")
-    } else {
-        return error;
-    };
-    error.remove(ContextKind::SuggestedArg);
-    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
-    error
 }
 
 /// Opens the log that a command asks for.

@@ -111,7 +111,7 @@ impl ResumePoint {
             Err(RuntimeError::Device(NoAdapter { .. } | NoMatch { .. })) => {}
             Err(error) => return Err(error.into()),
         }
-        let missing = missing_devices(devices, &adapters_for(devices)).join(" and ");
+        let missing = missing_devices(devices, &adapters_for(devices));
         let out = out.map(Path::to_path_buf);
         let command = ResumeCommand { out, settings, ..ResumeCommand::of_run(&self.from) };
         let command = Box::new(spec.resume_on(spec.left_on_any(), command));

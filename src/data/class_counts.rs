@@ -10,11 +10,12 @@ const RUNS_MAX: usize = 4;
 const SINGLE_MIN: usize = 10;
 
 /// Returns warnings about the classes `names`, given the class of each sample and the name of the
-/// column that has it.
+/// column that has it. `may_be_values`: the reader could have read values instead.
 pub(crate) fn warnings<'a>(
     names: &[String],
     samples: impl Iterator<Item = &'a u32>,
     column: Option<&String>,
+    may_be_values: bool,
 ) -> Vec<String> {
     let mut counts = vec![0u64; names.len()];
     for class in samples {
@@ -26,8 +27,21 @@ pub(crate) fn warnings<'a>(
         (0..names.len()).filter(|class| counts[*class] == count).collect()
     };
     let all = counted_large(names.len() as u64, "class", "classes");
-    let mut warnings = Vec::new();
     let empty = with(0);
+    let single = with(1).len();
+    let few = empty.len() + single;
+    let are_numbers = names.iter().all(|name| name.parse::<i64>().is_ok());
+    if may_be_values && are_numbers && single >= SINGLE_MIN && 2 * few > names.len() {
+        let column = column.map_or("the target", String::as_str);
+        return vec![format!(
+            "{} of {all} have {}; if {column} is a number to predict, set {}, or else check the \
+             labels",
+            grouped(&few.to_string()),
+            if empty.is_empty() { "a single sample" } else { "no sample or a single one" },
+            Setting::Regression
+        )];
+    }
+    let mut warnings = Vec::new();
     if !empty.is_empty() {
         warnings.push(format!(
             "{} of {all} {} no sample ({}): check the labels",
@@ -36,17 +50,15 @@ pub(crate) fn warnings<'a>(
             runs(names, &empty)
         ));
     }
-    let single = with(1).len();
-    if single >= SINGLE_MIN && 2 * single > names.len() {
-        let are_numbers = names.iter().all(|name| name.parse::<f64>().is_ok());
-        let column = column.map_or("the target", String::as_str);
-        let advice = if are_numbers {
-            format!("if {column} is a number to predict, set {}", Setting::Regression)
-        } else {
-            format!("check that {column} is a class")
+    let there = names.len() - empty.len();
+    if single >= SINGLE_MIN && 2 * single > there {
+        let advice = match column {
+            Some(column) => format!("check that {column} is a class"),
+            None => "check the labels".to_string(),
         };
         let single = grouped(&single.to_string());
-        warnings.push(format!("{single} of {all} have a single sample; {advice}"));
+        let there = counted_large(there as u64, "class", "classes");
+        warnings.push(format!("{single} of {there} have a single sample; {advice}"));
     }
     warnings
 }
@@ -85,14 +97,14 @@ mod tests {
     #[test]
     fn classes_without_samples_are_named() {
         let labels: Vec<u32> = (0..100).map(|sample| sample % 10).chain([77]).collect();
-        let of = |classes: usize| warnings(&numbered(classes), labels.iter(), None);
+        let of = |classes: usize| warnings(&numbered(classes), labels.iter(), None, false);
         assert_eq!(of(78), ["67 of 78 classes have no sample (10 to 76): check the labels"]);
-        let few = |samples: &[u32]| warnings(&numbered(9), samples.iter(), None).concat();
+        let few = |samples: &[u32]| warnings(&numbered(9), samples.iter(), None, false).concat();
         assert!(few(&[0, 1, 2, 3, 4, 5, 6, 7]).starts_with("1 of 9 classes has no sample (8):"));
         assert!(few(&[1, 4, 7]).contains("(0, 2, 3, 5, 6, 8)"), "{}", few(&[1, 4, 7]));
         assert_eq!(few(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), "");
         let every_other: Vec<u32> = (0..10).map(|class| 2 * class + 1).collect();
-        let named = warnings(&numbered(20), every_other.iter(), None).concat();
+        let named = warnings(&numbered(20), every_other.iter(), None, false).concat();
         assert!(named.starts_with("10 of 20 classes have no sample (0, 2, 4, 6, ..)"), "{named}");
     }
 
@@ -101,13 +113,36 @@ mod tests {
         let labels: Vec<u32> = (0..2000).chain(0..200).collect();
         let column = "y".to_string();
         assert_eq!(
-            warnings(&numbered(2000), labels.iter(), Some(&column)),
+            warnings(&numbered(2000), labels.iter(), Some(&column), true),
             ["1,800 of 2,000 classes have a single sample; if y is a number to predict, set \
-              data.task=regression"]
+              data.task=regression, or else check the labels"]
         );
+        // Years of an array, most of which are of no sample.
+        let years: Vec<u32> = (1900..2020).chain(1950..1960).collect();
+        assert_eq!(
+            warnings(&numbered(2020), years.iter(), None, true),
+            ["2,010 of 2,020 classes have no sample or a single one; if the target is a number \
+              to predict, set data.task=regression, or else check the labels"]
+        );
+        assert!(warnings(&numbered(3), [0, 1, 2].iter(), None, true).is_empty());
+        let odd: Vec<u32> = (0..10).flat_map(|class| [class; 20]).chain([255]).collect();
+        assert_eq!(
+            warnings(&numbered(256), odd.iter(), None, true),
+            ["245 of 256 classes have no sample (10 to 254): check the labels"]
+        );
+    }
+
+    #[test]
+    fn labels_that_cannot_be_values_are_to_be_checked() {
+        let labels: Vec<u32> = (0..2000).chain(0..200).collect();
+        let told = warnings(&numbered(2000), labels.iter(), None, false).concat();
+        assert_eq!(told, "1,800 of 2,000 classes have a single sample; check the labels");
         let words: Vec<String> = (0..2000).map(|class| format!("class {class}")).collect();
-        let told = warnings(&words, labels.iter(), None).concat();
-        assert!(told.ends_with("have a single sample; check that the target is a class"), "{told}");
-        assert!(warnings(&numbered(3), [0, 1, 2].iter(), None).is_empty());
+        let told = warnings(&words, labels.iter(), Some(&"y".to_string()), true).concat();
+        assert_eq!(told, "1,800 of 2,000 classes have a single sample; check that y is a class");
+        // Of those that have samples, most have a single one.
+        let last: Vec<u32> = (1980..2000).collect();
+        let told = warnings(&words, last.iter(), None, false);
+        assert_eq!(told[1], "20 of 20 classes have a single sample; check the labels");
     }
 }

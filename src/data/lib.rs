@@ -30,7 +30,7 @@ pub use normalization::{MeanStd, Normalization};
 pub use prepare::{PrepareError, PrepareOptions, PrepareProgress, Prepared, prepare};
 pub use sample_set::{SampleOptions, SampleSet};
 pub use sampler::{SampleIndex, Sampler};
-pub use samples::{DataFile, Features, LazyFeatures, LoadedSamples, Samples, Targets};
+pub use samples::{DataFile, Features, FileRole, LazyFeatures, LoadedSamples, Samples, Targets};
 pub use split::Split;
 pub use text::{TextData, TokenizerChoice};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerFile, TokenizerKind};

@@ -215,7 +215,11 @@ impl Dataset for SampleSet {
             Targets::Classes { ids, .. } => &ids[..],
             _ => &[],
         });
-        class_counts::warnings(names, classes, self.description.target_columns.first())
+        let column = self.description.target_columns.first();
+        // Of the formats, tables and arrays may have either kind of targets.
+        let may_be_values =
+            column.is_some() || self.files.iter().any(|file| file.name.ends_with(".npy"));
+        class_counts::warnings(names, classes, column, may_be_values)
     }
 
     fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {

@@ -8,6 +8,18 @@ use super::DataError;
 /// Largest number of files that a run records one by one.
 const RECORDED_MAX: usize = 100;
 
+/// Part that a file has in the data of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileRole {
+    /// Samples to train on; a share of them may be held out.
+    Training,
+    /// Samples of a held-out set of its own.
+    HeldOut,
+    /// No samples: labels, names of classes, or a description of another file.
+    Labels,
+}
+
 /// File that a data set was read from.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DataFile {
@@ -16,17 +28,20 @@ pub struct DataFile {
     pub bytes: u64,
     /// BLAKE3 hash of the content, in hexadecimal.
     pub blake3: String,
+    /// `None` in checkpoints of earlier versions, and for samples that a model is used on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<FileRole>,
 }
 
 impl DataFile {
     /// Returns the entry of a file with this content.
     pub fn of(name: &str, content: &[u8]) -> Self {
         let blake3 = blake3::hash(content).to_hex().to_string();
-        Self { name: name.into(), bytes: content.len() as u64, blake3 }
+        Self { name: name.into(), bytes: content.len() as u64, blake3, role: None }
     }
 
     /// Returns the list of files that a run records: for a large number, one entry with the sum of
-    /// their sizes and a hash of their names and hashes.
+    /// their sizes, a hash of their names and hashes, and the role that all of them have.
     pub fn recorded(files: Vec<Self>) -> Vec<Self> {
         if files.len() <= RECORDED_MAX {
             return files;
@@ -37,7 +52,9 @@ impl DataFile {
         }
         let bytes = files.iter().map(|file| file.bytes).sum();
         let name = format!("{} files", files.len());
-        vec![Self { name, bytes, blake3: hasher.finalize().to_hex().to_string() }]
+        let is_one_role = files.iter().all(|file| file.role == files[0].role);
+        let role = if is_one_role { files[0].role } else { None };
+        vec![Self { name, bytes, blake3: hasher.finalize().to_hex().to_string(), role }]
     }
 }
 

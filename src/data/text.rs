@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::{fs, io};
 
-use super::{DataError, DataFile, Split, Tokenizer, TokenizerKind, tokens};
+use super::{DataError, DataFile, FileRole, Split, Tokenizer, TokenizerKind, tokens};
 
 /// Tokenizer for a text: derived from the text, or given (by a checkpoint, say).
 #[derive(Clone, Debug, PartialEq)]
@@ -60,8 +60,12 @@ impl TextData {
             Err(why) => return Err(DataError::Read { name, why }),
         };
         let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-        let file = Some(DataFile::of(&file_name, &bytes));
-        Ok(Self { file, ..Self::from_bytes(&name, &bytes, tokenizer, held_out, context)? })
+        let mut file = DataFile::of(&file_name, &bytes);
+        file.role = Some(FileRole::Training);
+        Ok(Self {
+            file: Some(file),
+            ..Self::from_bytes(&name, &bytes, tokenizer, held_out, context)?
+        })
     }
 
     /// Like [`TextData::load`], for a text in memory; error messages call it `name`.

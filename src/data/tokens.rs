@@ -25,7 +25,7 @@ use memmap2::Mmap;
 use super::dataset::{Dataset, DatasetInput, NamedInputs};
 use super::prepare::is_begun;
 use super::tokenizer::TOKENIZER;
-use super::{DataDescription, DataError, DataFile, Split, TokenizerFile};
+use super::{DataDescription, DataError, DataFile, FileRole, Split, TokenizerFile};
 use potluck_core::format::counted;
 use potluck_core::{DType, HostTensor};
 
@@ -247,7 +247,7 @@ impl TokenFile {
         let info = match fs::read(&info_path) {
             Ok(text) => {
                 let hash = blake3::hash(&text).to_string();
-                files.push(described(&info_path, text.len(), hash));
+                files.push(described(&info_path, text.len(), hash, FileRole::Labels));
                 TokenFileInfo::parse(&info_name, &text)?
             }
             Err(why) if why.kind() == io::ErrorKind::NotFound => {
@@ -260,12 +260,14 @@ impl TokenFile {
             Err(why) => return Err(DataError::Read { name: info_name, why }),
         };
         check(&name, &bytes, &info)?;
-        files.push(described(path, bytes.len(), info.blake3.to_lowercase()));
+        let hash = info.blake3.to_lowercase();
+        files.push(described(path, bytes.len(), hash, FileRole::Training));
         let mut mask = None;
         if let Some(hash) = &info.mask {
             let mask_path = path.with_extension("mask");
             let of_tokens = checked_mask(&mask_path, info.count, hash)?;
-            files.push(described(&mask_path, of_tokens.len(), hash.to_lowercase()));
+            let hash = hash.to_lowercase();
+            files.push(described(&mask_path, of_tokens.len(), hash, FileRole::Labels));
             mask = Some(of_tokens);
         }
         files.sort_by(|a, b| a.name.cmp(&b.name));
@@ -466,9 +468,9 @@ fn check(name: &str, bytes: &[u8], info: &TokenFileInfo) -> Result<(), DataError
     require_hash(name, hasher.finalize(), &info.blake3)
 }
 
-fn described(path: &Path, bytes: usize, blake3: String) -> DataFile {
+fn described(path: &Path, bytes: usize, blake3: String, role: FileRole) -> DataFile {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    DataFile { name, bytes: bytes as u64, blake3 }
+    DataFile { name, bytes: bytes as u64, blake3, role: Some(role) }
 }
 
 /// Windows of a token file: a sample is the `context` tokens from its index on, for the input

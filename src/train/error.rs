@@ -59,10 +59,12 @@ pub enum TrainError {
         spare: usize,
     },
     #[error(
-        "the run used {devices}; {missing}: not found here; continue it on the devices found here \
-         with: {command}"
+        "the run used {devices}, but {} {} not here; continue it on the devices found here with: \
+         {command}",
+        missing.join(" and "),
+        if missing.len() == 1 { "is" } else { "are" }
     )]
-    MissingDevices { devices: String, missing: String, command: Box<ResumeCommand> },
+    MissingDevices { devices: String, missing: Vec<String>, command: Box<ResumeCommand> },
     #[error(
         "{path}: the training data are missing, and so is {beside}; move the data to one of these \
          paths, or pass --data PATH"

@@ -245,6 +245,6 @@ mod tests {
         let error = missing.err().unwrap().to_string();
         assert!(error.contains("no.safetensors: cannot be read"), "{error}");
         let pickled = Predictor::from_file(graph(), &options, &run.join("model.pt"));
-        assert!(pickled.err().unwrap().to_string().contains("a pickle of Python"));
+        assert!(pickled.err().unwrap().to_string().contains("is a Python pickle"));
     }
 }

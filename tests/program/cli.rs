@@ -544,7 +544,7 @@ fn explain_several_devices_tells_each() {
     for line in ["\n  staging ", "\n  pool ", " needed, of the memory of the host\n"] {
         assert_eq!(memory.matches(line).count(), 3, "{line} in:\n{memory}");
     }
-    let most = " with a measured share, of up to 4 rows at a time\n";
+    let most = " with a measured share, of up to 4 samples at a time\n";
     assert_eq!(memory.matches(most).count(), 3, "{memory}");
     assert!(!explain("memory --set parallel.shares=2,1,1").contains(most));
     assert!(memory.contains("\nmemory of the host: fits: "), "{memory}");

@@ -406,7 +406,7 @@ fn resume_missing_devices_suggests_others() {
     drop(store);
     let ran = desk.run("train --resume run --steps 9").ended(78);
     let error = ran.line("error:");
-    let missing = "nosuchdevice and nosuchone*2: not found here";
+    let missing = "but nosuchdevice and nosuchone*2 are not here";
     for part in ["cpu,nosuchdevice,nosuchone*2", missing, "--devices auto"] {
         assert!(error.contains(part), "'{part}' is missing in: {error}");
     }

@@ -92,7 +92,7 @@ fn models_unreadable_are_refused() {
         for (name, why) in [
             ("x.safetensors", "x.safetensors: has weights but no configuration; give a run"),
             ("model", "model: has weights but no configuration; give a run"),
-            ("x.pt", "x.pt: is a program in Python's pickle format"),
+            ("x.pt", "x.pt: is a Python pickle, which can run code"),
             ("x.txt", "x.txt: has no model; give a run, a checkpoint, or a directory"),
         ] {
             refused(&format!("{command} {name} --devices cpu"), why);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Child;
 
 use crate::node_processes::{
     Host, LINE, SILENCE_S, desk, endless, host_with, join, later_port, write_secret,
@@ -35,9 +34,9 @@ impl Happened {
     }
 
     /// Ends a run of two nodes, and takes both codes.
-    fn take_both(&mut self, about: &'static str, host: Host, other: Child) {
+    fn take_both(&mut self, about: &'static str, host: Host, other: Host) {
         self.take(about, host.finish().code());
-        self.take(about, finish(other, "the other node").code());
+        self.take(about, other.finish().code());
     }
 }
 
@@ -62,7 +61,7 @@ fn exit_codes_are_those_of_the_table() {
 
     let about = "the run is done";
     let host = first(&desk, 2, "", "--out done");
-    let other = join(&desk, &host, "", "--devices cpu");
+    let other = Host::started(join(&desk, &host, "", "--devices cpu"));
     happened.take_both(about, host, other);
 
     let about = "a command line that does not parse";
@@ -70,7 +69,7 @@ fn exit_codes_are_those_of_the_table() {
 
     let about = "a defect of potluck";
     let host = first(&desk, 2, "panic@verdict:3", "--out defect");
-    let other = join(&desk, &host, "", "--devices cpu");
+    let other = Host::started(join(&desk, &host, "", "--devices cpu"));
     happened.take_both(about, host, other);
 
     let about = NOBODY;
@@ -79,21 +78,21 @@ fn exit_codes_are_those_of_the_table() {
 
     let about = "the others are not here after `--wait`";
     let host = first(&desk, 3, "", "--out few --wait 3");
-    let other = join(&desk, &host, "", "--devices cpu");
+    let other = Host::started(join(&desk, &host, "", "--devices cpu"));
     happened.take_both(about, host, other);
 
     let about = "the first node goes before the start";
     let mut host = first(&desk, 3, "", "--out gone");
-    let other = join(&desk, &host, "", "--devices cpu");
+    let other = Host::started(join(&desk, &host, "", "--devices cpu"));
     host.wait_for("2 of 3 nodes here");
     send_signal(host.child.id(), "KILL");
     host.finish();
-    happened.take(about, finish(other, "the other node").code());
+    happened.take(about, other.finish().code());
 
     let about = "the run is full or has started, or another one is there";
     let mut host = first(&desk, 2, "", "--out full --steps 100000 --log-every 1");
     happened.take(about, join_code(&desk, &host.address, "--run another"));
-    let other = join(&desk, &host, "", "--devices cpu");
+    let other = Host::started(join(&desk, &host, "", "--devices cpu"));
     host.wait_for("step 2/");
     happened.take(about, join_code(&desk, &host.address, ""));
 
@@ -104,12 +103,12 @@ fn exit_codes_are_those_of_the_table() {
     happened.take(about, desk.run(&format!("{line} --secret-file code")).code());
 
     let about = "SIGTERM or SIGHUP on any node, saved or not";
-    send_signal(other.id(), "TERM");
+    send_signal(other.child.id(), "TERM");
     happened.take_both(about, host, other);
 
     let about = "SIGUSR1 on any node, if the first one has `--on-usr1 stop`";
     let (host, other) = endless(&desk, "--out warned --on-usr1 stop", "", "");
-    send_signal(other.id(), "USR1");
+    send_signal(other.child.id(), "USR1");
     happened.take_both(about, host, other);
 
     let about = "Ctrl-C on any node";
@@ -121,7 +120,7 @@ fn exit_codes_are_those_of_the_table() {
     let (host, other) = endless(&desk, "--out lost", "", "");
     send_signal(host.child.id(), "KILL");
     host.finish();
-    happened.take(about, finish(other, "the other node").code());
+    happened.take(about, other.finish().code());
 
     let about = "an address, a device, a key or a number of a node that cannot be";
     happened.take(about, join_code(&desk, "127.0.0.1:port", ""));

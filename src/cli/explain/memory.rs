@@ -50,7 +50,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
                 note = format!(
                     "at most {} with a measured share, of up to {} at a time\n  ",
                     gibibytes_up(device as u64),
-                    counted(rows as usize, "row", "rows")
+                    counted(rows as usize, "sample", "samples")
                 );
             }
         }

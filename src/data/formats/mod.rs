@@ -19,7 +19,9 @@ use std::path::{Path, PathBuf};
 
 pub(super) use self::expected::Expected;
 use self::files::{Base, FileSets};
-use super::{DataError, DataFile, LoadedSamples, SampleDescription, Samples, TargetNames, Targets};
+use super::{
+    DataError, DataFile, FileRole, LoadedSamples, SampleDescription, Samples, TargetNames, Targets,
+};
 
 pub use detect::detect;
 
@@ -115,6 +117,15 @@ struct ReadSet {
     is_numbered: bool,
 }
 
+impl ReadSet {
+    /// Sets the role of the files that have none yet.
+    fn set_role(&mut self, role: FileRole) {
+        for file in &mut self.files {
+            file.role.get_or_insert(role);
+        }
+    }
+}
+
 /// Reads training samples from `path`, and held-out samples from `val_path`, or else from the files
 /// beside the training samples that the format names for it. If only held-out samples are at
 /// `path`, they become the training samples. If `val_path` is a directory with two sets, its
@@ -140,7 +151,8 @@ pub fn load(
     let base = Base::of(path);
     let known = options.known.as_ref().map(Expected::of_model);
     let request = Request { options, expected: known.as_ref(), base: &base, targets: true };
-    let train = read(format, &found.first, &request)?;
+    let mut train = read(format, &found.first, &request)?;
+    train.set_role(FileRole::Training);
 
     let held_out = match val_path {
         Some(path) => Some((base.of_held_out(path), find_for_evaluation(format, path)?)),
@@ -152,6 +164,7 @@ pub fn load(
         let expected = Expected::of_training(&train.samples);
         let request = Request { options, expected: Some(&expected), base: &base, targets: true };
         let mut read = read(format, &set, &request)?;
+        read.set_role(FileRole::HeldOut);
         let taken: HashMap<&str, &str> =
             files.iter().map(|file| (&*file.name, &*file.blake3)).collect();
         for file in &mut read.files {
@@ -163,7 +176,8 @@ pub fn load(
         validation = Some(read.samples);
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    files.dedup();
+    // A file of both sets is one of the training set, which is before it.
+    files.dedup_by(|b, a| a.name == b.name && a.blake3 == b.blake3);
     Ok(LoadedSamples { train: train.samples, validation, files })
 }
 
@@ -255,7 +269,8 @@ fn find_for_evaluation(format: SampleFormat, path: &Path) -> Result<FileSet, Dat
     }
 }
 
-/// Reads one set and checks it against the demands.
+/// Reads one set and checks it against the demands. Of its files, those without samples have their
+/// role.
 fn read(format: SampleFormat, set: &FileSet, request: &Request) -> Result<ReadSet, DataError> {
     let mut read = match format {
         SampleFormat::Idx => idx::read(set, request),
@@ -264,6 +279,14 @@ fn read(format: SampleFormat, set: &FileSet, request: &Request) -> Result<ReadSe
         SampleFormat::Npy => npy::read(set, request),
         SampleFormat::Pictures => pictures::read(set, request),
     }?;
+    if let Some(targets) = &set.targets {
+        let name = request.base.name(targets);
+        for file in &mut read.files {
+            if file.name == name {
+                file.role = Some(FileRole::Labels);
+            }
+        }
+    }
     if let Some(expected) = request.expected {
         expected.conform(&mut read.samples, read.is_numbered)?;
     }

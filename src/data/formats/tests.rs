@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use super::{LoadedSamples, ReadOptions, SampleFormat, load};
-use crate::{DataError, Features, Samples, Targets};
+use super::{LoadedSamples, ReadOptions, SampleFormat, load, read_for_prediction};
+use crate::{DataError, DataFile, Features, FileRole, Samples, Targets};
 
 /// Creates a directory with some files; directories in their names are created.
 pub(super) fn directory(files: &[(&str, &[u8])]) -> TempDir {
@@ -107,4 +107,70 @@ pub(super) fn held_bytes(samples: &Samples) -> usize {
         Targets::Absent => 0,
     };
     features + targets + text(&samples.columns)
+}
+
+/// Returns the roles of files, by their names.
+fn roles(files: &[DataFile]) -> Vec<(&str, Option<FileRole>)> {
+    files.iter().map(|file| (&*file.name, file.role)).collect()
+}
+
+#[test]
+fn files_have_the_role_of_their_set_whatever_their_names() {
+    use FileRole::{HeldOut, Labels, Training};
+    let batch = cifar::records(&[1]);
+    let files: [(&str, &[u8]); 3] = [
+        ("data_batch_1.bin", &batch),
+        ("test_batch.bin", &cifar::records(&[2])),
+        ("batches.meta.txt", b"a\nb\nc\n"),
+    ];
+    let cifar = loaded(SampleFormat::Cifar10, &files, "");
+    let expected = [
+        ("batches.meta.txt", Some(Labels)),
+        ("data_batch_1.bin", Some(Training)),
+        ("test_batch.bin", Some(HeldOut)),
+    ];
+    assert_eq!(roles(&cifar.files), expected);
+
+    let set = directory(&files);
+    let options = ReadOptions::default();
+    let read = read_for_prediction(SampleFormat::Cifar10, set.path(), &options);
+    let (_, evaluated) = read.unwrap();
+    let expected = [("batches.meta.txt", Some(Labels)), ("test_batch.bin", None)];
+    assert_eq!(roles(&evaluated), expected);
+
+    let tables = directory(&[
+        ("one/data.csv", b"a,y\n1,x\n2,y\n"),
+        ("two/data.csv", b"a,y\n3,x\n4,y\n"),
+        ("two/test.csv", b"a,y\n5,x\n6,y\n"),
+    ]);
+    let [one, two, test] =
+        ["one/data.csv", "two/data.csv", "two/test.csv"].map(|name| tables.path().join(name));
+    let of = |path: &Path, val_path: Option<&Path>| {
+        load(SampleFormat::Csv, path, val_path, &options).unwrap().files
+    };
+    let expected = [("data.csv", Some(Training)), ("two/data.csv", Some(HeldOut))];
+    assert_eq!(roles(&of(&one, Some(&two))), expected);
+    assert_eq!(roles(&of(&one, Some(&one))), [("data.csv", Some(Training))]);
+    assert_eq!(roles(&of(&test, None)), [("test.csv", Some(Training))]);
+}
+
+#[test]
+fn many_files_are_recorded_as_one_with_their_role() {
+    let mut files = Vec::new();
+    for number in 0..101 {
+        let mut file = DataFile::of(&number.to_string(), b"x");
+        file.role = Some(FileRole::Training);
+        files.push(file);
+    }
+    assert_eq!(roles(&DataFile::recorded(files.clone())), [("101 files", files[0].role)]);
+    files[7].role = Some(FileRole::HeldOut);
+    assert_eq!(roles(&DataFile::recorded(files)), [("101 files", None)]);
+}
+
+#[test]
+fn entries_of_earlier_versions_have_no_role() {
+    let entry = r#"{"name":"t.csv","bytes":1,"blake3":"a"}"#;
+    let file: DataFile = serde_json::from_str(entry).unwrap();
+    assert_eq!(file.role, None);
+    assert_eq!(serde_json::to_string(&file).unwrap(), entry);
 }

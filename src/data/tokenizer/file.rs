@@ -52,6 +52,9 @@ pub(crate) enum TextDivision {
     Unknown,
 }
 
+/// Kinds of tokenizers that other trainers know by name.
+const OTHER_KINDS: [&str; 4] = ["bpe", "gpt2", "tiktoken", "sentencepiece"];
+
 /// Common names of the token that ends a document.
 const END_TOKENS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"];
 
@@ -69,6 +72,10 @@ impl TokenizerFile {
     pub fn load(path: &Path) -> Result<Self, DataError> {
         let name = path.display().to_string();
         let read_error = |why: io::Error| {
+            if OTHER_KINDS.iter().any(|kind| path == Path::new(kind)) {
+                let why = "is no kind of tokenizer here; give the path of a tokenizer.json";
+                return DataError::of_file(&name, why);
+            }
             let expected = "char, byte, or the path of a tokenizer.json";
             DataError::of_file(
                 &name,
@@ -388,6 +395,16 @@ mod tests {
     #[derive(serde::Deserialize)]
     struct GoldenFile {
         json: String,
+    }
+
+    #[test]
+    fn a_kind_that_other_trainers_know_is_no_path() {
+        let refused = |name: &str| TokenizerFile::load(Path::new(name)).unwrap_err().to_string();
+        assert_eq!(
+            refused("gpt2"),
+            "gpt2: is no kind of tokenizer here; give the path of a tokenizer.json"
+        );
+        assert!(refused("not/there.json").ends_with("or the path of a tokenizer.json"));
     }
 
     #[test]

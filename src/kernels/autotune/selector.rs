@@ -599,7 +599,7 @@ impl KernelSelector {
         if self.work.untimed > 0 {
             session.notes.push(format!(
                 "autotuning ran out of time ({} s) for {} of {} calls; for now they use the best \
-                 kernels timed so far, or defaults. Rerun to continue, or raise {}.",
+                 kernels timed so far, or defaults; rerun to continue, or raise {}",
                 tuning.seconds,
                 self.work.untimed,
                 calls.len(),

@@ -58,12 +58,12 @@ pub enum ClusterError {
     #[error("{who} runs {found}, and this node belongs to {own}: join the node that started {own}")]
     OtherRun { who: String, found: String, own: String },
     #[error(
-        "cannot join the others at {}: no answer over UDP within {}; check the address, that UDP \
-         reaches its port, and that the code is that of the first node (nodes do not answer those \
-         who have another one)", addresses(.tried), seconds(*.timeout)
+        "cannot join the first node at {}: no answer over UDP within {}; check the address, that \
+         UDP reaches its port, and that the code is that of the first node (nodes do not answer \
+         those who have another one)", addresses(.tried), seconds(*.timeout)
     )]
     RpcError { tried: Vec<SocketAddr>, timeout: Nanos },
-    #[error("cannot join the others at {}: {why}", addresses(.tried))]
+    #[error("cannot join the first node at {}: {why}", addresses(.tried))]
     NoFirstNode { tried: Vec<SocketAddr>, why: String, remedy: Remedy },
     #[error("the node at {address} does not answer the hello within {}", seconds(*.timeout))]
     NoWelcome { address: SocketAddr, timeout: Nanos },

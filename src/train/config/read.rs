@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::RunConfig;
 use super::schema::{DataKind, SECTIONS, TypedKeys, is_of_placement, known_key};
 use super::unknown::{unknown_key, unknown_section, value_of_other_trainers, with_section};
+use crate::checkpoint::{has_checkpoints, is_checkpoint};
 use crate::families::{FAMILIES, KIND, PRESET};
 use crate::keys::{ConfigEnum, Constraint, ConstraintError, Key, Value};
 
@@ -298,8 +299,9 @@ fn resolve(
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|error| {
-        let is_other = path.is_dir() || error.kind() == std::io::ErrorKind::InvalidData;
-        let why = if is_other { as_data(path) } else { error.to_string() };
+        let is_there = path.is_dir() || error.kind() == std::io::ErrorKind::InvalidData;
+        let advice = if is_there { what_to_type(path) } else { None };
+        let why = advice.unwrap_or_else(|| error.to_string());
         ConfigError::Unreadable { path: path.into(), why }
     })
 }
@@ -554,19 +556,40 @@ fn parsed<'a>(path: &Path, text: &'a str) -> Result<toml::Spanned<DeTable<'a>>, 
         let at = if what.is_empty() { String::new() } else { format!(" at {what}") };
         let origin = line(path, text, span.start);
         let mut why = format!("{}{at}", error.message());
-        if path.extension().is_none_or(|extension| extension != "toml") {
-            let _ = write!(why, "; {}", as_data(path));
+        if let Some(advice) = what_to_type(path) {
+            let _ = write!(why, "; {advice}");
         }
         ConfigError::Syntax { origin, why }
     })
 }
 
-/// Command to type if a path was meant as data and not as a configuration.
-fn as_data(path: &Path) -> String {
-    format!(
-        "a configuration is a file in TOML; to train on it, type --data {}",
-        shell_word(&path.to_string_lossy())
-    )
+/// Endings of files that are meant as configurations, whatever is wrong with them.
+const CONFIGURATIONS: [&str; 4] = ["toml", "conf", "cfg", "ini"];
+/// Endings of configurations of other programs.
+const OTHER_CONFIGURATIONS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// Returns what to type for a path that is no configuration, by what it is: a run, a model, or else
+/// data; `None` if it is meant as a configuration.
+fn what_to_type(path: &Path) -> Option<String> {
+    let typed = shell_word(&path.to_string_lossy());
+    let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    let advice = if is_checkpoint(path) || has_checkpoints(path) {
+        format!(
+            "; to continue this run, type --resume {typed}, and to start another from its model, \
+             --init {typed}"
+        )
+    } else if path.join("config.json").is_file() {
+        format!("; to start from this model, type --init {typed}")
+    } else if path.is_dir() {
+        format!("; to use this directory as data, type --data {typed}")
+    } else if CONFIGURATIONS.contains(&ending.as_str()) {
+        return None;
+    } else if OTHER_CONFIGURATIONS.contains(&ending.as_str()) {
+        String::new()
+    } else {
+        format!("; to use this file as data, type --data {typed}")
+    };
+    Some(format!("a configuration is a TOML file{advice}"))
 }
 
 /// Assignments of a file, in the order of its text.
@@ -825,6 +848,57 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_configuration_comes_with_the_flag_that_takes_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let said = |name: &str, content: &[u8]| {
+            let path = directory.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, content).unwrap();
+            let read = load(&path).and_then(|text| read(None, Some((&path, &text)), &[]));
+            let said = read.unwrap_err().to_string();
+            said.replace(&directory.path().display().to_string(), "DIR")
+        };
+        let as_data = "a configuration is a TOML file; to use this file as data, type --data DIR/";
+        for name in ["text.txt", "t.csv", "names"] {
+            let told = said(name, b"to be, or not");
+            assert!(told.ends_with(&format!("{as_data}{name}")), "{told}");
+        }
+        let binary = said("t.npy", b"\x93NUMPY");
+        assert_eq!(binary, format!("DIR/t.npy: cannot be read: {as_data}t.npy"));
+        let own = said("run.toml", b"\xff");
+        assert!(own.contains("UTF-8") && !own.contains("a configuration is"), "{own}");
+        for name in ["run.TOML", "run.conf", "run.ini"] {
+            let told = said(name, b"to be, or not");
+            assert!(!told.contains("a configuration is"), "{told}");
+        }
+        for name in ["run.yaml", "run.yml", "run.json"] {
+            let told = said(name, b"{lr: 1}");
+            assert!(told.ends_with("; a configuration is a TOML file"), "{told}");
+        }
+
+        said("model/config.json", b"{");
+        said("pets/cat/1.png", b"x");
+        std::fs::create_dir_all(directory.path().join("run/checkpoints")).unwrap();
+        let of = |name: &str| {
+            let said = load(&directory.path().join(name)).unwrap_err().to_string();
+            said.replace(&directory.path().display().to_string(), "DIR")
+        };
+        let not = "cannot be read: a configuration is a TOML file;";
+        let model = format!("DIR/model: {not} to start from this model, type --init DIR/model");
+        assert_eq!(of("model"), model);
+        let data = format!("DIR/pets: {not} to use this directory as data, type --data DIR/pets");
+        assert_eq!(of("pets"), data);
+        assert_eq!(
+            of("run"),
+            format!(
+                "DIR/run: {not} to continue this run, type --resume DIR/run, and to start another \
+                 from its model, --init DIR/run"
+            )
+        );
+        assert!(!of("none").contains("a configuration is"));
+    }
+
+    #[test]
     fn unknown_names_come_with_the_nearest_known_one() {
         let unknown = |text: &str, rest: &str| {
             refused(text, &[], &format!("run.toml:2: there is no {rest}"));
@@ -858,8 +932,9 @@ mod tests {
             "",
             &["accumulate=4"],
             "--set accumulate=4: there is no key accumulate; gradients accumulate over \
-             train.batch / train.micro_batch_size passes: set train.batch to the samples of a \
-             step, and train.micro_batch_size to those that run at once",
+             train.batch / train.micro_batch_size passes: set train.batch (--batch) to the \
+             samples of a step, and train.micro_batch_size (--micro-batch) to those that run at \
+             once",
         );
         refused(
             "[train]\nprecision = \"bf16\"",

@@ -17,6 +17,9 @@ use potluck_graph::{MomentFormat, Precision, Recompute};
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
 
+/// Largest share of the data that may be held out.
+pub(crate) const HELD_OUT_MAX: f64 = 0.5;
+
 /// Source of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataKind {
@@ -330,7 +333,7 @@ sections! {
         tokenizer: TokenizerSource = TokenizerSource::Kind(TokenizerKind::Char), Constraint::Text,
             if DATA_KIND = TEXTS;
         /// Share for the validation split; 0 = none. Of a text the end, of samples any.
-        held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));
+        held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(HELD_OUT_MAX));
         /// Column of a table that is the target, or several, separated by commas.
         target: Option<String> = None, Constraint::Text, "the last column",
             if DATA_KIND = &["csv"];

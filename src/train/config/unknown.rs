@@ -2,7 +2,7 @@
 //! names typed by users of other trainers.
 
 use super::read::{ConfigError, Origin};
-use super::schema::{RENAMED, SECTIONS, known_keys};
+use super::schema::{RENAMED, SECTIONS, known_key, known_keys};
 
 /// Number of keys suggested for a name that is near to none.
 const SUGGESTIONS: usize = 3;
@@ -10,8 +10,11 @@ const SUGGESTIONS: usize = 3;
 /// Hint to the list of all keys.
 const ALL_KEYS: &str = "`potluck train --explain keys` lists all";
 
-/// Names of settings in other trainers, in lower case with underscores, with the corresponding
-/// setting here.
+/// Answer to names of the checkpoint from which a run continues.
+pub const RESUME: &str = "use --resume DIR";
+
+/// Names of settings in other trainers, in lower case with underscores, and the setting that it is
+/// here.
 const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     (
         &[
@@ -23,8 +26,9 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
             "gradient_accumulation",
             "gradient_accumulation_steps",
         ],
-        "gradients accumulate over train.batch / train.micro_batch_size passes: set train.batch to \
-         the samples of a step, and train.micro_batch_size to those that run at once",
+        "gradients accumulate over train.batch / train.micro_batch_size passes: set train.batch \
+         (--batch) to the samples of a step, and train.micro_batch_size (--micro-batch) to those \
+         that run at once",
     ),
     (
         &[
@@ -34,14 +38,15 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
             "train_batch_size",
             "per_device_train_batch_size",
         ],
-        "set train.batch, the samples of a step over all devices (--batch)",
+        "set train.batch (--batch), the samples of a step over all devices",
     ),
     (&["learning_rate", "base_lr", "max_lr"], "set optim.lr (--lr)"),
     (&["max_steps", "num_steps", "iterations", "iters", "max_iters"], "set train.steps (--steps)"),
     (&["max_epochs", "num_epochs", "n_epochs", "num_train_epochs"], "set train.epochs (--epochs)"),
     (
         &["early_stopping", "early_stop", "early_stopping_patience"],
-        "set train.patience, the evaluations without a better one after which the run ends",
+        "set train.patience (--patience), the evaluations without a better one after which the run \
+         ends",
     ),
     (
         &["lr_scheduler", "lr_scheduler_type", "scheduler", "lr_schedule", "lr_decay", "decay_lr"],
@@ -57,11 +62,11 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     (&["ema_decay", "swa"], "set optim.ema"),
     (
         &["fp16", "bf16", "amp", "autocast", "half", "mixed_precision", "dtype", "torch_dtype"],
-        "set train.precision to \"mixed\": products multiply in f16 and sum in f32",
+        "set train.precision=\"mixed\" (--precision): products multiply in f16 and sum in f32",
     ),
     (
         &["gradient_checkpointing", "activation_checkpointing", "checkpoint_activations"],
-        "set train.recompute to \"blocks\" or \"selective\"",
+        "set train.recompute=\"blocks\" or train.recompute=\"selective\"",
     ),
     (
         &["compile", "torch_compile", "jit"],
@@ -71,13 +76,13 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
         &["num_workers", "dataloader_num_workers", "pin_memory", "prefetch"],
         "batches are read ahead on a thread of their own; nothing needs to be set",
     ),
-    (&["shuffle"], "training samples are always shuffled, by train.seed"),
-    (&["random_seed", "manual_seed"], "set train.seed"),
+    (&["shuffle"], "training samples are shuffled by train.seed, but for model.stateful"),
+    (&["random_seed", "manual_seed"], "set train.seed (--seed)"),
     (&["save_steps", "save_every", "save_interval"], "set train.checkpoint_every"),
     (&["save_total_limit", "save_top_k"], "set train.checkpoint_keep"),
     (&["eval_steps", "eval_interval", "val_check_interval"], "set train.eval_every (--eval-every)"),
     (&["eval_iters", "limit_val_batches"], "set train.eval_samples"),
-    (&["logging_steps", "log_interval", "log_every_n_steps"], "set train.log_every"),
+    (&["logging_steps", "log_interval", "log_every_n_steps"], "set train.log_every (--log-every)"),
     (&["val_split", "test_size", "validation_split"], "set data.held_out"),
     (&["dataset", "train_file", "data_dir", "dataset_name"], "set data.path (--data)"),
     (&["n_layer", "num_layers", "n_layers", "num_hidden_layers", "depth"], "set model.layers"),
@@ -136,7 +141,7 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
         ],
         "set model.kind or model.preset for a new model; --init DIR starts from weights",
     ),
-    (&["resume_from", "resume_from_checkpoint", "checkpoint", "ckpt_path"], "use --resume DIR"),
+    (&["resume_from", "resume_from_checkpoint", "ckpt_path"], RESUME),
     (&["output_dir", "out_dir", "save_dir", "default_root_dir"], "use --out DIR"),
     (
         &["wandb", "report_to", "logger", "tensorboard_dir"],
@@ -178,11 +183,10 @@ const OTHER_VALUES: &[(&str, &[&str], &str)] = &[
     ),
     ("model.kind", &["lstm", "gru"], "use \"rnn\", and set model.cell"),
     ("model.kind", &["lenet", "convnet"], "use \"cnn\""),
-    ("model.kind", &["resnet18", "resnet50"], "use \"resnet\", and set model.layers"),
     (
-        "data.tokenizer",
-        &["bpe", "gpt2", "tiktoken", "sentencepiece"],
-        "give the path of a tokenizer.json",
+        "model.kind",
+        &["resnet18", "resnet50"],
+        "use \"resnet\"; model.layers=3 has 20 layers (6 layers + 2)",
     ),
     ("schedule.kind", &["steplr", "step_lr", "multistep"], "it is called \"step\""),
     ("schedule.kind", &["onecycle", "one_cycle"], "it is called \"one-cycle\""),
@@ -199,12 +203,7 @@ const OTHER_VALUES: &[(&str, &[&str], &str)] = &[
 /// Full name of a key that a flag names without its section, if only one section has it; any other
 /// name unchanged.
 pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str, ConfigError> {
-    let mut found = Vec::new();
-    for key in known_keys() {
-        if key.name == name && !found.contains(&key.full_name) {
-            found.push(key.full_name);
-        }
-    }
+    let found = keys_named(name);
     match found[..] {
         [] => Ok(name),
         [one] => Ok(one),
@@ -223,11 +222,53 @@ pub fn of_other_trainers(name: &str) -> Option<&'static str> {
     OTHER_TRAINERS.iter().find(|(names, _)| names.contains(&setting)).map(|(_, answer)| *answer)
 }
 
-/// Full name of the key that a flag would set if it existed, such as `parallel.shares` for
+/// Returns an answer to the name of a setting in the words of a command line: what it says to set
+/// becomes the flags of these keys, by `flag_of_key`, or else values of `--set`.
+pub fn as_flags(answer: &str, flag_of_key: impl Fn(&str) -> Option<String>) -> String {
+    let Some(setting) = answer.strip_prefix("set ") else { return answer.to_owned() };
+    let end = setting.find([',', ';', ':']).unwrap_or(setting.len());
+    let (keys, rest) = setting.split_at(end);
+    let mut words = Vec::new();
+    for word in keys.split(' ') {
+        // The flag of the key before it.
+        if word.starts_with("(--") {
+            continue;
+        }
+        let (name, value) = word.split_once('=').unwrap_or((word, ""));
+        let value = value.trim_matches('"');
+        if known_key(name).is_none() {
+            words.push(word.to_owned());
+        } else if let Some(flag) = flag_of_key(name) {
+            words.push(format!("{flag} {value}").trim_end().to_owned());
+        } else if value.is_empty() {
+            words.push(format!("--set {name}=VALUE"));
+        } else {
+            words.push(format!("--set {name}={value}"));
+        }
+    }
+    let verb = if words[0].starts_with("--set ") { "type" } else { "use" };
+    format!("{verb} {}{rest}", words.join(" "))
+}
+
+/// Full names of the keys that a flag would set if it existed, such as `parallel.shares` for
 /// `--shares`.
-pub fn key_of_flag(flag: &str) -> Option<&'static str> {
+pub fn keys_of_flag(flag: &str) -> Vec<&'static str> {
     let name = in_words(flag);
-    known_keys().into_iter().find(|key| key.name == name).map(|key| key.full_name)
+    match known_key(&name) {
+        Some(key) => vec![key.full_name],
+        None => keys_named(&name),
+    }
+}
+
+/// Full names of the keys that have a name without their section.
+fn keys_named(name: &str) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    for key in known_keys() {
+        if key.name == name && !found.contains(&key.full_name) {
+            found.push(key.full_name);
+        }
+    }
+    found
 }
 
 /// Explanation of a refused value that is known from another trainer.
@@ -343,7 +384,6 @@ fn in_words(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::schema::known_key;
 
     /// Keys that a sentence mentions: words with a point between letters.
     fn keys_in(answer: &str) -> Vec<&str> {
@@ -395,8 +435,48 @@ mod tests {
 
     #[test]
     fn flags_lead_to_keys() {
-        assert_eq!(key_of_flag("shares"), Some("parallel.shares"));
-        assert_eq!(key_of_flag("weight-decay"), Some("optim.weight_decay"));
-        assert_eq!(key_of_flag("zebra"), None);
+        assert_eq!(keys_of_flag("shares"), ["parallel.shares"]);
+        assert_eq!(keys_of_flag("weight-decay"), ["optim.weight_decay"]);
+        assert_eq!(keys_of_flag("optim.weight-decay"), ["optim.weight_decay"]);
+        let kinds = keys_of_flag("kind");
+        assert!(kinds.contains(&"data.kind") && kinds.contains(&"optim.kind"), "{kinds:?}");
+        assert!(keys_of_flag("zebra").is_empty());
+    }
+
+    #[test]
+    fn answers_are_in_the_words_of_a_command_line() {
+        let reworded = |name: &str| {
+            let answer = of_other_trainers(name).unwrap();
+            as_flags(answer, |key| match key {
+                "train.batch" => Some("--batch".into()),
+                "train.precision" => Some("--precision".into()),
+                _ => None,
+            })
+        };
+        assert_eq!(
+            reworded("max_grad_norm"),
+            "type --set optim.clip=VALUE, the largest norm of the gradient"
+        );
+        assert_eq!(reworded("bs"), "use --batch, the samples of a step over all devices");
+        assert_eq!(
+            reworded("fp16"),
+            "use --precision mixed: products multiply in f16 and sum in f32"
+        );
+        assert_eq!(reworded("betas"), "type --set optim.beta1=VALUE and --set optim.beta2=VALUE");
+        assert_eq!(
+            reworded("gradient_checkpointing"),
+            "type --set train.recompute=blocks or --set train.recompute=selective"
+        );
+        assert_eq!(reworded("shuffle"), of_other_trainers("shuffle").unwrap());
+    }
+
+    #[test]
+    fn a_checkpoint_alone_is_no_setting() {
+        assert_eq!(of_other_trainers("checkpoint"), None);
+        assert_eq!(of_other_trainers("ckpt_path"), Some(RESUME));
+        let answer = value_of_other_trainers("model.kind", "resnet50").unwrap();
+        assert_eq!(answer, "use \"resnet\"; model.layers=3 has 20 layers (6 layers + 2)");
+        let shuffled = of_other_trainers("shuffle").unwrap();
+        assert!(shuffled.ends_with("by train.seed, but for model.stateful"), "{shuffled}");
     }
 }

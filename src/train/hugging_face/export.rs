@@ -301,7 +301,8 @@ fn write_tensors(
         SafeTensorError::IoError(why) => unwritable(path, why),
         other => unwritable(path, std::io::Error::other(other)),
     })?;
-    let synced = fs::File::open(path).and_then(|file| {
+    // Some systems synchronize only files that are open for writing.
+    let synced = fs::OpenOptions::new().write(true).open(path).and_then(|file| {
         file.set_permissions(permissions)?;
         file.sync_all()
     });

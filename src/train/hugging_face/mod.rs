@@ -19,6 +19,7 @@ pub use file_type::{BLOCK, FileType};
 pub use files::{ModelTensors, is_table_of_tokens};
 pub use model_files::{ModelFiles, directory_of_run};
 
+use crate::checkpoint::has_checkpoints;
 use crate::families::{ModelFamily, PRESET_CONTEXT};
 use crate::keys::Value;
 use files::StoredTensors;
@@ -46,7 +47,7 @@ pub enum HuggingFaceError {
     )]
     NoTensors { directory: PathBuf },
     #[error(
-        "{}: is a pickle of Python, which can run code, and is not read; where you trust it, \
+        "{}: is a Python pickle, which can run code, so it is not read; where you trust it, \
          convert it with transformers: \
          AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW), or with \
          safetensors.torch.save_file(model.state_dict(), FILE)",
@@ -74,7 +75,18 @@ pub enum HuggingFaceError {
         path.display()
     )]
     NoModel { path: PathBuf },
-    /// Model that these files do not support.
+    #[error(
+        "{}: GGUF files are written, not read; give a run, a checkpoint, or a directory with \
+         config.json and model.safetensors",
+        path.display()
+    )]
+    Gguf { path: PathBuf },
+    /// File or directory of a run that is no checkpoint.
+    #[error("{}: is a part of a run; give the run: {}", path.display(), run.display())]
+    OfRun { path: PathBuf, run: PathBuf },
+    #[error("{}: has runs; give one of them, such as {}", path.display(), run.display())]
+    HasRuns { path: PathBuf, run: PathBuf },
+    /// Model that no file of theirs can hold.
     #[error("the model has no form in Hugging Face's files: {0}")]
     NoForm(String),
     #[error("{}: cannot be written: {why}", path.display())]
@@ -149,6 +161,15 @@ pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
     if !path.exists() || path.join("config.json").is_file() {
         return Ok(());
     }
+    if let Some(run) = run_around(path) {
+        return Err(HuggingFaceError::OfRun { path: path.into(), run });
+    }
+    if let Some(run) = last_run_in(path) {
+        return Err(HuggingFaceError::HasRuns { path: path.into(), run });
+    }
+    if path.extension().is_some_and(|ending| ending == "gguf") {
+        return Err(HuggingFaceError::Gguf { path: path.into() });
+    }
     let is_weights = if path.is_dir() {
         [files::SINGLE, files::INDEX].iter().any(|name| path.join(name).exists())
     } else {
@@ -163,7 +184,30 @@ pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
     }
 }
 
-/// Tokens of a model that begin and end a text, in the files of a directory.
+/// Returns the directory of the run in which a path lies.
+fn run_around(path: &Path) -> Option<PathBuf> {
+    let run = path.ancestors().skip(1).find(|directory| is_run(directory))?;
+    Some(if run.as_os_str().is_empty() { PathBuf::from(".") } else { run.into() })
+}
+
+/// Returns the run of a directory of runs whose name is the last.
+fn last_run_in(directory: &Path) -> Option<PathBuf> {
+    let mut last = None;
+    for entry in std::fs::read_dir(directory).ok()?.flatten() {
+        let path = entry.path();
+        if is_run(&path) && last.as_ref().is_none_or(|last| *last < path) {
+            last = Some(path);
+        }
+    }
+    last
+}
+
+/// Returns true for the directory of a run, which has its configuration.
+fn is_run(path: &Path) -> bool {
+    has_checkpoints(path) && path.join("run.toml").is_file()
+}
+
+/// Tokens of a model that begin and end a text, by the files of a directory.
 #[derive(Debug, Default, serde::Deserialize)]
 struct TextTokens {
     #[serde(default)]

@@ -320,3 +320,34 @@ fn names_lead_to_directories_or_say_what_to_do() {
     assert!(told("../a/b").contains("there is no such directory"));
     assert!(told("org/no-such-model").contains("hf download org/no-such-model"));
 }
+
+#[test]
+fn what_is_no_model_is_refused_with_what_to_give() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    for path in ["runs/0001/checkpoints/step-1", "runs/0002/checkpoints", "runs/notes"] {
+        fs::create_dir_all(root.join(path)).unwrap();
+    }
+    for path in
+        ["runs/0001/run.toml", "runs/0002/run.toml", "m.gguf", "m.pt", "runs/0001/m.safetensors"]
+    {
+        fs::write(root.join(path), "").unwrap();
+    }
+    let said = |name: &str| {
+        let said = require_model(&root.join(name)).unwrap_err().to_string();
+        said.replace(&format!("{}{}", root.display(), std::path::MAIN_SEPARATOR), "")
+    };
+    let gguf = "m.gguf: GGUF files are written, not read; give a run, a checkpoint, or ";
+    assert!(said("m.gguf").starts_with(gguf), "{}", said("m.gguf"));
+    assert_eq!(
+        said("runs").replace('\\', "/"),
+        "runs: has runs; give one of them, such as runs/0002"
+    );
+    for name in ["runs/0001/checkpoints", "runs/0001/run.toml", "runs/0001/m.safetensors"] {
+        let expected = format!("{name}: is a part of a run; give the run: runs/0001");
+        assert_eq!(said(name).replace('\\', "/"), expected);
+    }
+    assert!(said("runs/notes").contains("has no model"));
+    let pickled = "m.pt: is a Python pickle, which can run code, so it is not read; where you ";
+    assert!(said("m.pt").starts_with(pickled), "{}", said("m.pt"));
+}

@@ -1,10 +1,11 @@
 //! Messages of a run about itself and its devices.
 
 use super::Run;
+use crate::config::schema::HELD_OUT_MAX;
 use crate::error::TrainError;
 use potluck_core::format::{counted, counted_large, gibibytes, thousands};
 use potluck_core::metrics::Unit;
-use potluck_data::Split;
+use potluck_data::{FileRole, Split};
 
 impl Run {
     /// Emits notes on the model, the data, the devices and the directory of the run.
@@ -42,26 +43,36 @@ impl Run {
         }
         self.note(summary)?;
         self.note(figures)?;
-        for warning in self.data_warnings() {
-            self.warn(warning)?;
-        }
+        self.emit_data_notes()?;
         self.emit_end_notes()
     }
 
-    /// Warnings about the data: the data's own, and about too few samples.
-    fn data_warnings(&self) -> Vec<String> {
-        let data = &self.fit.source.data;
-        let mut warnings = data.warnings();
-        // Each window of a text has many targets, and training draws windows from anywhere.
-        if self.fit.options.task.unit() == Unit::Samples {
-            let held_out = match self.spec.every.evaluation {
-                0 => None,
-                _ => Some(data.len(Split::Validation)),
-            };
-            let batch = u64::from(self.spec.batch);
-            warnings.extend(few_samples(data.len(Split::Train), held_out, batch));
+    /// Emits warnings about the data, and at the start of a run what is to be said about few
+    /// samples.
+    fn emit_data_notes(&mut self) -> Result<(), TrainError> {
+        let data = self.fit.source.data.clone();
+        for warning in data.warnings() {
+            self.warn(warning)?;
         }
-        warnings
+        // Windows of a text have many targets each, and training draws them from anywhere.
+        if self.fit.options.task.unit() != Unit::Samples || self.step() > 0 {
+            return Ok(());
+        }
+        if self.spec.every.evaluation > 0 {
+            let held_out = HeldOutSamples {
+                count: data.len(Split::Validation),
+                evaluated: self.spec.eval_samples,
+                share: self.spec.data.held_out,
+                is_own_set: data.files().iter().any(|file| file.role == Some(FileRole::HeldOut)),
+            };
+            if let Some(note) = held_out.note() {
+                self.note(note)?;
+            }
+        }
+        match large_batch(self.spec.batch.into(), data.len(Split::Train)) {
+            Some(warning) => self.warn(warning),
+            None => Ok(()),
+        }
     }
 
     /// Formats the size of an epoch, which trains on as many tokens or samples as the data have.
@@ -136,27 +147,56 @@ impl Run {
     }
 }
 
-/// Number of held-out samples below which a loss is unreliable.
+/// Held-out samples below which a loss is noisy.
 const HELD_OUT_MIN: u64 = 30;
 
-/// Warnings about a training part smaller than a batch, and about few held-out samples if the run
-/// evaluates.
-fn few_samples(training: u64, held_out: Option<u64>, batch: u64) -> Vec<String> {
-    let mut warnings = Vec::new();
-    if let Some(held_out @ 1..HELD_OUT_MIN) = held_out {
-        warnings.push(format!(
-            "val_loss is measured on {}, which says little: hold out more",
-            counted_large(held_out, "sample", "samples")
-        ));
+/// Samples on which a run is evaluated.
+struct HeldOutSamples {
+    /// Held-out samples.
+    count: u64,
+    /// Value of `train.eval_samples`; 0: all.
+    evaluated: u64,
+    /// Value of `data.held_out`.
+    share: f64,
+    /// True if they are a set of their own, and not a share of the samples.
+    is_own_set: bool,
+}
+
+impl HeldOutSamples {
+    /// Returns a note on few samples, with the key that makes them more, if there is one.
+    fn note(&self) -> Option<String> {
+        let is_limited = self.evaluated > 0 && self.evaluated < self.count;
+        let samples = if is_limited { self.evaluated } else { self.count };
+        if samples == 0 || samples >= HELD_OUT_MIN {
+            return None;
+        }
+        let advice = if is_limited {
+            "; raise train.eval_samples"
+        } else if !self.is_own_set && self.share < HELD_OUT_MAX {
+            "; raise data.held_out"
+        } else {
+            ""
+        };
+        let samples = counted_large(samples, "sample", "samples");
+        Some(format!("val_loss is measured on only {samples} and will be noisy{advice}"))
     }
-    if batch > training && training > 0 {
-        let samples = counted_large(training, "training sample", "training samples");
-        warnings.push(match batch / training {
-            1 => format!("a batch of {batch} takes some of the {samples} twice"),
-            times => format!("a batch of {batch} takes each of the {samples} {times} times"),
-        });
+}
+
+/// Returns a warning about a batch with more samples than there are.
+fn large_batch(batch: u64, training: u64) -> Option<String> {
+    if training == 0 || batch <= training {
+        return None;
     }
-    warnings
+    if training == 1 {
+        return Some(format!("a batch of {batch} takes the only training sample {batch} times"));
+    }
+    let samples = counted_large(training, "training sample", "training samples");
+    let at_least = if batch.is_multiple_of(training) { "" } else { "at least " };
+    Some(match batch / training {
+        1 => format!("a batch of {batch} takes some of the {samples} twice"),
+        2 => format!("a batch of {batch} takes each of the {samples} {at_least}twice"),
+        times => format!("a batch of {batch} takes each of the {samples} {at_least}{times} times"),
+    })
 }
 
 #[cfg(test)]
@@ -164,16 +204,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_samples_are_told() {
+    fn few_held_out_samples_are_told_with_the_key_that_makes_them_more() {
+        let few = || HeldOutSamples { count: 15, evaluated: 0, share: 0.1, is_own_set: false };
+        let noisy = "val_loss is measured on only 15 samples and will be noisy";
+        assert_eq!(few().note().unwrap(), format!("{noisy}; raise data.held_out"));
+        let most = HeldOutSamples { share: HELD_OUT_MAX, ..few() };
+        assert_eq!(most.note().unwrap(), noisy);
+        let own = HeldOutSamples { is_own_set: true, ..few() };
+        assert_eq!(own.note().unwrap(), noisy);
+        let limited = HeldOutSamples { count: 1000, evaluated: 15, ..few() };
+        assert_eq!(limited.note().unwrap(), format!("{noisy}; raise train.eval_samples"));
+        let above = HeldOutSamples { evaluated: 15, ..few() };
+        assert_eq!(above.note().unwrap(), format!("{noisy}; raise data.held_out"));
+        for count in [0, 30] {
+            assert_eq!(HeldOutSamples { count, ..few() }.note(), None);
+        }
+    }
+
+    #[test]
+    fn a_batch_of_more_samples_than_there_are_is_told() {
+        let told = |batch, training| large_batch(batch, training).unwrap();
         assert_eq!(
-            few_samples(9, Some(1), 128),
-            [
-                "val_loss is measured on 1 sample, which says little: hold out more",
-                "a batch of 128 takes each of the 9 training samples 14 times"
-            ]
+            told(128, 60),
+            "a batch of 128 takes each of the 60 training samples at least twice"
         );
-        let twice = "a batch of 12 takes some of the 9 training samples twice";
-        assert_eq!(few_samples(9, None, 12), [twice]);
-        assert!(few_samples(9, Some(30), 9).is_empty());
+        assert_eq!(told(120, 60), "a batch of 120 takes each of the 60 training samples twice");
+        assert_eq!(
+            told(128, 9),
+            "a batch of 128 takes each of the 9 training samples at least 14 times"
+        );
+        assert_eq!(told(12, 9), "a batch of 12 takes some of the 9 training samples twice");
+        assert_eq!(told(128, 1), "a batch of 128 takes the only training sample 128 times");
+        for (batch, training) in [(9, 9), (8, 9), (8, 0)] {
+            assert_eq!(large_batch(batch, training), None);
+        }
     }
 }

@@ -6,7 +6,7 @@ use flate2::{Compression, write::GzEncoder};
 
 use super::*;
 use crate::formats::{load_for_evaluation, load_for_prediction};
-use crate::{DataFile, Features};
+use crate::{DataFile, Features, FileRole};
 
 pub(in crate::formats) fn idx(dims: &[u32], values: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, 8, dims.len() as u8];
@@ -53,7 +53,8 @@ fn images_and_labels_are_read_gzipped_or_not() {
         assert_eq!(file_names(&loaded), expected);
         let hash = blake3::hash(&packed).to_hex().to_string();
         let name = files[0].0.to_string();
-        let file = DataFile { name, bytes: packed.len() as u64, blake3: hash };
+        let role = Some(FileRole::Training);
+        let file = DataFile { name, bytes: packed.len() as u64, blake3: hash, role };
         assert_eq!(loaded.files[2], file);
     }
 }

@@ -169,14 +169,14 @@ fn nobody_at_the_address_and_nobody_who_answers_are_errors_that_name_it() {
     let remedy = Remedy::Person;
     bench.node.handle(1001, Event::DialFailed { dial, why, is_silent: false, remedy }).unwrap();
     let end = bench.end();
-    assert_eq!(end.to_string(), "cannot join the others at 10.0.0.0:7000: nothing answers");
+    assert_eq!(end.to_string(), "cannot join the first node at 10.0.0.0:7000: nothing answers");
     assert_eq!(end.remedy(), remedy);
     let mut bench = Bench::new();
     assert_eq!(bench.node.poll_timeout(), Some(1000 + REPLY_TIMEOUT));
     bench.wait_until(1000 + REPLY_TIMEOUT);
-    let expected = "cannot join the others at 10.0.0.0:7000: no answer over UDP within 5 seconds; \
-                    check the address, that UDP reaches its port, and that the code is that of the \
-                    first node (nodes do not answer those who have another one)";
+    let expected = "cannot join the first node at 10.0.0.0:7000: no answer over UDP within 5 \
+                    seconds; check the address, that UDP reaches its port, and that the code is \
+                    that of the first node (nodes do not answer those who have another one)";
     assert_eq!(bench.end().to_string(), expected);
     let mut bench = Bench::greeting();
     bench.wait_until(1000 + REPLY_TIMEOUT);
