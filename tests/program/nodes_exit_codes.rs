@@ -6,7 +6,7 @@ use std::fs;
 use crate::node_processes::{
     Host, LINE, SILENCE_S, desk, endless, host_with, join, later_port, write_secret,
 };
-use crate::process::{Desk, finish, send_signal};
+use crate::process::{Desk, send_signal};
 
 /// Returns the rows of the table by what they are about, with their codes.
 pub fn documented() -> BTreeMap<String, i32> {
