@@ -9,6 +9,7 @@ mod collectives;
 #[path = "../common/mod.rs"]
 mod common;
 mod custom_ops;
+mod documents;
 #[path = "../common/exposition.rs"]
 mod exposition;
 mod fusion;
@@ -33,3 +34,5 @@ mod sim;
 mod stateful;
 mod tensor_parallel;
 mod tokenizers;
+#[path = "../common/ways.rs"]
+mod ways;
