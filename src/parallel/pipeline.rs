@@ -334,15 +334,15 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
                 }
                 of_ranks.push(own);
             }
-            let count = of_ranks[0].len();
-            let are_alike = of_ranks.iter().all(|own| own.len() == count);
+            let first = &of_ranks[0];
+            let are_alike = of_ranks.iter().all(|own| own.len() == first.len());
             assert!(are_alike, "the ranks of a tensor group all-reduce the same");
-            for nth in 0..count {
+            for (nth, (kind, _)) in first.iter().enumerate() {
                 let id = ReductionId(reductions.len() as u32);
                 let mut parts = Vec::new();
-                for (place, from) in group.iter().enumerate() {
+                for (place, (from, reduced)) in group.iter().zip(&of_ranks).enumerate() {
                     let plan = &request.plans[place];
-                    let (_, node) = of_ranks[place][nth];
+                    let (_, node) = reduced[nth];
                     let mut own = Vec::new();
                     for input in &node.inputs {
                         let tensor = plan.graph.root(*input);
@@ -358,7 +358,7 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
                     }
                     parts.push(own);
                 }
-                reductions.push(GroupReduction { kind: of_ranks[0][nth].0, parts });
+                reductions.push(GroupReduction { kind: *kind, parts });
             }
         }
     }

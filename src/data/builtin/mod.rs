@@ -60,12 +60,12 @@ pub fn corpus() -> String {
 /// ten of all pairs of summands. A pair in the other order may be in the corpus.
 pub fn held_out_sums() -> Vec<String> {
     let mut beginnings = Vec::new();
-    for a in 0..ADDENDS {
-        for b in 0..ADDENDS {
+    for (a, first) in NUMBERS[..ADDENDS].iter().enumerate() {
+        for (b, second) in NUMBERS[..ADDENDS].iter().enumerate() {
             if is_held_out(a, b) {
-                let (initial, rest) = NUMBERS[a].split_at(1);
+                let (initial, rest) = first.split_at(1);
                 let initial = initial.to_ascii_uppercase();
-                beginnings.push(format!("{initial}{rest} plus {} is", NUMBERS[b]));
+                beginnings.push(format!("{initial}{rest} plus {second} is"));
             }
         }
     }

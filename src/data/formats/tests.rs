@@ -23,6 +23,9 @@ use tempfile::TempDir;
 use super::{LoadedSamples, ReadOptions, SampleFormat, load, read_for_prediction};
 use crate::{DataError, DataFile, Features, FileRole, Samples, Targets};
 
+/// Files of a directory that cannot be read, and the sentence with which it is refused.
+type BadFiles<'a> = (&'a [(&'a str, &'a [u8])], &'a str);
+
 /// Creates a directory with some files; directories in their names are created.
 pub(super) fn directory(files: &[(&str, &[u8])]) -> TempDir {
     let directory = tempfile::tempdir().unwrap();

@@ -47,7 +47,7 @@ fn bad_files_are_refused() {
     let (sound, wrong) = (records(&[1]), records(&[1, 10]));
     let cut = &wrong[..wrong.len() - 1];
     let (batch, classes) = ("data_batch_1.bin", "batches.meta.txt");
-    let cases: [(&[(&str, &[u8])], &str); 8] = [
+    let cases: [BadFiles; 8] = [
         (&[(batch, &wrong)], "data_batch_1.bin: byte 3073: the label is 10; expected 0 to 9"),
         (
             &[(batch, cut)],

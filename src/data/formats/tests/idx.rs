@@ -165,7 +165,7 @@ fn sets_that_do_not_fit_are_refused() {
     let (labels, others) = (idx(&[2], &[0, 1]), idx(&[2], &[1, 2]));
     let three = idx(&[3], &[0, 1, 2]);
     let (test, test_labels) = ("test-images-idx3-ubyte", "test-labels-idx1-ubyte");
-    let cases: [(&[(&str, &[u8])], &str); 6] = [
+    let cases: [BadFiles; 6] = [
         (
             &[("a-train-images-idx3-ubyte", &one), ("b-test-images-idx3-ubyte", &one)],
             "DIR: has several sets of images (a-train-images-idx3-ubyte, \

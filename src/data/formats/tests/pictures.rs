@@ -219,7 +219,7 @@ fn bad_files_and_directories_are_refused() {
     );
     let mut wrong = fine.clone();
     wrong[29] ^= 1;
-    let cases: [(&[(&str, &[u8])], &str); 11] = [
+    let cases: [BadFiles; 11] = [
         (
             &[("a/1.png", &fine), ("a/2.png", b"GIF89a")],
             "a/2.png: is no PNG or JPEG picture by its first bytes",

@@ -198,7 +198,7 @@ impl Sample<'_> {
             scores.run(queries, keys_of_head.transposed(), p, keys);
             pairs.run(dy_rows, values.transposed(), ds, keys);
 
-            for i in first..end {
+            for (i, &lse) in (first..end).zip(&lse[first..end]) {
                 let row = (i - first) * keys..(i - first + 1) * keys;
                 let seen = head.sizes.keys(i);
                 let (p, behind) = p[row.clone()].split_at_mut(seen);
@@ -210,7 +210,7 @@ impl Sample<'_> {
                     drop_row(head, i, &mut kept[..seen]);
                 }
                 let at = head.y_at(i);
-                let row = HeadRow { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
+                let row = HeadRow { lse, y: &y[at..at + d], dy: &dy[at..at + d] };
                 grad_row(row, slope_scale, &kept[..seen], p, ds);
             }
             self.sizes.round(p);

@@ -40,8 +40,8 @@ const VARIABLES: [(&str, &str, &str); 12] = [
 pub(super) fn kernels(call: &OpCall, sizes: &AttentionSizes) -> Vec<AttentionKernel> {
     use Operand::{Input, Output};
     let mut read: Vec<BoundVariable> = Vec::new();
-    for input in 0..sizes.tensors {
-        read.push((TENSORS[input], Input(input)));
+    for (input, variable) in TENSORS[..sizes.tensors].iter().enumerate() {
+        read.push((*variable, Input(input)));
     }
     // Without dropout, the first input is bound instead of the sample ids, and not read.
     read.push(("samples", Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 })));
