@@ -134,10 +134,9 @@ pub fn table(report: &WaysReport) -> String {
         String::from("| way | devices | tests | tokens/s | beside |\n|---|---|---|---|---|\n");
     for way in &WAYS {
         let measured = report.ways.iter().find(|one| one.name == way.name);
-        let speed = match measured {
-            Some(one) => format!("{} ± {:.0} %", thousands(one.tokens_per_s), 100.0 * one.spread),
-            None => "not measured".into(),
-        };
+        let Some(measured) = measured else { continue };
+        let rate = thousands(measured.tokens_per_s);
+        let speed = format!("{rate} ± {:.0} %", 100.0 * measured.spread);
         let mut beside = Vec::new();
         for peer in report.peers.iter().filter(|peer| peer.beside == way.name) {
             beside.push(format!("{} {}", peer.name, thousands(peer.tokens_per_s)));

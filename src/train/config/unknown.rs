@@ -188,7 +188,7 @@ const OTHER_VALUES: &[(&str, &[&str], &str)] = &[
         &["resnet18", "resnet50"],
         "use \"resnet\"; model.layers=3 has 20 layers (6 layers + 2)",
     ),
-    ("schedule.kind", &["steplr", "step_lr", "multistep"], "it is called \"step\""),
+    ("schedule.kind", &["steplr", "step_lr"], "it is called \"step\""),
     ("schedule.kind", &["onecycle", "one_cycle"], "it is called \"one-cycle\""),
     ("schedule.kind", &["plateau", "reduce_on_plateau"], "train.patience ends a run on a plateau"),
     (
