@@ -82,8 +82,8 @@ fn flags_in(sentence: &str) -> Vec<&str> {
 mod tests {
     use std::ffi::OsString;
 
-    use super::super::args::Command;
     use super::*;
+    use crate::cli::args::Command;
 
     /// Returns what the program says to a line.
     fn said(line: &str) -> String {

@@ -31,7 +31,7 @@ pub use prepare::{PrepareError, PrepareOptions, PrepareProgress, Prepared, prepa
 pub use sample_set::{SampleOptions, SampleSet};
 pub use sampler::{SampleIndex, Sampler};
 pub use samples::{DataFile, Features, FileRole, LazyFeatures, LoadedSamples, Samples, Targets};
-pub use split::Split;
+pub use split::{HELD_OUT_MAX, Split};
 pub use text::{TextData, TokenizerChoice};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerFile, TokenizerKind};
 pub use tokens::{TokenFile, TokenWindows, is_described, is_token_file};

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Largest share of the data that can be held out.
+pub const HELD_OUT_MAX: f64 = 0.5;
+
 /// One of the two splits of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {

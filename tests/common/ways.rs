@@ -157,8 +157,8 @@ pub fn table(report: &WaysReport) -> String {
     }
     let _ = write!(
         text,
-        "\n*A step of nanoGPT's recipe for a CPU (4 layers, width 128, 12 x 64 tokens, f32; on adapters of one core 48 x 64), medians of {} \
-         on {}, commit {}; `./x status --measure`.*",
+        "\n*A step of nanoGPT's recipe for a CPU (4 layers, width 128, 12 x 64 tokens, f32; on \
+         adapters of one core 48 x 64), medians of {} on {}, commit {}; `./x status --measure`.*",
         report.date, report.processor, report.commit
     );
     text

@@ -490,7 +490,8 @@ fn export_forms_have_model_and_files() {
     refused("export again --out no --dtype q8_0", "q8_0 is a type of GGUF files");
     desk.train("--steps 0 --out letters --quiet --set model.bias=true").ok();
     refused("export letters --out no --format gguf", "this model has none");
-    desk.train("--out rnn --set model.kind=rnn --steps 0 --quiet").ok();
+    let rnn = "--set model.kind=rnn --set model.width=16 --steps 0 --out rnn --quiet";
+    desk.run(&format!("train --data text.txt --devices cpu {rnn}")).ok();
     for form in ["huggingface", "gguf"] {
         let why = "model.kind = \"rnn\" is neither gpt nor llama; --format safetensors writes";
         refused(&format!("export rnn --out no --format {form}"), why);

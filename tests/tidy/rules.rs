@@ -161,6 +161,7 @@ pub const CONFIGURATION: &[(&str, &str)] = &[
     ("src/cli/train.rs", "reads it, prints it, and compares it with that of a checkpoint"),
     ("src/cli/nodes.rs", "reads the keys of one node"),
     ("src/cli/mod.rs", "gives its errors their exit code"),
+    ("src/cli/unknown_flags.rs", "leads unknown flags to keys"),
     ("src/cli/runs.rs", "reads how long a run is"),
 ];
 

@@ -12,7 +12,6 @@ use toml::de::{DeTable, DeValue};
 use super::RunConfig;
 use super::schema::{DataKind, SECTIONS, TypedKeys, is_of_placement, known_key};
 use super::unknown::{unknown_key, unknown_section, value_of_other_trainers, with_section};
-use crate::checkpoint::{has_checkpoints, is_checkpoint};
 use crate::families::{FAMILIES, KIND, PRESET};
 use crate::keys::{ConfigEnum, Constraint, ConstraintError, Key, Value};
 
@@ -573,7 +572,8 @@ const OTHER_CONFIGURATIONS: [&str; 3] = ["yaml", "yml", "json"];
 fn what_to_type(path: &Path) -> Option<String> {
     let typed = shell_word(&path.to_string_lossy());
     let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-    let advice = if is_checkpoint(path) || has_checkpoints(path) {
+    // A checkpoint, or a run with some.
+    let advice = if path.join("manifest.json").exists() || path.join("checkpoints").is_dir() {
         format!(
             "; to continue this run, type --resume {typed}, and to start another from its model, \
              --init {typed}"

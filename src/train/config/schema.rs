@@ -11,14 +11,11 @@ use crate::keys::{
     ConfigEnum, ConfigValue, Constraint, ConstraintError, FRACTION, Key, Section, Value,
     config_enum, refused, section,
 };
-use potluck_data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
+use potluck_data::{HELD_OUT_MAX, SampleFormat, TargetKind, TokenizerKind, formats, tokens};
 use potluck_graph::optim::{ParameterGroup, ParameterGroupError};
 use potluck_graph::{MomentFormat, Precision, Recompute};
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
-
-/// Largest share of the data that may be held out.
-pub(crate) const HELD_OUT_MAX: f64 = 0.5;
 
 /// Source of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

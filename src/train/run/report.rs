@@ -1,11 +1,10 @@
 //! Messages of a run about itself and its devices.
 
 use super::Run;
-use crate::config::schema::HELD_OUT_MAX;
 use crate::error::TrainError;
 use potluck_core::format::{counted, counted_large, gibibytes, thousands};
 use potluck_core::metrics::Unit;
-use potluck_data::{FileRole, Split};
+use potluck_data::{FileRole, HELD_OUT_MAX, Split};
 
 impl Run {
     /// Emits notes on the model, the data, the devices and the directory of the run.
