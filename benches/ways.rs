@@ -1,12 +1,14 @@
-//! Benchmark of the ways to train: one device, several unlike ones, pipelines, tensor groups, nodes,
-//! each by the program as a user starts it, and PyTorch on the same model where `python3` has it.
+//! Benchmark of the ways to train: one device, several unlike ones, pipelines, tensor groups and
+//! nodes, each by the program as a user starts it, and PyTorch on the same model if `python3` has
+//! it.
 //!
-//!     cargo bench --bench ways -- [--record] [--repeats N] [--only NAME,..] [--peer NAME@WAY=TOKENS_PER_S]..
+//!     cargo bench --bench ways -- [--record] [--repeats N] [--only NAME,..] [--peer PEER]..
 //!     cargo bench --bench ways -- --table
 //!
-//! `--record` writes `benches/results/ways-COMMIT.json`, and `--table` puts the newest of these into
-//! README. Repeats take turns, so that a change of the machine's speed meets all ways alike. A peer
-//! that this machine cannot run from here, such as burn, is given with what it measured.
+//! `--record` writes `benches/results/ways-COMMIT.json`, and `--table` puts the newest of these
+//! into README. Repeats take turns, so that a change of the machine's speed meets all ways alike.
+//! A peer that this bench cannot start, such as burn, is given with its measured rate, as
+//! `NAME@WAY=TOKENS_PER_S`.
 
 #[path = "../tests/common/ways.rs"]
 mod ways;
