@@ -18,6 +18,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use potluck_bench::System;
 use ways::{MARKERS, MeasuredPeer, MeasuredWay, WAYS, WaysReport, newest_report, table};
 
 /// Steps of a run, and those at its beginning that are not counted.
@@ -188,10 +189,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let spread = (found[found.len() - 1] - found[0]) / 2.0 / median;
         ways.push(MeasuredWay { name: way.name.into(), tokens_per_s: median, spread });
     }
+    let here = System::here();
     let report = WaysReport {
         commit: output_of(Command::new("git").args(["rev-parse", "--short=8", "HEAD"]))?,
         date: output_of(Command::new("date").arg("+%Y-%m-%d"))?,
-        processor: processor(),
+        processor: format!("{}, {} cores", here.cpu, here.cores),
         ways,
         peers: options.peers,
     };
@@ -287,14 +289,6 @@ fn pytorch() -> Option<MeasuredPeer> {
         beside: "cpu".into(),
         tokens_per_s: found["rows"][0]["tokens_per_s"].as_f64()?,
     })
-}
-
-fn processor() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text.lines().find_map(|line| line.strip_prefix("model name"));
-    let name = model.map_or("a processor", |line| line.trim_start_matches(['\t', ' ', ':']));
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("{name}, {cores} cores")
 }
 
 fn output_of(command: &mut Command) -> Result<String, Box<dyn Error>> {

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use potluck_core::format::thousands;
 use serde::{Deserialize, Serialize};
 
 /// Results of one machine at one commit, as a file of `benches/results`.
@@ -161,17 +162,5 @@ pub fn table(report: &WaysReport) -> String {
          adapters of one core 48 x 64), medians of {} on {}, commit {}; `./x status --measure`.*",
         report.date, report.processor, report.commit
     );
-    text
-}
-
-fn thousands(value: f64) -> String {
-    let digits = format!("{:.0}", value);
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
     text
 }
