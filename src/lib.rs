@@ -379,7 +379,7 @@ pub mod collectives {
     ///
     /// ```
     /// use std::sync::mpsc;
-    /// use potluck::collectives::{ClusterOptions, ConnectNews, ReduceOp, Secret, connect};
+    /// use potluck::collectives::{ClusterOptions, ConnectEvent, ReduceOp, Secret, connect};
     ///
     /// let code = Secret::generate()?.code().expect("a new secret has a code");
     /// let (tell, told) = mpsc::channel();
@@ -392,7 +392,7 @@ pub mod collectives {
     /// };
     /// let mut first = ClusterOptions::host("127.0.0.1:0".parse()?, 2, Secret::parse(&code)?);
     /// first.on_news = Box::new(move |news| {
-    ///     if let ConnectNews::Listening(address) = news {
+    ///     if let ConnectEvent::Listening(address) = news {
     ///         tell.send(address.to_string()).expect("somebody listens");
     ///     }
     /// });
