@@ -16,11 +16,11 @@ use placement::{ExplainedPlacement, with_placement};
 use potluck_bench::profile::Profile;
 use potluck_graph::print::{fusion_table, graph_dot, graph_table};
 use potluck_parallel::Placement;
+use potluck_parallel::planner::plans::Plans;
 use potluck_train::error::TrainError;
 use potluck_train::families::DataShape;
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::selections;
-use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::spec::RunSpec;
 
 /// Parts of a checkpoint that determine the run that resumes from it.

@@ -20,6 +20,7 @@ use potluck_data::{
 use potluck_graph::model::LanguageModel;
 use potluck_kernels::device::{AdapterKind, Selection};
 use potluck_parallel::placement::Placement;
+use potluck_parallel::planner::plans::Plans;
 use potluck_train::checkpoint::{Checkpoint, CheckpointError, NamedTensor, Store, is_checkpoint};
 use potluck_train::error::TrainError;
 use potluck_train::evaluate::{EvalRequest, Evaluation, evaluate_split};
@@ -35,7 +36,6 @@ use potluck_train::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::runtime::placement::names::{distinct, is_auto};
 use potluck_train::runtime::placement::pipeline::{ForwardDevices, open_forward};
-use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::runtime::workers::WorkerGroup;
 use potluck_train::sampling::{PROMPT_ROWS, Sampling, TextMemory};
 use potluck_train::signals::SignalFlags;

@@ -17,7 +17,7 @@ use super::error::TrainError;
 use super::loader::BatchSource;
 use super::signals::SignalFlags;
 use super::task::Task;
-use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
+use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::step::{Inputs, NextState, NextStates, inference_pass, read_states};
 use crate::runtime::workers::WorkerGroup;
 use potluck_core::{HostTensor, Rank, SegmentId, TensorId};
@@ -25,6 +25,7 @@ use potluck_data::{DataError, Split};
 use potluck_graph::{Graph, PassKind};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, LossSums, load};
+use potluck_parallel::planner::laid_out::forward_micro_batches_max;
 
 /// Largest number of micro-batches whose losses a device sums in f32; the host adds those sums in
 /// f64.

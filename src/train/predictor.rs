@@ -15,12 +15,12 @@ use crate::runtime::open::OpenOptions;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::candidates::selections;
 use crate::runtime::placement::pipeline::open_forward;
-use crate::runtime::placement::plans::Plans;
 use crate::runtime::workers::WorkerGroup;
 use potluck_core::HostTensor;
 use potluck_core::setting::as_fields;
 use potluck_graph::{Graph, ModelGraph, Precision};
 use potluck_parallel::ParallelOptions;
+use potluck_parallel::planner::plans::Plans;
 
 /// Options of a [`Predictor`].
 #[derive(Clone, Debug)]

@@ -24,7 +24,6 @@ use crate::families::{DataShape, ModelFamily};
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::names::is_auto;
-use crate::runtime::placement::plans::Plans;
 use potluck_core::DType;
 use potluck_core::faults::Faults;
 use potluck_core::format::counted;
@@ -34,6 +33,7 @@ use potluck_graph::optim::{Decay, OneCycle, Optimizer, ParameterGroup, Schedule}
 use potluck_graph::{
     CrossEntropyOptions, Graph, ModelGraph, MomentFormat, Precision, Recompute, ValueLoss,
 };
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
 };

@@ -20,13 +20,14 @@ use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{DeviceError, Selection, list_adapters, select_all};
 use potluck_kernels::exec::{BucketTensor, Executor, Moments};
 use potluck_parallel::collective::{BucketGroups, Topology};
+use potluck_parallel::planner::laid_out::layout;
 use potluck_parallel::{ParallelOptions, Program, ReduceSite, gradient_all_reduce};
 use potluck_train::TrainError;
 use potluck_train::runtime::open::{
     DeviceToOpen, OpenDevice, OpenOptions, display_name, open_selected,
 };
 use potluck_train::runtime::step::StepInput;
-use potluck_train::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
+use potluck_train::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use potluck_train::runtime::{RuntimeError, memory, timing};
 
 /// Only bucket of the plan.

@@ -3,13 +3,13 @@
 
 use super::PipelineCase;
 use potluck_core::DType;
+use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::price::{LinkModel, price};
 use potluck_parallel::schedule::{StageTimes, ideal_bubble};
 use potluck_train::TrainError;
 use potluck_train::runtime::RuntimeError;
-use potluck_train::runtime::placement::arrangement::Arrangement;
-use potluck_train::runtime::placement::laid_out::LaidOut;
+use potluck_train::runtime::placement::laid_out::lay_out;
 use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, crossing_elements};
 use potluck_train::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 
@@ -41,7 +41,7 @@ pub(super) fn predict(
     let mesh = placed.placement.mesh;
     let shares = pipelines.shares.clone();
     let planned = Arrangement::of(mesh, positions, &chunks, shares, pipelines.schedule);
-    let laid_out = LaidOut::of(request, &planned)?;
+    let laid_out = lay_out(request, &planned)?;
     let found = price(&laid_out.written, &times, &links)
         .map_err(|error| RuntimeError::InvalidRequest(error.to_string()))?;
     let formula = ideal_bubble(case.schedule, case.shape, stage);

@@ -5,8 +5,8 @@ use potluck_core::format::{counted, listed};
 use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId};
 use potluck_graph::Plan;
 use potluck_parallel::collective::Collective;
+use potluck_parallel::planner::laid_out::LaidOut;
 use potluck_parallel::{Coordinates, Edge, EdgeLayout, Instruction, Operation, Program};
-use potluck_train::runtime::placement::laid_out::LaidOut;
 use potluck_train::runtime::trace_labels::edge_source;
 
 /// Returns the programs of the ranks, each below the rank and its samples if there are several.

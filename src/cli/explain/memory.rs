@@ -7,10 +7,11 @@ use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use potluck_graph::{Graph, MomentFormat, Recompute};
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
+use potluck_parallel::planner::plans::Plans;
 use potluck_train::runtime::limit_basis::LimitBasis;
 use potluck_train::runtime::memory::{comparison, limit};
+use potluck_train::runtime::placement::laid_out::{memory_of_ranks, moments_of_rank};
 use potluck_train::runtime::placement::names::is_named;
-use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::runtime::placement::rank_memory::{
     RankMemory, host_bytes, pools_most, pools_of,
 };
@@ -25,7 +26,8 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     let ExplainedPlacement { spec, request, laid_out, .. } = placement;
     let plans = &laid_out.written.plans;
     let world = placement.world();
-    let ranks = laid_out.memory(request, (0..world).map(|rank| placement.selection(rank)));
+    let ranks =
+        memory_of_ranks(laid_out, request, (0..world).map(|rank| placement.selection(rank)));
     let tries_fewer = placement.tries_fewer();
     // With as many rows as the run opens devices for, if it measures shares.
     let mut most = ranks.clone();
@@ -40,7 +42,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
         titles.push(placement.title(rank));
         let selection = placement.selection(rank);
         let limit = limit(selection, spec.opening.device_memory_mib);
-        let moments = laid_out.moments(request, rank);
+        let moments = moments_of_rank(laid_out, request, rank);
         let mut note = String::new();
         if let Some(rows) = placement.measured_rows() {
             let RankMemory { device, workspace, .. } =
@@ -114,7 +116,7 @@ fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
     let ExplainedPlacement { spec, request, laid_out, planned, .. } = placement;
     let most = (0..ranks.len()).max_by_key(|rank| ranks[*rank].device);
     let Some(rank) = most else { return String::new() };
-    let moments = laid_out.moments(request, rank);
+    let moments = moments_of_rank(laid_out, request, rank);
     let selection = placement.selection(rank);
     let bytes = |plans: &Plans, rows: u32| {
         RankMemory::of(selection, &plans.of_rows(rows), &moments, ranks.len()).device

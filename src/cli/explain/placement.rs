@@ -7,21 +7,22 @@ use potluck_core::format::{counted, percent};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::Selection;
 use potluck_parallel::pipeline::OVERLAPPED;
+use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::BlockTimes;
+use potluck_parallel::planner::laid_out::LaidOut;
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::schedule::in_flight;
 use potluck_parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
 use potluck_train::error::TrainError;
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::RuntimeError;
-use potluck_train::runtime::placement::arrangement::Arrangement;
 use potluck_train::runtime::placement::candidates::{candidates, selections};
 use potluck_train::runtime::placement::decision::{PlacementDecision, decide, saved_of};
 use potluck_train::runtime::placement::device_limits::cut_plans;
-use potluck_train::runtime::placement::laid_out::LaidOut;
+use potluck_train::runtime::placement::laid_out::lay_out;
 use potluck_train::runtime::placement::names::{display_names, distinct, is_auto, is_named};
 use potluck_train::runtime::placement::open_one::RequestedDevices;
 use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks, names_of_runs};
-use potluck_train::runtime::placement::plans::Plans;
 use potluck_train::runtime::placement::tensor_shares::tensor_parts;
 use potluck_train::runtime::placement::types::PlacementRequest;
 use potluck_train::runtime::timing::Probe;
@@ -127,7 +128,7 @@ impl<'a> ExplainedPlacement<'a> {
             request.parallel.lacks_cut() || lacks_shares
         };
         let is_measured = request.probe.is_none() && !is_kept && lacks;
-        let laid_out = LaidOut::of(request, &planned)?;
+        let laid_out = lay_out(request, &planned)?;
         let all = distinct(selections.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
         Ok(Self {

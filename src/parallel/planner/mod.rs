@@ -1,8 +1,11 @@
 //! Placement of a run on devices: the split of the batch, and the devices worth using. Pure
 //! functions from measurements to a decision.
 
+pub mod arrangement;
 pub mod balance;
 pub mod cut;
 pub mod division;
+pub mod laid_out;
 pub mod links;
+pub mod plans;
 pub mod price;

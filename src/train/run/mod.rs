@@ -25,7 +25,6 @@ use crate::hugging_face::ModelFiles;
 use crate::nodes::RunNodes;
 use crate::run_data::{RunData, SavedData};
 use crate::runtime::memory;
-use crate::runtime::placement::plans::Plans;
 use crate::signals::SignalFlags;
 use crate::spec::RunSpec;
 use crate::state::{self, StateTensors};
@@ -37,6 +36,7 @@ use potluck_core::faults::Faults;
 use potluck_core::metrics::{Event, Sink, Sinks};
 use potluck_core::{DType, files};
 use potluck_data::{DataFile, Split};
+use potluck_parallel::planner::plans::Plans;
 
 use host::RunHost;
 pub use outcome::RunOutcome;

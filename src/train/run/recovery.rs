@@ -7,13 +7,13 @@ use crate::error::TrainError;
 use crate::left_devices::LeftDevices;
 use crate::run_data::RunData;
 use crate::runtime::placement::candidates::selections;
-use crate::runtime::placement::plans::Plans;
 use crate::spec::RunSpec;
 use crate::trainer::Trainer;
 use crate::trainer::recovery::{FailedOpening, trace_from};
 use crate::trainer::steps::Fit;
 use potluck_core::metrics::{Event, Sinks};
 use potluck_parallel::DeviceLoss;
+use potluck_parallel::planner::plans::Plans;
 
 impl Run {
     /// Reopens the session after the loss of a device, on the devices that are left, if the run is

@@ -6,13 +6,13 @@ use super::RunOptions;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::error::TrainError;
 use crate::loader::BatchSource;
-use crate::runtime::placement::plans::Plans;
 use crate::session::StepsTaken;
 use crate::spec::RunSpec;
 use crate::trainer::opening::{self, Opening, probe_of};
 use crate::trainer::{Trainer, TrainerOptions};
 use potluck_core::metrics::{Event, Sink};
 use potluck_kernels::autotune::TuneProgress;
+use potluck_parallel::planner::plans::Plans;
 
 /// Opens the devices of a run, without initial values; messages go to `sink`.
 ///

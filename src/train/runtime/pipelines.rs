@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::RuntimeError;
-use super::placement::plans::GroupPlans;
 use super::step::{Inputs, NextStates, StepInput, forward, forward_without, read_states};
 use super::workers::WorkerGroup;
 use potluck_core::rng::Key;
@@ -17,6 +16,8 @@ use potluck_graph::{Graph, PassKind, Plan, Reduction, Region, TensorLocation};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, LossSums, PassContext, load};
+use potluck_parallel::planner::laid_out::forward_micro_batches_max;
+use potluck_parallel::planner::plans::GroupPlans;
 use potluck_parallel::{
     EdgeLayout, MicroBatch, PipelinePrograms, PipelineRanks, PipelineRequest, PipelineSchedule,
     Program, Share,
@@ -40,12 +41,6 @@ pub struct ModelPipelines {
     stage_of_block: Vec<Vec<u32>>,
     /// By tensor: the block that computes it, if there is one.
     block_of_tensor: Vec<Option<u32>>,
-}
-
-/// Returns the maximum number of micro-batches that a pipeline runs in one forward pass. It keeps
-/// stages busy most of the time, and bounds the memory of tensors in transit.
-pub(crate) fn forward_micro_batches_max(stages: usize) -> usize {
-    4 * stages
 }
 
 /// Units of a worker group that compute forward passes independently: devices with the whole model,
@@ -240,7 +235,7 @@ impl ModelPipelines {
         let mesh = potluck_parallel::Mesh::of_pipelines(ranks, 1);
         let outputs = vec![Vec::new()];
         let model = GroupPlans { plans: vec![whole.clone()], outputs };
-        let stages = crate::runtime::placement::arrangement::pipelines_of(mesh, &chunks);
+        let stages = potluck_parallel::planner::arrangement::pipelines_of(mesh, &chunks);
         let rows = whole.options.rows as u32;
         let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; ranks];
         Self::new(model, stages, shares, PipelineSchedule::default(), EdgeLayout::default())

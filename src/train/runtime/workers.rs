@@ -16,9 +16,7 @@ use super::messages::CoordinatorMsg;
 use super::step::{StepInput, StepReport};
 use super::{RuntimeError, remote};
 use endpoint::{LocalEndpoint, RankEndpoint};
-use potluck_core::{DType, Nanos, Rank, Round};
-use potluck_graph::memory_layout::ALIGNMENT_BYTES;
-use potluck_graph::{Bucket, Plan};
+use potluck_core::{Nanos, Rank, Round};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::Executor;
 use potluck_parallel::Program;
@@ -62,15 +60,6 @@ pub(crate) struct StepFailure {
     failed: Vec<Rank>,
     /// True if the devices had begun to update their parameters.
     has_begun_update: bool,
-}
-
-/// Returns the shard layout of a plan's buckets for `world` ranks; nothing of a frozen bucket is in
-/// a shard.
-pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize) -> ShardLayout {
-    let lengths: Vec<usize> = plan.buckets.iter().map(Bucket::gradient_length).collect();
-    let align = ALIGNMENT_BYTES / DType::F32.bytes();
-    let chunk_max = chunk_bytes / DType::F32.bytes();
-    ShardLayout::new(topology, world as u32, &lengths, align, chunk_max)
 }
 
 impl WorkerGroup {

@@ -8,7 +8,6 @@ use super::TrainerOptions;
 use crate::error::TrainError;
 use crate::loader::{BatchSource, sampler_of};
 use crate::runtime::placement::assemble::assemble;
-use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::{NO_NODES, RemoteNodes};
 use crate::runtime::step::Inputs;
@@ -21,6 +20,7 @@ use potluck_data::{Dataset, Split};
 use potluck_graph::{Graph, ModelGraph};
 use potluck_kernels::autotune::{TuneOptions, TuneProgress};
 use potluck_parallel::Placement;
+use potluck_parallel::planner::plans::Plans;
 
 /// Session on opened devices, which have no values yet.
 pub(crate) struct OpenedSession {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::error::TrainError;
 use crate::left_devices::LeftDevices;
 use crate::runtime::open::OpenOptions;
-use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::NO_NODES;
 use potluck_core::faults::Faults;
@@ -14,6 +13,7 @@ use potluck_graph::optim::{Optimizer, ParameterGroup, assign_groups};
 use potluck_graph::{Graph, ModelGraph, MomentFormat, Precision, Recompute};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{
     DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares,
     TENSOR_SHARE_MAX, TensorOptions,

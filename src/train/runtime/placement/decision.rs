@@ -1,15 +1,14 @@
 //! Decision about the ranks of a run: kept from the resumed run, given by the request, or measured.
 //! Includes all checks that do not need an open device.
 
-use super::arrangement::Arrangement;
 use super::candidates::candidates;
 use super::names::is_named;
 use super::open_one::RequestedDevices;
 use super::open_plan::micro_batch_sizes;
 use super::pipeline::checks::{require_devices, require_micro_batches, require_model};
 use super::pipeline::{MeasuredBlocks, by_measurement};
-use super::requested_pipelines::RequestedPipelines;
-use super::shares::{fixed_counts, layout_of, moments};
+use super::requested_pipelines::{RequestedPipelines, arrangement_of_replicas};
+use super::shares::{fixed_counts, moments};
 use super::tensor_shares;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory, timing};
@@ -17,7 +16,9 @@ use potluck_core::Setting;
 use potluck_kernels::autotune;
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
+use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::chunks_of_counts;
+use potluck_parallel::planner::laid_out::layout_of;
 use potluck_parallel::{Placement, Shares, contiguous_shares};
 
 /// Arrangement of a run, and the basis of the decision.
@@ -247,7 +248,7 @@ fn kept(
         rows.push(rank.rows);
     }
     let shares = contiguous_shares(&counts, &micro_batches);
-    Ok(Some(Arrangement::of_replicas(request, positions, shares, rows)))
+    Ok(Some(arrangement_of_replicas(request, positions, shares, rows)))
 }
 
 /// Returns true if pipelines have the cut and the shares of the request, and the order of devices

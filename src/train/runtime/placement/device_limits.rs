@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use super::open_one::RequestedDevices;
-use super::plans::Plans;
 use crate::runtime::RuntimeError;
 use potluck_core::format::{gibibytes, listed};
 use potluck_graph::Graph;
 use potluck_kernels::device::{Limits, Selection};
 use potluck_kernels::exec::gpu::tensor_bytes_max;
 use potluck_parallel::Placement;
+use potluck_parallel::planner::plans::Plans;
 
 /// Plans of a model with its large parameters cut.
 pub struct CutPlans {

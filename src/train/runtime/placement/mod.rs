@@ -1,7 +1,6 @@
 //! Placement of a run: its devices and their shares, measured or kept from a checkpoint. The result
 //! is a `parallel::Placement`.
 
-pub mod arrangement;
 pub mod assemble;
 pub mod candidates;
 pub mod decision;
@@ -14,7 +13,6 @@ pub mod open_one;
 pub(crate) mod open_plan;
 mod open_ranks;
 pub mod pipeline;
-pub mod plans;
 pub mod rank_memory;
 pub(crate) mod reduce_sites;
 mod repeat;

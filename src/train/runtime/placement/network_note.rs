@@ -54,9 +54,9 @@ fn bytes_of(written: &PipelinePrograms, edge: &Edge) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::placement::plans::Plans;
     use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
     use potluck_graph::{ModelGraph, Unary};
+    use potluck_parallel::planner::plans::Plans;
     use potluck_parallel::{Mesh, PipelineRanks, PipelineRequest, PipelineSchedule, Share};
 
     #[test]

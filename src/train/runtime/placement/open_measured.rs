@@ -2,14 +2,14 @@
 //! timed, and the batch is divided among them. With `auto`, devices that make a step longer are
 //! excluded; with `auto` and `all`, also devices that fail before the run.
 
-use super::arrangement::Arrangement;
 use super::candidates::adapters_for;
-use super::laid_out::LaidOut;
+use super::laid_out::lay_out;
 use super::names::{is_auto, is_named};
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::open_plan::{self, MeasuredCandidate, OpenPlan, admit, reserves_hold};
 use super::reduce_sites::reduce_sites;
-use super::shares::{layout_of, moments};
+use super::requested_pipelines::arrangement_of_replicas;
+use super::shares::moments;
 use super::start::ReadyRanks;
 use super::statistics::require_statistics;
 use super::types::PlacementRequest;
@@ -26,6 +26,7 @@ use potluck_kernels::device::host::available_memory;
 use potluck_kernels::device::{DeviceError, Selection, selector_of};
 use potluck_kernels::exec::Moments;
 use potluck_parallel::collective::BucketGroups;
+use potluck_parallel::planner::laid_out::layout_of;
 use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::{Placement, ReduceSite, contiguous_shares};
 
@@ -90,8 +91,8 @@ pub(crate) fn open_measured(
         members.push(device);
     }
     let shares = contiguous_shares(&counts, &micro_batches);
-    let arrangement = Arrangement::of_replicas(request, positions, shares, rows);
-    let laid_out = LaidOut::of(request, &arrangement)?;
+    let arrangement = arrangement_of_replicas(request, positions, shares, rows);
+    let laid_out = lay_out(request, &arrangement)?;
     notes.extend(require_statistics(laid_out.whole(), laid_out.written.programs.iter())?);
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept: false, notes })
 }

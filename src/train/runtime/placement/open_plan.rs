@@ -6,13 +6,13 @@ use std::collections::VecDeque;
 
 use super::names::is_named;
 use super::rank_memory::{RankMemory, host_bytes, pools_most};
-use super::shares;
-use super::shares::{layout_of, moments, owned_elements};
+use super::shares::{moments, owned_elements};
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::format::gibibytes_up;
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::Moments;
+use potluck_parallel::planner::laid_out::{layout_of, shards};
 
 /// Rows and moments for the opening of a device.
 #[derive(Clone, Debug, PartialEq)]
@@ -185,7 +185,7 @@ fn reserves(request: &PlacementRequest, position: usize, world: usize) -> Vec<Mo
         let lowest = position.saturating_sub(world - ranks);
         for rank in lowest..=(lowest + 1).min(position).min(ranks - 1) {
             let count = request.optimizer.moments();
-            let owned = Some(shares::shards(&layout, rank));
+            let owned = Some(shards(&layout, rank));
             reserves.push(Moments { count, owned });
         }
     }
@@ -224,7 +224,7 @@ pub(crate) fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -
     let plan = request.plans.of_rows(1);
     let layout = layout_of(request.parallel, &plan, reserves.len());
     for (rank, reserve) in reserves.iter().enumerate() {
-        let shard = Moments { count: reserve.count, owned: Some(shares::shards(&layout, rank)) };
+        let shard = Moments { count: reserve.count, owned: Some(shards(&layout, rank)) };
         if owned_elements(&shard) > owned_elements(reserve) {
             return false;
         }

@@ -1,7 +1,7 @@
 //! Opening of the devices of an arrangement.
 
 use super::decision::PlacementDecision;
-use super::laid_out::LaidOut;
+use super::laid_out::{lay_out, memory_of_ranks, moments_of_rank};
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::pipeline::require_shared_memory;
 use super::rank_memory::{host_bytes, pools_of};
@@ -29,10 +29,10 @@ pub(crate) fn open_decided(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReadyRanks, RuntimeError> {
     let PlacementDecision { arrangement, is_kept, mut notes, .. } = decision;
-    let laid_out = LaidOut::of(request, &arrangement)?;
+    let laid_out = lay_out(request, &arrangement)?;
     notes.extend(require_statistics(laid_out.whole(), laid_out.written.programs.iter())?);
     let on = arrangement.positions.iter().map(|position| &devices.selections[*position]);
-    let ranks = laid_out.memory(request, on);
+    let ranks = memory_of_ranks(&laid_out, request, on);
     memory::require(host_bytes(request, ranks.iter().copied(), pools_of(&ranks)))?;
     if arrangement.mesh.is_divided() {
         require_shared_memory(request, devices, &arrangement.positions, &ranks)?;
@@ -45,7 +45,7 @@ pub(crate) fn open_decided(
             name: &devices.names[position],
             plan: laid_out.written.plans[rank].clone(),
             tensor_shares: &arrangement.tensor_shares,
-            moments: laid_out.moments(request, rank),
+            moments: moments_of_rank(&laid_out, request, rank),
         });
     }
     let layout = &laid_out.layout;

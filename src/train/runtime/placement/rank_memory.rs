@@ -2,7 +2,6 @@
 //! memory, for values in transit between devices, and for the copy of the state for a checkpoint.
 //! Devices with the whole model are pipelines of one stage.
 
-use super::shares::layout_of;
 use super::types::PlacementRequest;
 use crate::runtime::memory;
 use potluck_core::{DType, Position};
@@ -12,6 +11,7 @@ use potluck_kernels::device::Selection;
 use potluck_kernels::exec::{Moments, RING_BYTES, host_staging_bytes, staging_bytes};
 use potluck_parallel::ParallelOptions;
 use potluck_parallel::comm::ring_pool_bytes_max;
+use potluck_parallel::planner::laid_out::layout_of;
 
 /// Bytes of memory of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct RankMemory {
 
 impl RankMemory {
     /// Returns the memory of one of `world` ranks on a device, without the parts that depend on the
-    /// layout of all ranks: see [`LaidOut::memory`](super::laid_out::LaidOut::memory).
+    /// layout of all ranks: see [`memory_of_ranks`](super::laid_out::memory_of_ranks).
     pub fn of(selection: &Selection, plan: &Plan, moments: &Moments, world: usize) -> Self {
         let staging = match selection {
             Selection::Adapter(_) if world == 1 => RING_BYTES,

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::arrangement::Arrangement;
 use super::types::PlacementRequest;
+use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::{chunks_of_counts, even};
 use potluck_parallel::{
     Mesh, ParallelOptions, PipelineOptions, PipelineSchedule, Placement, Share, contiguous_shares,
@@ -160,20 +160,18 @@ impl<'a> From<&'a ParallelOptions> for RequestedPipelines<'a> {
     }
 }
 
-impl Arrangement {
-    /// Arrangement of ranks with the whole model, in plans of `rows` rows.
-    pub(crate) fn of_replicas(
-        request: &PlacementRequest,
-        positions: Vec<usize>,
-        shares: Vec<Share>,
-        rows: Vec<u32>,
-    ) -> Self {
-        let requested = RequestedPipelines::of(request);
-        let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
-        let chunks = vec![requested.model_chunks(blocks); positions.len()];
-        let mesh = requested.mesh(positions.len());
-        Self { rows, ..Self::of(mesh, positions, &chunks, shares, requested.schedule) }
-    }
+/// Returns the arrangement of ranks with the whole model, in plans of `rows` rows.
+pub(crate) fn arrangement_of_replicas(
+    request: &PlacementRequest,
+    positions: Vec<usize>,
+    shares: Vec<Share>,
+    rows: Vec<u32>,
+) -> Arrangement {
+    let requested = RequestedPipelines::of(request);
+    let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
+    let chunks = vec![requested.model_chunks(blocks); positions.len()];
+    let mesh = requested.mesh(positions.len());
+    Arrangement { rows, ..Arrangement::of(mesh, positions, &chunks, shares, requested.schedule) }
 }
 
 #[cfg(test)]

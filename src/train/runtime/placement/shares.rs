@@ -1,21 +1,15 @@
 //! Splits of buckets, moments and samples among ranks.
 
-use std::ops::Range;
-
-use crate::runtime::workers::{WorkerGroup, layout};
+use crate::runtime::workers::WorkerGroup;
 use crate::runtime::{RuntimeError, timing};
 use potluck_core::format::counted;
-use potluck_core::{BucketId, Position, Rank, Setting};
+use potluck_core::{Rank, Setting};
 use potluck_graph::Plan;
 use potluck_graph::optim::Optimizer;
 use potluck_kernels::exec::Moments;
-use potluck_parallel::collective::{BucketGroups, ShardLayout};
+use potluck_parallel::collective::ShardLayout;
+use potluck_parallel::planner::laid_out::{owned, shards};
 use potluck_parallel::{ParallelOptions, Shares};
-
-/// Requested shard layout of a plan's buckets.
-pub(crate) fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> ShardLayout {
-    layout(plan, parallel.topology, world, parallel.chunk_bytes)
-}
 
 /// Returns the optimizer moments of a rank.
 pub fn moments(optimizer: &Optimizer, layout: &ShardLayout, rank: usize) -> Moments {
@@ -31,37 +25,6 @@ pub(crate) fn held_moments(
 ) -> Moments {
     let owned = (group.world() > 1).then(|| owned(plan, group.layout(), group.groups(), rank));
     Moments { count: optimizer.moments(), owned }
-}
-
-/// Returns the elements of each bucket that a rank updates, by the group of each bucket.
-pub fn owned(
-    plan: &Plan,
-    layout: &ShardLayout,
-    groups: &BucketGroups,
-    rank: Rank,
-) -> Vec<Range<usize>> {
-    let positions = groups.positions(rank);
-    let mut owned = Vec::new();
-    for bucket in (0..layout.buckets() as u32).map(BucketId) {
-        owned.push(match positions.of(bucket) {
-            Some(position) if plan.holds(bucket) => {
-                if layout.size_of(bucket) == 1 {
-                    0..layout.length(bucket)
-                } else {
-                    layout.shard(bucket, position)
-                }
-            }
-            _ => 0..0,
-        });
-    }
-    owned
-}
-
-/// Returns a rank's shard of each bucket, if all ranks hold all buckets, in the
-/// order of ranks.
-pub fn shards(layout: &ShardLayout, rank: usize) -> Vec<Range<usize>> {
-    let position = Position(rank as u32);
-    (0..layout.buckets()).map(|bucket| layout.shard(BucketId(bucket as u32), position)).collect()
 }
 
 /// Number of parameters with moments on a device that has moments of shards; 0 on a device with

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use super::arrangement::Arrangement;
-use super::laid_out::LaidOut;
 use super::network_note::network_note;
 use super::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::RuntimeError;
@@ -13,6 +11,8 @@ use crate::runtime::trace_labels::TraceLabels;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use potluck_core::metrics::Trace;
 use potluck_graph::Plan;
+use potluck_parallel::planner::arrangement::Arrangement;
+use potluck_parallel::planner::laid_out::LaidOut;
 use potluck_parallel::{
     PipelinePrograms, Placement, Program, RankPlacement, ReduceSite, SpreadPrograms,
 };

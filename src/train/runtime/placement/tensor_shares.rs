@@ -1,8 +1,7 @@
 //! Shares of the ranks of tensor groups, by the measured speed of the devices in each place, and
 //! limited by their memory.
 
-use super::arrangement::Arrangement;
-use super::laid_out::LaidOut;
+use super::laid_out::{lay_out, memory_of_ranks};
 use super::open_one::RequestedDevices;
 use super::pipeline::{MeasuredBlocks, measure_blocks};
 use super::requested_pipelines::RequestedPipelines;
@@ -11,6 +10,7 @@ use crate::runtime::{RuntimeError, memory};
 use potluck_graph::Plan;
 use potluck_kernels::autotune;
 use potluck_parallel::Mesh;
+use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::BlockTimes;
 
 /// Share of the place with the fastest devices.
@@ -110,10 +110,10 @@ fn overfull_places(
     devices: RequestedDevices,
     arrangement: &Arrangement,
 ) -> Result<Vec<usize>, RuntimeError> {
-    let laid_out = LaidOut::of(request, arrangement)?;
+    let laid_out = lay_out(request, arrangement)?;
     let selections: Vec<_> =
         arrangement.positions.iter().map(|position| &devices.selections[*position]).collect();
-    let needed = laid_out.memory(request, selections.iter().copied());
+    let needed = memory_of_ranks(&laid_out, request, selections.iter().copied());
     let mut places = Vec::new();
     for ((rank, needed), selection) in arrangement.mesh.ranks().zip(needed).zip(selections) {
         let place = arrangement.mesh.coordinates(rank).tensor;

@@ -11,7 +11,6 @@ use super::open_measured::open_measured;
 use super::open_one::RequestedDevices;
 use super::open_plan::{admit, reserves_hold};
 use super::open_ranks::open_decided;
-use super::plans::Plans;
 use super::repeat::repeated_by;
 use super::shares::tests::model;
 use super::start::ReadyRanks;
@@ -30,6 +29,8 @@ use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::host_staging_bytes;
 use potluck_parallel::collective::Topology;
+use potluck_parallel::planner::laid_out::layout_of;
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{Mesh, ParallelOptions, Placement, RankPlacement, Shares};
 
 const BATCH: u32 = 4;
@@ -170,7 +171,7 @@ fn what_the_cpu_device_allocates_is_what_is_admitted() {
         with_request(&Options { moments, ..Options::new(world) }, |request| {
             let placed = place(request).unwrap();
             let ranks = placed.placement.ranks.len();
-            let layout = shares::layout_of(request.parallel, &placed.plan, ranks);
+            let layout = layout_of(request.parallel, &placed.plan, ranks);
             for (rank, (tensors, _)) in allocated(&placed).into_iter().enumerate() {
                 let plan = request.plans.of_rows(placed.placement.ranks[rank].rows);
                 let moments = shares::moments(request.optimizer, &layout, rank);

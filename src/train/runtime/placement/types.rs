@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::plans::Plans;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::remote::RemoteNodes;
@@ -14,6 +13,7 @@ use potluck_core::metrics::Trace;
 use potluck_graph::Plan;
 use potluck_graph::optim::Optimizer;
 use potluck_kernels::autotune::TuneOptions;
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{ParallelOptions, Placement, Program, SpreadPrograms};
 
 /// Request for the worker group of a run.

@@ -18,7 +18,6 @@ use super::{NO_NODES, RemoteNodes};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
-use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::replica_check::compare;
 use crate::runtime::step::{Inputs, StepInput, StepReport};
@@ -35,6 +34,7 @@ use potluck_kernels::exec::{BucketTensor, Executor};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::collective::CollectiveKind;
 use potluck_parallel::comm::{Carrier, Closed, FrameContent, FrameHeader, FrameValues, Mailbox};
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{
     MicroBatch, ParallelOptions, PipelineOptions, Program, Shares, SpreadPrograms,
 };

@@ -9,10 +9,11 @@ use potluck_core::faults::Faults;
 use potluck_core::rng::Key;
 use potluck_core::{BucketId, HostTensor, Lock, Position, Round};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Builder, Init, PlanOptions, differentiate};
+use potluck_graph::{Builder, Init, Plan, PlanOptions, differentiate};
 use potluck_kernels::exec::{BucketTensor, Cpu, Moments};
 #[cfg(target_os = "linux")]
 use potluck_parallel::comm::{Carrier, Closed, FrameHeader, FrameValues};
+use potluck_parallel::planner::laid_out::layout;
 use potluck_parallel::{ReduceSite, Share, Vote, data_parallel};
 
 const WORLD: u32 = 3;

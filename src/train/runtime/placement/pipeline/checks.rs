@@ -1,15 +1,15 @@
 //! Checks of requested pipelines before a device is opened.
 
 use crate::runtime::RuntimeError;
-use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::laid_out::cannot_divide;
-use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use potluck_core::format::counted;
 use potluck_core::{Setting, Wording};
 use potluck_graph::Graph;
 use potluck_parallel::pipeline::micro_batch_counts;
+use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::of_counts;
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::schedule::{ScheduleError, require_fit};
 use potluck_parallel::{PipelineSchedule, PipelineShape};
 

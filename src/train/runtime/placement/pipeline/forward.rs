@@ -5,13 +5,11 @@ use std::sync::Arc;
 use super::checks::{require_devices, require_model};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
-use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
-use crate::runtime::placement::arrangement::pipelines_of;
+use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::placement::device_limits::cut_plans;
-use crate::runtime::placement::laid_out::{cannot_divide, layout_of_groups};
+use crate::runtime::placement::laid_out::cannot_divide;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::open_one::RequestedDevices;
-use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::repeat::{name_of_parts, stage_text};
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
@@ -19,6 +17,9 @@ use potluck_core::DType;
 use potluck_graph::Plan;
 use potluck_kernels::device::Selection;
 use potluck_parallel::pipeline::{bucket_groups, edge_layout};
+use potluck_parallel::planner::arrangement::pipelines_of;
+use potluck_parallel::planner::laid_out::{forward_micro_batches_max, layout_of_groups};
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{EdgeLayout, ParallelOptions, PipelinePrograms, PipelineRequest, Share};
 
 /// Devices opened for forward passes.

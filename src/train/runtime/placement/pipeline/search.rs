@@ -6,7 +6,6 @@ use super::measure::{MeasuredBlocks, measure_blocks};
 use super::shared_memory::overfull;
 use super::stage_memory::StageMemory;
 use crate::runtime::RuntimeError;
-use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::open_one::RequestedDevices;
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::placement::shares::fixed_counts;
@@ -16,6 +15,7 @@ use potluck_core::{Setting, Wording};
 use potluck_graph::Graph;
 use potluck_kernels::autotune;
 use potluck_parallel::pipeline::micro_batch_counts;
+use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
 use potluck_parallel::planner::division::{
     PartitionRequest, PipelinePartition, SampleCounts, divide, stage_seconds,

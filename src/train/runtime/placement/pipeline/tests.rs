@@ -8,10 +8,9 @@ use super::measure::measure_blocks;
 use super::stage_memory::StageMemory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
-use crate::runtime::placement::laid_out::LaidOut;
+use crate::runtime::placement::laid_out::{lay_out, moments_of_rank};
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::open_one::RequestedDevices;
-use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::remote::NO_NODES;
@@ -26,6 +25,7 @@ use potluck_graph::{ModelGraph, Unary};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::Selection;
 use potluck_parallel::planner::cut::{CutStage, even, of_counts};
+use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{ParallelOptions, PipelineOptions, PipelineSchedule, Placement, Shares};
 
 const BATCH: u32 = 12;
@@ -279,7 +279,7 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                 let counts = vec![BATCH / pipelines; pipelines as usize];
                 let positions = (0..2 * pipelines as usize).collect();
                 let planned = requested.in_order(positions, &chunks, &counts, 3);
-                let laid_out = LaidOut::of(request, &planned).unwrap();
+                let laid_out = lay_out(request, &planned).unwrap();
                 let micro_batches = (BATCH / pipelines / 3) as usize;
                 let cpu = Selection::cpu(1);
                 let devices = vec![cpu.clone(); 2 * pipelines as usize];
@@ -289,7 +289,7 @@ fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
                     let at = planned.mesh.coordinates(Rank(rank as u32));
                     let stage = at.pipeline;
                     let blocks = planned.pipelines[at.data].chunks_of(stage);
-                    let moments = laid_out.moments(request, rank);
+                    let moments = moments_of_rank(&laid_out, request, rank);
                     let needed = memory::needed(&cpu, plan, &moments);
                     let stage = CutStage { device: 0, stage, blocks: &blocks };
                     let found = of_stages.needed(stage);

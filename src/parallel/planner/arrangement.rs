@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use potluck_parallel::{Mesh, PipelineRanks, PipelineSchedule, Share};
+use crate::{Mesh, PipelineRanks, PipelineSchedule, Share};
 
 /// Ranks of a run: parallel pipelines, of one stage each if every rank has the whole model.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,8 +54,8 @@ impl Arrangement {
     }
 }
 
-/// Pipelines of a mesh, each cut into its model chunks.
-pub(crate) fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks> {
+/// Returns the pipelines of a mesh, each cut into its model chunks.
+pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks> {
     let mut pipelines = Vec::new();
     for (groups, chunks) in mesh.pipelines().zip(chunks) {
         pipelines.push(PipelineRanks { groups, chunks: chunks.clone() });
