@@ -35,6 +35,24 @@ impl BlockTimes {
     pub fn sum_s(&self) -> f64 {
         self.forward_s + self.backward_input_s + self.backward_weight_s
     }
+
+    /// Returns these times, each multiplied by a factor.
+    pub fn scaled(self, factor: f64) -> Self {
+        Self {
+            forward_s: factor * self.forward_s,
+            backward_input_s: factor * self.backward_input_s,
+            backward_weight_s: factor * self.backward_weight_s,
+        }
+    }
+
+    /// Returns the sums of these times and others.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            forward_s: self.forward_s + other.forward_s,
+            backward_input_s: self.backward_input_s + other.backward_input_s,
+            backward_weight_s: self.backward_weight_s + other.backward_weight_s,
+        }
+    }
 }
 
 /// Model chunks that a device would hold as a stage of the pipeline: the subject of

@@ -9,3 +9,5 @@ pub mod laid_out;
 pub mod links;
 pub mod plans;
 pub mod price;
+pub mod profile;
+pub mod proposal;

@@ -23,12 +23,8 @@ pub fn lay_out(
     LaidOut::of(request.parallel, request.plans, arrangement).map_err(|error| cannot_divide(&error))
 }
 
-/// Moments of a rank: for its shards, or for all parameters on a single rank.
-pub(crate) fn moments_of_rank(
-    laid_out: &LaidOut,
-    request: &PlacementRequest,
-    rank: usize,
-) -> Moments {
+/// Returns the moments of a rank: for its shards, or for all parameters on a single rank.
+pub fn moments_of_rank(laid_out: &LaidOut, request: &PlacementRequest, rank: usize) -> Moments {
     let owned = (laid_out.written.plans.len() > 1).then(|| laid_out.owned(Rank(rank as u32)));
     Moments { count: request.optimizer.moments(), owned }
 }

@@ -1,0 +1,182 @@
+//! Profile of the devices and links of a plan: the times of a model's blocks, transfers, updates
+//! and memory, as measured or as computed from data sheets. It is all that a plan depends on,
+//! besides the model and the request.
+
+use serde::{Deserialize, Serialize};
+
+use super::cut::BlockTimes;
+use crate::sim::LinkModel;
+
+/// Times of the passes of one block on one device, as a line over the samples of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BlockSpeed {
+    /// Seconds of a micro-batch of any size.
+    pub fixed: BlockTimes,
+    /// Seconds of each sample.
+    pub per_row: BlockTimes,
+}
+
+impl BlockSpeed {
+    /// Returns the line through the times of two micro-batches, the second of which has more
+    /// samples. Noise cannot make a time fall with the samples, nor a fixed part negative.
+    pub fn through(few: u32, of_few: BlockTimes, many: u32, of_many: BlockTimes) -> Self {
+        let forward = line(few, of_few.forward_s, many, of_many.forward_s);
+        let input = line(few, of_few.backward_input_s, many, of_many.backward_input_s);
+        let weight = line(few, of_few.backward_weight_s, many, of_many.backward_weight_s);
+        let times = |at: usize| BlockTimes {
+            forward_s: forward[at],
+            backward_input_s: input[at],
+            backward_weight_s: weight[at],
+        };
+        Self { fixed: times(0), per_row: times(1) }
+    }
+
+    /// Returns the times in proportion to the samples, from those of a micro-batch of `rows`.
+    pub fn in_proportion(rows: u32, times: BlockTimes) -> Self {
+        let none = BlockTimes { forward_s: 0.0, backward_input_s: 0.0, backward_weight_s: 0.0 };
+        Self { fixed: none, per_row: times.scaled(1.0 / f64::from(rows.max(1))) }
+    }
+
+    /// Returns the times of a micro-batch of `rows` samples.
+    pub fn at(&self, rows: u32) -> BlockTimes {
+        self.fixed.plus(self.per_row.scaled(f64::from(rows)))
+    }
+}
+
+/// Fixed seconds and seconds per row of a line through two measurements.
+fn line(few: u32, few_s: f64, many: u32, many_s: f64) -> [f64; 2] {
+    let per_row = many_s / f64::from(many.max(1));
+    if many <= few {
+        return [0.0, per_row];
+    }
+    let slope = ((many_s - few_s) / f64::from(many - few)).clamp(0.5 * per_row, per_row);
+    [(many_s - slope * f64::from(many)).max(0.0), slope]
+}
+
+/// Profile of a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceProfile {
+    /// Display name.
+    pub name: String,
+    /// Number of its kind: devices of one kind and node are interchangeable.
+    pub kind: usize,
+    /// Number of its node.
+    pub node: u32,
+    /// Times of each block of the model, undivided; infinite for one that the device cannot run.
+    pub blocks: Vec<BlockSpeed>,
+    /// Seconds to load one sample.
+    pub load_row_s: f64,
+    /// Seconds to update one parameter.
+    pub update_element_s: f64,
+    /// Readback from the device, and upload to it.
+    pub read_back: LinkModel,
+    pub upload: LinkModel,
+    /// Additions of gradients on the host, by the device's ring thread.
+    pub host: LinkModel,
+    /// Processor or memory that it shares with other devices, if any.
+    pub shares: Option<SharedProcessor>,
+    /// Bytes of memory for a run; `None` if unknown, or if the host's memory decides.
+    pub memory: Option<u64>,
+}
+
+/// Processor that computes for several devices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedProcessor {
+    /// Number of the processor.
+    pub number: u32,
+    /// Factor by which the passes of this device take longer while all devices of the processor
+    /// compute.
+    pub slowdown: f64,
+}
+
+/// Profile of all devices and the links between their nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    pub devices: Vec<DeviceProfile>,
+    /// Links between nodes, by sender and then by receiver; transfers within a node are part of
+    /// the devices' readbacks and uploads.
+    pub links: Vec<Vec<LinkModel>>,
+    /// Seconds of a message between a rank and the coordinator of the votes, on the first node.
+    pub control_s: f64,
+}
+
+impl Profile {
+    /// Returns the link between two devices.
+    pub fn link(&self, from: usize, to: usize) -> LinkModel {
+        let sender = self.devices[from].node as usize;
+        let receiver = self.devices[to].node as usize;
+        if sender == receiver { LinkModel::INSTANT } else { self.links[sender][receiver] }
+    }
+
+    /// Returns the factor by which the passes of a device take longer while `set`, with itself,
+    /// computes: a line from 1, alone, to the measured factor of all devices of its processor.
+    pub fn slowdown(&self, device: usize, set: &[usize]) -> f64 {
+        let Some(shared) = self.devices[device].shares else { return 1.0 };
+        let is_of_it = |other: &DeviceProfile| {
+            other.shares.is_some_and(|of_other| of_other.number == shared.number)
+        };
+        let all = self.devices.iter().filter(|other| is_of_it(other)).count();
+        let busy = set.iter().filter(|other| is_of_it(&self.devices[**other])).count();
+        if all < 2 || busy < 2 {
+            return 1.0;
+        }
+        1.0 + (shared.slowdown - 1.0) * (busy - 1) as f64 / (all - 1) as f64
+    }
+
+    /// Returns the seconds of one device for `rows` samples of the whole model, alone; infinite if
+    /// it cannot run a block.
+    pub fn whole_model_s(&self, device: usize, rows: u32) -> f64 {
+        self.devices[device].blocks.iter().map(|block| block.at(rows).sum_s()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(forward_s: f64) -> BlockTimes {
+        BlockTimes { forward_s, backward_input_s: 2.0 * forward_s, backward_weight_s: 0.0 }
+    }
+
+    #[test]
+    fn line_through_two_times_gives_both_and_noise_is_bounded() {
+        let speed = BlockSpeed::through(4, times(0.6), 12, times(1.4));
+        assert!((speed.at(4).forward_s - 0.6).abs() < 1e-12);
+        assert!((speed.at(12).backward_input_s - 2.8).abs() < 1e-12);
+        assert!((speed.at(0).forward_s - 0.2).abs() < 1e-12);
+        // More samples in less time cannot be; nor can they cost more than in proportion.
+        let odd = BlockSpeed::through(4, times(2.0), 8, times(1.0));
+        assert!((odd.at(8).forward_s - 1.0).abs() < 1e-12);
+        assert!((odd.per_row.forward_s - 0.0625).abs() < 1e-12);
+        let odd = BlockSpeed::through(4, times(0.1), 8, times(1.0));
+        assert_eq!((odd.fixed.forward_s, odd.per_row.forward_s), (0.0, 0.125));
+        let one = BlockSpeed::through(1, times(0.5), 1, times(0.5));
+        assert_eq!((one.fixed.forward_s, one.at(3).forward_s), (0.0, 1.5));
+        assert_eq!(BlockSpeed::in_proportion(4, times(1.0)).at(2), times(0.5));
+    }
+
+    #[test]
+    fn slowdown_follows_the_number_of_busy_devices_of_a_processor() {
+        let device = |processor: Option<u32>| DeviceProfile {
+            name: "card".into(),
+            kind: 0,
+            node: 0,
+            blocks: vec![BlockSpeed::in_proportion(1, times(1.0)); 2],
+            load_row_s: 0.0,
+            update_element_s: 0.0,
+            read_back: LinkModel::INSTANT,
+            upload: LinkModel::INSTANT,
+            host: LinkModel::INSTANT,
+            shares: processor.map(|number| SharedProcessor { number, slowdown: 3.0 }),
+            memory: None,
+        };
+        let devices = [Some(0), None, Some(0), Some(0), Some(1)].map(device);
+        let profile = Profile { devices: devices.into(), links: Vec::new(), control_s: 0.0 };
+        assert_eq!(profile.slowdown(0, &[0]), 1.0);
+        assert_eq!(profile.slowdown(0, &[0, 1, 4]), 1.0);
+        assert_eq!(profile.slowdown(0, &[0, 1, 3]), 2.0);
+        assert_eq!(profile.slowdown(2, &[0, 2, 3]), 3.0);
+        assert_eq!(profile.slowdown(1, &[0, 1, 2, 3]), 1.0);
+        assert_eq!(profile.whole_model_s(0, 2), 12.0);
+    }
+}
