@@ -5,12 +5,13 @@ use super::PipelineCase;
 use potluck_core::DType;
 use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::BlockTimes;
+use potluck_parallel::planner::cut::crossing_elements;
 use potluck_parallel::planner::price::{LinkModel, price};
 use potluck_parallel::schedule::{StageTimes, ideal_bubble};
 use potluck_train::TrainError;
 use potluck_train::runtime::RuntimeError;
 use potluck_train::runtime::placement::laid_out::lay_out;
-use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, crossing_elements};
+use potluck_train::runtime::placement::pipeline::MeasuredBlocks;
 use potluck_train::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 
 /// Predicted step of a case.

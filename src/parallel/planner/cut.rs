@@ -15,6 +15,7 @@ pub use counts::{by_stage, chunks_of_counts, even, of_counts};
 pub use error::CutError;
 
 use self::prices::Prices;
+use potluck_graph::{Plan, crossings};
 
 /// Most devices whose assignment to stages is searched exactly; beyond it, see [`cut`].
 pub(crate) const EXACT_DEVICES: usize = 8;
@@ -98,6 +99,35 @@ pub struct Cut {
     /// Seconds of the slowest stage for one micro-batch: the passes of all its blocks, and the
     /// cost of the cuts beside its chunks.
     pub slowest_s: f64,
+}
+
+impl Cut {
+    /// Returns the blocks of each model chunk, in the order of the model.
+    pub fn chunks_in_order(&self) -> Vec<Range<u32>> {
+        let mut chunks = Vec::new();
+        for chunk in 0..self.blocks.first().map_or(0, Vec::len) {
+            for of_stage in &self.blocks {
+                chunks.push(of_stage[chunk].clone());
+            }
+        }
+        chunks
+    }
+}
+
+/// Returns the elements that cross a cut before each block, in both directions, of a micro-batch of
+/// the most rows of the plan.
+pub fn crossing_elements(whole: &Plan) -> Vec<usize> {
+    let count = whole.graph.blocks.len() as u32;
+    let mut elements = Vec::new();
+    for cut in 0..count {
+        let stages: Vec<u32> = (0..count).map(|block| u32::from(block >= cut)).collect();
+        let mut all = 0;
+        for crossing in crossings(&whole.graph, &stages) {
+            all += whole.graph.tensor(crossing.tensor).shape.elements(whole.options.rows);
+        }
+        elements.push(all);
+    }
+    elements
 }
 
 /// Cuts the blocks into `stages * chunks` contiguous model chunks and assigns the devices to the

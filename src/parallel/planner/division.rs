@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::balance::{ThroughputModel, apportion, give_each_a_sample};
-use super::cut::{BlockTimes, Cut, CutError, CutRequest, CutStage, EXACT_DEVICES, cut};
+use super::cut::{BlockTimes, Cut, CutError, CutRequest, CutStage, EXACT_DEVICES, by_stage, cut};
 use crate::Mesh;
 use crate::pipeline::chunks_of_stage;
 
@@ -115,6 +115,24 @@ impl PipelinePartition {
         let step_s = samples.step_s(&counts, &slowest_s);
         Self { pipelines, counts, step_s }
     }
+}
+
+/// Returns the pipelines of the devices in their order with the given model chunks, and samples by
+/// the times of their stages. Arguments are as in a [`PartitionRequest`].
+pub fn with_given_cut(
+    chunks: &[Range<u32>],
+    stages: usize,
+    times: &[Vec<BlockTimes>],
+    cut_s: &[Vec<f64>],
+    samples: &SampleCounts,
+) -> PipelinePartition {
+    let mut pipelines = Vec::new();
+    for devices in consecutive(times.len(), stages) {
+        let seconds = stage_seconds(times, cut_s, &devices, chunks);
+        let slowest_s = seconds.into_iter().fold(0.0, f64::max);
+        pipelines.push(Cut { devices, blocks: by_stage(chunks, stages), slowest_s });
+    }
+    PipelinePartition::of(pipelines, samples)
 }
 
 /// Divides the devices into pipelines so that a step takes the least time. For at most

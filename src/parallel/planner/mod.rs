@@ -11,3 +11,6 @@ pub mod plans;
 pub mod price;
 pub mod profile;
 pub mod proposal;
+pub mod search;
+pub mod step_time;
+pub mod tensor;

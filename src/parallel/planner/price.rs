@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::cut::BlockTimes;
+use super::profile::BlockSpeed;
 use crate::collective::{ShardLayout, Topology};
 use crate::pipeline::runs;
 pub use crate::sim::LinkModel;
@@ -93,35 +94,50 @@ pub fn price(
     Ok(of_spans(spans, passes.len()))
 }
 
-/// Returns the seconds of each segment of the plan on a rank. The segments of a pass of a block
-/// take equal parts of its time, because they are not measured separately.
+/// Returns the costs of a rank whose passes take these times for its longest micro-batch.
 fn costs_of(plan: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
     let rows_max = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
-    let mut of_pass: HashMap<(PassKind, u32), u32> = HashMap::new();
-    for segment in &plan.segments {
-        *of_pass.entry((segment.phase, segment.block)).or_default() += 1;
-    }
-    let mut segments = Vec::with_capacity(plan.segments.len());
-    for segment in &plan.segments {
-        let BlockTimes { forward_s, backward_input_s, backward_weight_s } =
-            times[segment.block as usize];
-        let seconds = match segment.phase {
-            PassKind::Forward => forward_s,
-            PassKind::BackwardInput => backward_input_s,
-            PassKind::BackwardWeight => backward_weight_s,
-        };
-        let parts = of_pass[&(segment.phase, segment.block)];
-        let row_s = seconds / f64::from(parts) / f64::from(rows_max.max(1));
-        segments.push(SegmentCost { fixed_s: 0.0, row_s });
+    let mut speeds = Vec::with_capacity(times.len());
+    for times in times {
+        speeds.push(BlockSpeed::in_proportion(rows_max, *times));
     }
     Costs {
-        segments,
+        segments: segment_costs(plan, &speeds),
         load_s: 0.0,
         update_element_s: 0.0,
         read_back: LinkModel::INSTANT,
         upload: LinkModel::INSTANT,
         host: LinkModel::INSTANT,
     }
+}
+
+/// Returns the seconds of each segment of a plan on a device with these times of blocks. The
+/// segments of a pass of a block take equal parts of its time, because they are not measured
+/// separately. Without a segment for the gradients of parameters, they are part of the pass B.
+pub(super) fn segment_costs(plan: &Plan, speeds: &[BlockSpeed]) -> Vec<SegmentCost> {
+    let mut of_pass: HashMap<(PassKind, u32), u32> = HashMap::new();
+    for segment in &plan.segments {
+        *of_pass.entry((segment.phase, segment.block)).or_default() += 1;
+    }
+    let mut costs = Vec::with_capacity(plan.segments.len());
+    for segment in &plan.segments {
+        let speed = speeds[segment.block as usize];
+        let is_merged = !of_pass.contains_key(&(PassKind::BackwardWeight, segment.block));
+        let seconds = |times: BlockTimes| match segment.phase {
+            PassKind::Forward => times.forward_s,
+            PassKind::BackwardInput if is_merged => {
+                times.backward_input_s + times.backward_weight_s
+            }
+            PassKind::BackwardInput => times.backward_input_s,
+            PassKind::BackwardWeight => times.backward_weight_s,
+        };
+        let parts = f64::from(of_pass[&(segment.phase, segment.block)]);
+        costs.push(SegmentCost {
+            fixed_s: seconds(speed.fixed) / parts,
+            row_s: seconds(speed.per_row) / parts,
+        });
+    }
+    costs
 }
 
 fn without_collectives(program: &Program) -> Program {

@@ -89,12 +89,18 @@ pub struct Advice {
 
 /// Returns a short name of a layout: `data 2`, `pipeline 3 (1f1b)`, `data 2 x tensor 2`, `alone`.
 pub fn layout_name(mesh: Mesh, schedule: PipelineSchedule) -> String {
+    let stages = format!("pipeline {}", mesh.pipeline);
+    mesh_name(mesh).replace(&stages, &format!("{stages} ({schedule})"))
+}
+
+/// Returns a short name of the axes of a mesh: `data 2 x pipeline 3`, `alone`.
+pub fn mesh_name(mesh: Mesh) -> String {
     let mut parts = Vec::new();
     if mesh.data > 1 {
         parts.push(format!("data {}", mesh.data));
     }
     if mesh.pipeline > 1 {
-        parts.push(format!("pipeline {} ({schedule})", mesh.pipeline));
+        parts.push(format!("pipeline {}", mesh.pipeline));
     }
     if mesh.tensor > 1 {
         parts.push(format!("tensor {}", mesh.tensor));

@@ -17,12 +17,8 @@ use potluck_parallel::EdgeLayout;
 use potluck_parallel::collective::{BucketGroups, Chunk, Collective, ShardLayout};
 use potluck_parallel::comm::{
     BufferPool, Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput,
-    RingWorker, SharedBuffer,
+    RingWorker, SEND_WINDOW, SharedBuffer,
 };
-
-/// Send window: the number of partial sums that a rank begins beyond the received ones. It hides
-/// the latency of one hop, and fits a cache.
-const WINDOW: usize = 4;
 
 /// Mailboxes and settings of a ring thread.
 pub struct RingChannels {
@@ -46,7 +42,7 @@ pub struct RingChannels {
 pub fn start(channels: RingChannels) -> std::io::Result<(thread::JoinHandle<()>, BufferPool<f32>)> {
     let layout = channels.layout.clone();
     let positions = channels.groups.positions(channels.rank);
-    let worker = RingWorker::new(layout, positions, WINDOW, channels.all_reduces);
+    let worker = RingWorker::new(layout, positions, SEND_WINDOW, channels.all_reduces);
     let pool = worker.pool().clone();
     let name = format!("ring of {}", channels.rank);
     let ending = CloseOnDrop {

@@ -10,7 +10,7 @@ mod stage_memory;
 mod tests;
 
 pub use forward::{ForwardDevices, open_forward};
-pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
+pub use measure::{MeasuredBlocks, measure_blocks};
 pub(crate) use search::by_measurement;
 pub(crate) use shared_memory::require_shared_memory;
 

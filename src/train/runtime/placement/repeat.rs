@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::pipeline::names_of_runs;
-use super::tensor_shares::tensor_parts;
 use super::types::{PlacedWorkers, PlacementRequest};
 use potluck_core::Setting;
 use potluck_core::format::{counted, percent};
 use potluck_graph::Plan;
 use potluck_kernels::device::{Adapter, selector_of};
 use potluck_parallel::planner::laid_out::programs_of_replicas;
+use potluck_parallel::planner::tensor::tensor_parts;
 use potluck_parallel::{Mesh, Placement, RankPlacement, contiguous_shares};
 
 /// Returns a note on the samples or the stages of each device, with the flags that repeat them if

@@ -7,14 +7,10 @@ use super::pipeline::{MeasuredBlocks, measure_blocks};
 use super::requested_pipelines::RequestedPipelines;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
-use potluck_graph::Plan;
 use potluck_kernels::autotune;
-use potluck_parallel::Mesh;
 use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::BlockTimes;
-
-/// Share of the place with the fastest devices.
-const FASTEST: f64 = 1000.0;
+use potluck_parallel::planner::tensor::tensor_shares_by_speed;
 
 /// Maximum number of reductions of shares that do not fit their devices.
 const ATTEMPTS: usize = 64;
@@ -39,45 +35,15 @@ pub(crate) fn measured(
     for position in &arrangement.positions {
         seconds.push(blocks.times[*position].iter().map(BlockTimes::sum_s).sum());
     }
-    let shares = shares_of(arrangement.mesh, &seconds);
+    let shares = tensor_shares_by_speed(arrangement.mesh, &seconds);
     let arrangement = arrangement.with_tensor_shares(shares);
     Ok((within_memory(request, devices, arrangement)?, blocks))
-}
-
-/// Returns each rank's part of the divided elements of a tensor group, from 0 to 1. `plan` may be
-/// any rank's.
-pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
-    let mut elements = vec![0; ranks];
-    for bucket in &plan.buckets {
-        if let Some(rank) = bucket.rank {
-            elements[rank as usize] += bucket.length;
-        }
-    }
-    let all: usize = elements.iter().sum();
-    elements.into_iter().map(|own| own as f64 / all.max(1) as f64).collect()
 }
 
 /// Returns true if devices of a tensor group differ, so that equal shares may not be the fastest;
 /// `kinds` has each device's, by rank.
 pub(crate) fn differ<T: PartialEq>(requested: &RequestedPipelines, kinds: &[T]) -> bool {
     kinds.chunks(requested.tensor.max(1)).any(|group| group.iter().any(|kind| *kind != group[0]))
-}
-
-/// Shares by the seconds that each rank needs for all blocks.
-fn shares_of(mesh: Mesh, seconds: &[f64]) -> Vec<u32> {
-    let mut slowest = vec![0.0f64; mesh.tensor];
-    for (rank, seconds) in mesh.ranks().zip(seconds) {
-        let place = mesh.coordinates(rank).tensor;
-        slowest[place] = slowest[place].max(*seconds);
-    }
-    let fastest = slowest.iter().copied().fold(f64::INFINITY, f64::min);
-    let share = |seconds: &f64| {
-        // The time is infinite if a whole block does not fit the device; a part of it may fit.
-        let of_fastest = if seconds.is_finite() { fastest / seconds } else { 1.0 };
-        let of_fastest = if of_fastest.is_finite() { of_fastest } else { 1.0 };
-        (FASTEST * of_fastest).round().max(1.0) as u32
-    };
-    slowest.iter().map(share).collect()
 }
 
 /// Reduces the shares that do not fit the memory of their devices. If no shares fit, the opening of
@@ -124,18 +90,4 @@ fn overfull_places(
         }
     }
     Ok(places)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_slowest_device_of_a_place_decides_its_share() {
-        let mesh = Mesh { data: 2, pipeline: 1, tensor: 2 };
-        assert_eq!(shares_of(mesh, &[1.0, 4.0, 2.0, 3.0]), [1000, 500]);
-        assert_eq!(shares_of(mesh, &[1.0, f64::INFINITY, 2.0, 3.0]), [1000, 1000]);
-        let alone = Mesh { data: 1, pipeline: 1, tensor: 3 };
-        assert_eq!(shares_of(alone, &[1.0, 1e9, 3.0]), [1000, 1, 333]);
-    }
 }

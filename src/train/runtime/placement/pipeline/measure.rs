@@ -11,10 +11,10 @@ use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::{Fault, InjectedFault, Point};
 use potluck_core::{Rank, Wording};
-use potluck_graph::{Plan, PlanPart, crossings};
+use potluck_graph::{Plan, PlanPart};
 use potluck_kernels::autotune;
 use potluck_kernels::exec::{BlockTiming, Moments};
-use potluck_parallel::planner::cut::BlockTimes;
+use potluck_parallel::planner::cut::{BlockTimes, crossing_elements};
 
 /// Measured times of blocks.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,22 +119,6 @@ fn injected(
         }
     }
     None
-}
-
-/// Returns the elements that cross a cut before each block, in both directions.
-pub fn crossing_elements(whole: &Plan) -> Vec<usize> {
-    let count = whole.graph.blocks.len() as u32;
-    let mut elements = Vec::new();
-    for cut in 0..count {
-        let stages: Vec<u32> = (0..count).map(|block| u32::from(block >= cut)).collect();
-        let mut all = 0;
-        for crossing in crossings(&whole.graph, &stages) {
-            let shape = &whole.graph.tensor(crossing.tensor).shape;
-            all += shape.elements(whole.options.rows);
-        }
-        elements.push(all);
-    }
-    elements
 }
 
 fn part_of(whole: &Plan, block: u32) -> Plan {

@@ -1,7 +1,5 @@
 //! Search for the cut of a model and the order of devices by the measured times of its blocks.
 
-use std::ops::Range;
-
 use super::measure::{MeasuredBlocks, measure_blocks};
 use super::shared_memory::overfull;
 use super::stage_memory::StageMemory;
@@ -16,9 +14,9 @@ use potluck_graph::Graph;
 use potluck_kernels::autotune;
 use potluck_parallel::pipeline::micro_batch_counts;
 use potluck_parallel::planner::arrangement::Arrangement;
-use potluck_parallel::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
+use potluck_parallel::planner::cut::{CutError, CutStage, chunks_of_counts};
 use potluck_parallel::planner::division::{
-    PartitionRequest, PipelinePartition, SampleCounts, divide, stage_seconds,
+    PartitionRequest, PipelinePartition, SampleCounts, divide, stage_seconds, with_given_cut,
 };
 use potluck_parallel::{Mesh, PipelineSchedule, contiguous_shares};
 
@@ -45,7 +43,13 @@ pub(crate) fn by_measurement(
         searched(request, devices, &requested, &measured, &counts)
             .map_err(|error| no_cut(&error, request, devices, &measured))?
     } else {
-        with_given_cut(request, &requested, &measured)
+        with_given_cut(
+            &chunks_of_counts(requested.blocks),
+            requested.stages,
+            &measured.times,
+            &measured.cut_s,
+            &samples(request, &requested),
+        )
     };
     let memory = stage_memory(request, devices, &measured, &division.counts);
     if !request.parallel.shares.are_measured() || !holds(request, devices, &division, &memory) {
@@ -129,36 +133,6 @@ fn holds(
     overfull(request, devices, &needed).is_none()
 }
 
-/// Returns the pipelines of the devices in their order with the given cut, and samples by the
-/// measured times.
-fn with_given_cut(
-    request: &PlacementRequest,
-    requested: &RequestedPipelines,
-    measured: &MeasuredBlocks,
-) -> PipelinePartition {
-    let chunks = chunks_of_counts(requested.blocks);
-    let mut pipelines = Vec::new();
-    for stages in requested.mesh(measured.times.len()).pipelines() {
-        let devices: Vec<usize> = stages.iter().flatten().map(|rank| rank.index()).collect();
-        let seconds = stage_seconds(&measured.times, &measured.cut_s, &devices, &chunks);
-        let blocks = by_stage(&chunks, requested.stages);
-        let slowest_s = seconds.into_iter().fold(0.0, f64::max);
-        pipelines.push(Cut { devices, blocks, slowest_s });
-    }
-    PipelinePartition::of(pipelines, &samples(request, requested))
-}
-
-/// Blocks of each model chunk of a cut, in the order of the model.
-fn chunks_of(cut: &Cut) -> Vec<Range<u32>> {
-    let mut chunks = Vec::new();
-    for chunk in 0..cut.blocks.first().map_or(0, Vec::len) {
-        for of_stage in &cut.blocks {
-            chunks.push(of_stage[chunk].clone());
-        }
-    }
-    chunks
-}
-
 /// Pipelines of a division.
 fn planned(
     request: &PlacementRequest,
@@ -168,7 +142,7 @@ fn planned(
     let mut chunks = Vec::new();
     let mut positions = Vec::new();
     for cut in &division.pipelines {
-        chunks.push(chunks_of(cut));
+        chunks.push(cut.chunks_in_order());
         positions.extend_from_slice(&cut.devices);
     }
     let micro_batches: Vec<u32> =
@@ -188,7 +162,7 @@ fn prediction(
     let mut slowest_device = 0;
     for cut in &division.pipelines {
         let seconds =
-            stage_seconds(&measured.times, &measured.cut_s, &cut.devices, &chunks_of(cut));
+            stage_seconds(&measured.times, &measured.cut_s, &cut.devices, &cut.chunks_in_order());
         for (device, seconds) in cut.devices.iter().zip(seconds) {
             if seconds > slowest_s {
                 slowest_s = seconds;

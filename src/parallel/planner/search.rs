@@ -1,0 +1,334 @@
+//! Search for the fastest way to spread a run: over all sets of devices, data x pipeline x tensor
+//! parallelism, schedules and micro-batches, each priced by a simulated step.
+
+mod advice;
+mod layouts;
+mod selection;
+#[cfg(test)]
+mod tests;
+
+use super::arrangement::Arrangement;
+use super::cut::CutStage;
+use super::laid_out::LaidOut;
+use super::plans::Plans;
+use super::profile::Profile;
+use super::proposal::{Candidate, LeftOut, MemoryNeed, Prediction, Proposal, Refused, mesh_name};
+use super::step_time::{least_step_s, step_time};
+use crate::{Mesh, ParallelOptions, PipelineSchedule};
+use advice::advice;
+use layouts::{DividedLayout, divided, replicas};
+use potluck_core::format::milliseconds;
+use selection::{device_sets, simplest_of_fastest};
+
+/// Most devices of a search: all their subsets are tried up to [`SUBSETS_MAX`] devices, otherwise
+/// the fastest 1, 2, 3, .. of them, and those of each node.
+pub const DEVICES_MAX: usize = 16;
+
+/// Most devices of which all subsets are tried.
+const SUBSETS_MAX: usize = 5;
+
+/// Most micro-batches of a pipeline in a step that are tried: more of them hardly shorten the
+/// bubble.
+const MICRO_BATCHES_MAX: u32 = 64;
+
+/// Gain for which a more complicated candidate is chosen: as a device is taken by
+/// [`super::balance`].
+const GAIN_MIN: f64 = 0.02;
+
+/// Memory of a stage that a search asks about.
+#[derive(Clone, Copy, Debug)]
+pub struct StageQuestion<'a> {
+    /// Devices of the pipelines, by their numbers in the profile.
+    pub devices: &'a [usize],
+    pub mesh: Mesh,
+    pub schedule: PipelineSchedule,
+    /// Model chunks of a stage.
+    pub chunks: usize,
+    pub batch: u32,
+    pub micro_batch: u32,
+}
+
+/// Memory of the devices for parts of a model.
+pub trait MemoryModel {
+    /// Returns the memory of each rank of an arrangement, and what its device has.
+    fn needs(&self, arrangement: &Arrangement, laid_out: &LaidOut) -> Vec<MemoryNeed>;
+
+    /// Calls `cut` with a function that is true if the device, by its place in `question.devices`,
+    /// may have memory for these chunks as that stage. [`MemoryModel::needs`] decides in the end.
+    fn with_stage_memory(
+        &self,
+        question: StageQuestion<'_>,
+        cut: &mut dyn FnMut(&dyn Fn(CutStage<'_>) -> bool),
+    );
+}
+
+/// Request for a plan.
+#[derive(Clone, Copy)]
+pub struct SearchRequest<'a> {
+    pub profile: &'a Profile,
+    /// Plans of devices with the whole model or a part of all its tensors.
+    pub whole: &'a Plans,
+    /// Plans of stages of pipelines.
+    pub staged: &'a Plans,
+    /// Options of the run: stages or tensor ranks above 1, and blocks per stage, are kept.
+    pub options: &'a ParallelOptions,
+    /// True if every device must take part.
+    pub uses_all: bool,
+    pub batch: u32,
+    /// Most samples of a micro-batch.
+    pub micro_batch: u32,
+    /// True for smaller micro-batches where memory is short or bubbles are long.
+    pub fits_micro_batch: bool,
+    pub memory: &'a dyn MemoryModel,
+}
+
+impl SearchRequest<'_> {
+    /// Returns the number of blocks of the model.
+    fn blocks(&self) -> usize {
+        self.whole.model().whole().blocks.len()
+    }
+
+    fn has_given_layout(&self) -> bool {
+        self.options.is_divided()
+    }
+
+    /// Plans of a layout.
+    fn plans(&self, mesh: Mesh) -> &Plans {
+        if mesh.pipeline > 1 { self.staged } else { self.whole }
+    }
+}
+
+/// No layout is possible.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}", sentence(refused))]
+pub struct NoPlan {
+    pub refused: Vec<Refused>,
+}
+
+fn sentence(refused: &[Refused]) -> String {
+    let mut text = "no way to spread the model over these devices is possible".to_string();
+    for one in refused {
+        text.push_str(&format!("; {}: {}", one.layouts, one.reason));
+    }
+    text
+}
+
+/// Searches for the fastest way to spread a run over the devices of a profile.
+///
+/// Among candidates within 2 % of the fastest, the one with the fewest devices is chosen, then the
+/// one that divides the model the least. Candidates whose lower bound exceeds the best step found
+/// are not simulated. All samples of a step are the batch of the request.
+///
+/// # Errors
+/// Returns [`NoPlan`] with the reasons if nothing fits.
+///
+/// # Panics
+/// If the profile has no device or more than [`DEVICES_MAX`].
+pub fn search(request: &SearchRequest) -> Result<Proposal, NoPlan> {
+    let devices = request.profile.devices.len();
+    assert!((1..=DEVICES_MAX).contains(&devices), "a search over {devices} devices");
+    let mut found = Search { request, candidates: Vec::new(), refused: Vec::new(), tried: 0 };
+    for set in device_sets(request.profile, request.micro_batch, request.uses_all) {
+        found.try_set(&set);
+    }
+    let Search { candidates, mut refused, tried, .. } = found;
+    // Layouts that fit with other micro-batches are possible.
+    refused.retain(|one| {
+        candidates.iter().all(|other| mesh_name(other.arrangement.mesh) != one.layouts)
+    });
+    let Some(chosen) = simplest_of_fastest(&candidates) else { return Err(NoPlan { refused }) };
+    let chosen = candidates[chosen].clone();
+    let mut others: Vec<Candidate> =
+        candidates.into_iter().filter(|other| *other != chosen).collect();
+    others.sort_by(|a, b| a.prediction.step_s.total_cmp(&b.prediction.step_s));
+    let left_out = left_out(request, &chosen, &others);
+    let advice = advice(request, &chosen);
+    Ok(Proposal { chosen, others, left_out, refused, advice, tried })
+}
+
+/// State of a search.
+struct Search<'a> {
+    request: &'a SearchRequest<'a>,
+    candidates: Vec<Candidate>,
+    refused: Vec<Refused>,
+    tried: usize,
+}
+
+impl Search<'_> {
+    /// Tries all layouts of a set of devices, ascending.
+    fn try_set(&mut self, set: &[usize]) {
+        let request = self.request;
+        let count = set.len();
+        for tensor in divisors(count) {
+            for pipeline in divisors(count / tensor) {
+                let mesh = Mesh { data: count / tensor / pipeline, pipeline, tensor };
+                if !is_asked(request, mesh) {
+                    continue;
+                }
+                if mesh.is_divided() {
+                    self.try_divided(set, mesh);
+                } else {
+                    self.try_replicas(set);
+                }
+            }
+        }
+    }
+
+    /// Tries every device of a set with the whole model.
+    fn try_replicas(&mut self, set: &[usize]) {
+        if self.is_hopeless(set, self.request.micro_batch) {
+            return;
+        }
+        match replicas(self.request, set) {
+            Ok(Some(arrangement)) => self.price(arrangement, self.request.micro_batch),
+            Ok(None) => {}
+            Err(reason) => self.refuse(Mesh::of_pipelines(set.len(), 1), reason),
+        }
+    }
+
+    /// Tries the pipelines and tensor groups of a mesh, with every schedule and micro-batch.
+    fn try_divided(&mut self, set: &[usize], mesh: Mesh) {
+        let request = self.request;
+        if let Err(reason) = require_divisible(request, set, mesh) {
+            return self.refuse(mesh, reason);
+        }
+        for micro_batch in micro_batches(request, mesh) {
+            if self.is_hopeless(set, micro_batch) {
+                continue;
+            }
+            for (schedule, chunks) in schedules(request, mesh) {
+                let layout = DividedLayout { mesh, schedule, chunks, micro_batch };
+                match divided(request, set, layout) {
+                    Ok(arrangement) => self.price(arrangement, micro_batch),
+                    Err(reason) => self.refuse(mesh, reason),
+                }
+            }
+        }
+    }
+
+    /// Returns true if the devices cannot be faster than the best candidate, even if nothing but
+    /// the work of the batch took time.
+    fn is_hopeless(&self, set: &[usize], micro_batch: u32) -> bool {
+        let request = self.request;
+        let least = least_step_s(request.profile, set, request.batch, micro_batch);
+        let best = self.candidates.iter().map(|one| one.prediction.step_s);
+        least > best.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Predicts the step of an arrangement, and keeps it if it fits.
+    fn price(&mut self, arrangement: Arrangement, micro_batch: u32) {
+        let request = self.request;
+        let mesh = arrangement.mesh;
+        let laid_out = match LaidOut::of(request.options, request.plans(mesh), &arrangement) {
+            Ok(laid_out) => laid_out,
+            Err(error) => return self.refuse(mesh, error.to_string()),
+        };
+        let memory = request.memory.needs(&arrangement, &laid_out);
+        if let Some(rank) = memory.iter().position(|need| !need.fits()) {
+            let name = &request.profile.devices[arrangement.positions[rank]].name;
+            return self.refuse(mesh, format!("{name} has too little memory for its part"));
+        }
+        self.tried += 1;
+        let overlap = request.options.overlap;
+        let Some(time) = step_time(request.profile, &arrangement, &laid_out, overlap) else {
+            return self.refuse(mesh, "a device cannot run one of its blocks".into());
+        };
+        let prediction = Prediction {
+            step_s: time.seconds,
+            communication_s: (time.seconds - time.without_messages_s).max(0.0),
+            idle: (1.0 - time.busy_s / time.without_messages_s.max(f64::MIN_POSITIVE)).max(0.0),
+            memory,
+        };
+        self.candidates.push(Candidate { arrangement, micro_batch, prediction });
+    }
+
+    /// Records why layouts are not possible; the first reason of each kind of layouts is kept.
+    fn refuse(&mut self, mesh: Mesh, reason: String) {
+        let layouts = mesh_name(mesh);
+        if self.refused.iter().all(|other| other.layouts != layouts) {
+            self.refused.push(Refused { layouts, reason });
+        }
+    }
+}
+
+/// Returns true if a mesh has the stages and the tensor ranks of the request, where it gives any.
+fn is_asked(request: &SearchRequest, mesh: Mesh) -> bool {
+    let options = request.options;
+    let stages = options.stages();
+    let tensor = options.tensor.ranks as usize;
+    !request.has_given_layout() || (mesh.pipeline == stages && mesh.tensor == tensor)
+}
+
+/// Checks that a model and a set of devices can be divided by a mesh.
+fn require_divisible(request: &SearchRequest, set: &[usize], mesh: Mesh) -> Result<(), String> {
+    let blocks = request.blocks();
+    if mesh.pipeline > 1 && blocks < mesh.pipeline.max(2) {
+        return Err(format!("the model has {blocks} blocks"));
+    }
+    if mesh.tensor == 1 {
+        return Ok(());
+    }
+    let equal = vec![1; mesh.tensor];
+    request.whole.of_group(&equal, 1).map_err(|error| error.to_string())?;
+    let node = |device: &usize| request.profile.devices[*device].node;
+    let is_spread = |group: &[usize]| group.iter().any(|one| node(one) != node(&group[0]));
+    if !request.has_given_layout() && set.chunks(mesh.tensor).any(is_spread) {
+        return Err("a tensor group would be on several machines, whose links are too slow".into());
+    }
+    Ok(())
+}
+
+/// Micro-batches to try, the largest first.
+fn micro_batches(request: &SearchRequest, mesh: Mesh) -> Vec<u32> {
+    let per_pipeline = (request.batch / mesh.data as u32).max(1);
+    let most = request.micro_batch.min(per_pipeline).max(1);
+    let mut sizes = vec![most];
+    let mut size = most / 2;
+    while request.fits_micro_batch && size > 0 && per_pipeline / size <= MICRO_BATCHES_MAX {
+        sizes.push(size);
+        size /= 2;
+    }
+    sizes
+}
+
+/// Schedules to try, with the model chunks of a stage.
+fn schedules(request: &SearchRequest, mesh: Mesh) -> Vec<(PipelineSchedule, usize)> {
+    let given = &request.options.pipeline;
+    if mesh.pipeline == 1 || given.has_stages() {
+        let chunks = if given.has_stages() { given.virtual_stages as usize } else { 1 };
+        return vec![(given.schedule, chunks)];
+    }
+    let mut schedules = vec![(PipelineSchedule::OneFOneB, 1), (PipelineSchedule::ZeroBubble, 1)];
+    if request.blocks() >= 2 * mesh.pipeline {
+        schedules.push((PipelineSchedule::Interleaved, 2));
+    }
+    schedules
+}
+
+/// Divisors of a number, ascending.
+fn divisors(number: usize) -> Vec<usize> {
+    (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).collect()
+}
+
+/// Devices that the chosen candidate does not use, with the reason of each.
+fn left_out(request: &SearchRequest, chosen: &Candidate, others: &[Candidate]) -> Vec<LeftOut> {
+    let mut left = Vec::new();
+    let without = milliseconds(chosen.prediction.step_s);
+    for (device, profile) in request.profile.devices.iter().enumerate() {
+        if chosen.arrangement.positions.contains(&device) {
+            continue;
+        }
+        let name = &profile.name;
+        let mut with = others.iter().filter(|one| one.arrangement.positions.contains(&device));
+        // The others are sorted by time.
+        let reason = match with.next() {
+            Some(best) => format!(
+                "with {name} a step would take {} ms at best, without it {without} ms",
+                milliseconds(best.prediction.step_s)
+            ),
+            None => format!("no layout with {name} fits, or can be as fast as {without} ms"),
+        };
+        left.push(LeftOut { device, reason });
+    }
+    left
+}

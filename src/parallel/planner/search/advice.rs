@@ -1,0 +1,87 @@
+//! Changes that would make the chosen layout faster, each priced like a candidate.
+
+use super::SearchRequest;
+use crate::contiguous_shares;
+use crate::planner::laid_out::LaidOut;
+use crate::planner::profile::Profile;
+use crate::planner::proposal::{Advice, Candidate};
+use crate::planner::step_time::step_time;
+use crate::sim::LinkModel;
+use potluck_core::format::{milliseconds, percent};
+
+/// Fraction of a step that a change must save to be told.
+const WORTH_TELLING: f64 = 0.03;
+
+/// Factor of the links and transfers whose gain is told.
+const FASTER: f64 = 10.0;
+
+/// Changes that make a step of the chosen candidate shorter, the best first.
+pub(super) fn advice(request: &SearchRequest, chosen: &Candidate) -> Vec<Advice> {
+    let mut found = Vec::new();
+    found.extend(faster_network(request, chosen));
+    found.extend(faster_transfers(request, chosen));
+    found.extend(larger_batch(request, chosen));
+    let most = chosen.prediction.step_s * (1.0 - WORTH_TELLING);
+    found.retain(|one: &Advice| one.step_s <= most);
+    found.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+    found
+}
+
+/// Step of the chosen arrangement with another profile.
+fn step_with(request: &SearchRequest, chosen: &Candidate, profile: &Profile) -> Option<f64> {
+    let arrangement = &chosen.arrangement;
+    let laid_out =
+        LaidOut::of(request.options, request.plans(arrangement.mesh), arrangement).ok()?;
+    Some(step_time(profile, arrangement, &laid_out, request.options.overlap)?.seconds)
+}
+
+fn faster(link: LinkModel) -> LinkModel {
+    LinkModel { bytes_per_s: FASTER * link.bytes_per_s, ..link }
+}
+
+fn saved(chosen: &Candidate, step_s: f64) -> String {
+    let before = chosen.prediction.step_s;
+    format!("{} ms per step, {} less", milliseconds(step_s), percent(1.0 - step_s / before, 0))
+}
+
+fn faster_network(request: &SearchRequest, chosen: &Candidate) -> Option<Advice> {
+    let mut profile = request.profile.clone();
+    for of_sender in &mut profile.links {
+        for link in of_sender {
+            *link = faster(*link);
+        }
+    }
+    let step_s = step_with(request, chosen, &profile)?;
+    let saved = saved(chosen, step_s);
+    Some(Advice { text: format!("ten times faster links between machines: {saved}"), step_s })
+}
+
+fn faster_transfers(request: &SearchRequest, chosen: &Candidate) -> Option<Advice> {
+    let mut profile = request.profile.clone();
+    for device in &mut profile.devices {
+        device.read_back = faster(device.read_back);
+        device.upload = faster(device.upload);
+    }
+    let step_s = step_with(request, chosen, &profile)?;
+    let saved = saved(chosen, step_s);
+    let text = format!("ten times faster transfers between devices and host memory: {saved}");
+    Some(Advice { text, step_s })
+}
+
+/// Twice the samples per step: the seconds are for the samples of one step of before.
+fn larger_batch(request: &SearchRequest, chosen: &Candidate) -> Option<Advice> {
+    let mut arrangement = chosen.arrangement.clone();
+    let mut counts = Vec::with_capacity(arrangement.shares.len());
+    let mut micro_batches = Vec::with_capacity(arrangement.shares.len());
+    for share in &arrangement.shares {
+        counts.push(share.count.checked_mul(2)?);
+        micro_batches.push(share.micro_batch);
+    }
+    arrangement.shares = contiguous_shares(&counts, &micro_batches);
+    let changed = Candidate { arrangement, ..chosen.clone() };
+    let step_s = step_with(request, &changed, request.profile)? / 2.0;
+    let saved = saved(chosen, step_s);
+    let batch = 2 * u64::from(request.batch);
+    let text = format!("a batch of {batch}, in the time of {} samples: {saved}", request.batch);
+    Some(Advice { text, step_s })
+}

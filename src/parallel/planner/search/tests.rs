@@ -1,0 +1,222 @@
+//! Tests of the search, with profiles whose best layouts are known.
+
+use super::*;
+use crate::ReduceSite;
+use crate::planner::cut::BlockTimes;
+use crate::planner::profile::{BlockSpeed, DeviceProfile};
+use crate::sim::LinkModel;
+use potluck_graph::model::{GptConfig, gpt};
+use potluck_graph::print::MemoryUsage;
+use potluck_graph::{ModelGraph, Unary};
+
+const BATCH: u32 = 16;
+const MICRO_BATCH: u32 = 4;
+
+struct Model {
+    whole: Plans,
+    staged: Plans,
+}
+
+/// A GPT of four equal layers, with a block before and one behind them.
+fn model() -> Model {
+    let config = GptConfig {
+        vocabulary: 65,
+        context: 8,
+        positions: 8,
+        layers: 4,
+        heads: 2,
+        width: 32,
+        bias: true,
+        dropout: 0.0,
+        tie: false,
+        activation: Unary::Gelu,
+    };
+    let graph = ModelGraph::training(gpt(&config).unwrap(), true).unwrap();
+    Model { whole: Plans::new(graph.clone().with_merged_backward()), staged: Plans::new(graph) }
+}
+
+/// Every device has `bytes` of memory, of which parts of the model take what their plans say.
+struct Memory {
+    bytes: u64,
+}
+
+impl MemoryModel for Memory {
+    fn needs(&self, arrangement: &Arrangement, laid_out: &LaidOut) -> Vec<MemoryNeed> {
+        let mut needs = Vec::new();
+        for rank in arrangement.mesh.ranks() {
+            let owned = laid_out.owned(rank).iter().map(ExactSizeIterator::len).sum();
+            let plan = &laid_out.written.plans[rank.index()];
+            let needed = MemoryUsage::of_shard(plan, 2, owned).peak() as u64;
+            needs.push(MemoryNeed { needed, has: Some(self.bytes) });
+        }
+        needs
+    }
+
+    fn with_stage_memory(
+        &self,
+        _: StageQuestion<'_>,
+        cut: &mut dyn FnMut(&dyn Fn(CutStage<'_>) -> bool),
+    ) {
+        cut(&|_| true);
+    }
+}
+
+/// Device that takes this many seconds per sample for each of six blocks.
+fn device(kind: usize, node: u32, seconds: f64) -> DeviceProfile {
+    let times = BlockTimes {
+        forward_s: seconds / 4.0,
+        backward_input_s: seconds / 2.0,
+        backward_weight_s: seconds / 4.0,
+    };
+    DeviceProfile {
+        name: format!("card {kind}"),
+        kind,
+        node,
+        blocks: vec![BlockSpeed::in_proportion(1, times); 6],
+        load_row_s: 0.0,
+        update_element_s: 0.0,
+        read_back: LinkModel::INSTANT,
+        upload: LinkModel::INSTANT,
+        host: LinkModel::INSTANT,
+        shares: None,
+        memory: None,
+    }
+}
+
+fn profile(devices: Vec<DeviceProfile>, link: LinkModel) -> Profile {
+    let nodes = devices.iter().map(|device| device.node as usize + 1).max().unwrap();
+    Profile { devices, links: vec![vec![link; nodes]; nodes], control_s: 0.0 }
+}
+
+fn searched(
+    profile: &Profile,
+    options: &ParallelOptions,
+    bytes: u64,
+    uses_all: bool,
+) -> Result<Proposal, NoPlan> {
+    let model = model();
+    search(&SearchRequest {
+        profile,
+        whole: &model.whole,
+        staged: &model.staged,
+        options,
+        uses_all,
+        batch: BATCH,
+        micro_batch: MICRO_BATCH,
+        fits_micro_batch: true,
+        memory: &Memory { bytes },
+    })
+}
+
+fn mesh_of(proposal: &Proposal) -> (usize, usize, usize) {
+    let Mesh { data, pipeline, tensor } = proposal.chosen.arrangement.mesh;
+    (data, pipeline, tensor)
+}
+
+#[test]
+fn single_device_takes_the_time_of_its_samples() {
+    let profile = profile(vec![device(0, 0, 0.001)], LinkModel::INSTANT);
+    let proposal = searched(&profile, &ParallelOptions::default(), u64::MAX, false).unwrap();
+    assert_eq!(mesh_of(&proposal), (1, 1, 1));
+    let step_s = proposal.chosen.prediction.step_s;
+    assert!((step_s - 16.0 * 0.006).abs() < 1e-6, "{step_s}");
+    assert_eq!((proposal.tried, proposal.others.len()), (1, 0));
+    assert!(proposal.advice.is_empty() && proposal.left_out.is_empty(), "{proposal:?}");
+}
+
+#[test]
+fn free_messages_make_data_parallelism_over_all_devices_the_fastest() {
+    let devices = vec![device(0, 0, 0.001), device(1, 0, 0.003)];
+    let profile = profile(devices, LinkModel::INSTANT);
+    let proposal = searched(&profile, &ParallelOptions::default(), u64::MAX, false).unwrap();
+    assert_eq!(mesh_of(&proposal), (2, 1, 1));
+    let counts: Vec<u32> =
+        proposal.chosen.arrangement.shares.iter().map(|share| share.count).collect();
+    assert_eq!(counts, [12, 4]);
+    assert!((proposal.chosen.prediction.step_s - 12.0 * 0.006).abs() < 1e-6);
+    // Alone, the faster one takes 16 samples; other layouts of both were compared too.
+    assert!(proposal.others.iter().any(|other| other.arrangement.mesh.pipeline == 2));
+}
+
+#[test]
+fn device_behind_a_slow_link_is_left_out_with_the_time_it_would_cost() {
+    let devices = vec![device(0, 0, 0.001), device(1, 1, 0.001)];
+    let link = LinkModel { latency_s: 0.02, bytes_per_s: 1e5 };
+    let profile = profile(devices, link);
+    let proposal = searched(&profile, &ParallelOptions::default(), u64::MAX, false).unwrap();
+    assert_eq!(mesh_of(&proposal), (1, 1, 1));
+    let [left] = &proposal.left_out[..] else { panic!("{proposal:?}") };
+    assert_eq!(left.device, 1);
+    assert!(left.reason.contains("card 1") && left.reason.contains("96.0 ms"), "{}", left.reason);
+}
+
+#[test]
+fn model_that_fits_no_device_is_cut_into_stages() {
+    let devices = vec![device(0, 0, 0.001), device(0, 0, 0.001)];
+    let profile = profile(devices, LinkModel::INSTANT);
+    let model = model();
+    let one = Arrangement::of(
+        Mesh::default(),
+        vec![0],
+        &[std::iter::once(0..6).collect()],
+        crate::contiguous_shares(&[BATCH], &[1]),
+        PipelineSchedule::OneFOneB,
+    );
+    let options = ParallelOptions::default();
+    let laid_out = LaidOut::of(&options, &model.whole, &one).unwrap();
+    let memory = Memory { bytes: u64::MAX };
+    let whole = memory.needs(&one, &laid_out)[0].needed;
+    // Data parallelism divides only the moments, which is not enough here.
+    let proposal = searched(&profile, &options, whole * 7 / 10, false).unwrap();
+    let (data, pipeline, tensor) = mesh_of(&proposal);
+    assert_eq!(data, 1, "{proposal:?}");
+    assert_eq!(pipeline * tensor, 2);
+    assert!(proposal.chosen.prediction.memory.iter().all(|need| need.fits()));
+    let refused: Vec<&str> = proposal.refused.iter().map(|one| &*one.layouts).collect();
+    assert_eq!(refused, ["data 2", "alone"]);
+    let error = searched(&profile, &options, whole / 100, false).unwrap_err();
+    assert!(error.to_string().contains("alone: card 0 has too little memory"), "{error}");
+}
+
+#[test]
+fn given_stages_and_named_devices_are_kept() {
+    let devices = vec![device(0, 0, 0.001), device(1, 0, 0.05)];
+    let profile = profile(devices, LinkModel::INSTANT);
+    let mut options = ParallelOptions::default();
+    let all = searched(&profile, &options, u64::MAX, true).unwrap();
+    assert_eq!(all.chosen.arrangement.mesh.world_size(), 2);
+    let some = searched(&profile, &options, u64::MAX, false).unwrap();
+    assert_eq!(mesh_of(&some), (1, 1, 1), "the second one has no sample in time");
+    options.pipeline.stages = 2;
+    options.reduce_site = Some(ReduceSite::Host);
+    let staged = searched(&profile, &options, u64::MAX, true).unwrap();
+    assert_eq!(mesh_of(&staged), (1, 2, 1));
+    assert!(staged.others.iter().all(|other| other.arrangement.mesh.pipeline == 2));
+    options.pipeline.blocks_per_stage = vec![1, 5];
+    let cut = searched(&profile, &options, u64::MAX, true).unwrap();
+    assert_eq!(cut.chosen.arrangement.pipelines[0].chunks, [0..1, 1..6]);
+}
+
+#[test]
+fn devices_that_share_a_processor_gain_nothing() {
+    let mut devices = vec![device(0, 0, 0.001), device(1, 0, 0.001)];
+    for one in &mut devices {
+        one.shares = Some(crate::planner::profile::SharedProcessor { number: 0, slowdown: 2.0 });
+    }
+    let profile = profile(devices, LinkModel::INSTANT);
+    let proposal = searched(&profile, &ParallelOptions::default(), u64::MAX, false).unwrap();
+    assert_eq!(mesh_of(&proposal), (1, 1, 1), "{:?}", proposal.chosen);
+    assert_eq!(proposal.left_out.len(), 1);
+}
+
+#[test]
+fn faster_links_are_advised_where_they_help() {
+    let devices = vec![device(0, 0, 0.01), device(0, 1, 0.01)];
+    let link = LinkModel { latency_s: 0.0, bytes_per_s: 2e6 };
+    let profile = profile(devices, link);
+    let proposal = searched(&profile, &ParallelOptions::default(), u64::MAX, true).unwrap();
+    assert!(proposal.chosen.prediction.communication_s > 0.0);
+    let advice = &proposal.advice[0];
+    assert!(advice.text.contains("links between machines"), "{:?}", proposal.advice);
+    assert!(advice.step_s < proposal.chosen.prediction.step_s);
+}

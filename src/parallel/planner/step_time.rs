@@ -1,0 +1,203 @@
+//! Prediction of a whole training step: the programs of all ranks, run by `sim` with the times of a
+//! profile.
+
+use std::sync::Arc;
+
+use super::arrangement::Arrangement;
+use super::laid_out::LaidOut;
+use super::price::segment_costs;
+use super::profile::{BlockSpeed, DeviceProfile, Profile};
+use super::tensor::tensor_parts;
+use crate::SpreadPrograms;
+use crate::comm::SEND_WINDOW;
+use crate::pipeline::runs;
+use crate::sim::{Costs, LinkModel, MachineModel, ModelPart, Scenario, one_step, run};
+use potluck_core::Rank;
+use potluck_graph::Plan;
+
+/// Predicted step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepTime {
+    /// Seconds of a step.
+    pub seconds: f64,
+    /// Seconds of a step of the same programs whose messages take no time.
+    pub without_messages_s: f64,
+    /// Mean over ranks of the seconds of its passes and updates.
+    pub busy_s: f64,
+}
+
+/// Predicts a step of an arrangement of the profile's devices.
+///
+/// Included are loading, passes, tensors between stages and within tensor groups, reductions and
+/// gathers with their overlap, votes and updates. Not included are the sampling of batches, which
+/// runs ahead, and work between steps such as evaluations. `None` if a device cannot run one of its
+/// blocks.
+pub fn step_time(
+    profile: &Profile,
+    arrangement: &Arrangement,
+    laid_out: &LaidOut,
+    overlap: bool,
+) -> Option<StepTime> {
+    let costs = rank_costs(profile, arrangement, laid_out)?;
+    let busy_s = busy_s(&costs, laid_out);
+    let links = rank_links(profile, arrangement);
+    let spread = spread(profile, arrangement, laid_out, overlap);
+    let seconds = simulated(profile.control_s, &costs, &links, laid_out, spread.as_ref());
+    let free: Vec<Costs> = costs.iter().map(with_free_messages).collect();
+    let none = vec![vec![LinkModel::INSTANT; costs.len()]; costs.len()];
+    let without_messages_s = simulated(0.0, &free, &none, laid_out, spread.as_ref());
+    Some(StepTime { seconds, without_messages_s, busy_s })
+}
+
+/// Returns a lower bound of the seconds of a step on a set of devices: the work of the whole batch
+/// in the largest micro-batches, divided among the devices by their speed, with free messages.
+pub fn least_step_s(profile: &Profile, set: &[usize], batch: u32, micro_batch: u32) -> f64 {
+    let mut samples_per_s = 0.0;
+    for device in set {
+        let seconds = profile.whole_model_s(*device, micro_batch);
+        samples_per_s += f64::from(micro_batch) / seconds;
+    }
+    f64::from(batch) / samples_per_s
+}
+
+/// Costs of each rank; `None` if a device cannot run one of its blocks.
+fn rank_costs(
+    profile: &Profile,
+    arrangement: &Arrangement,
+    laid_out: &LaidOut,
+) -> Option<Vec<Costs>> {
+    let mut costs = Vec::new();
+    for (rank, &position) in arrangement.positions.iter().enumerate() {
+        let device = &profile.devices[position];
+        let plan = &laid_out.written.plans[rank];
+        let program = &laid_out.written.programs[rank];
+        let part = tensor_part(arrangement, laid_out.whole(), rank);
+        let slowdown = profile.slowdown(position, &arrangement.positions);
+        let mut speeds = Vec::with_capacity(device.blocks.len());
+        for block in &device.blocks {
+            speeds.push(BlockSpeed {
+                fixed: block.fixed.scaled(slowdown),
+                per_row: block.per_row.scaled(slowdown * part),
+            });
+        }
+        for (segment, _) in runs(&program.instructions) {
+            let block = plan.segments[segment.index()].block as usize;
+            if !speeds[block].at(1).sum_s().is_finite() {
+                return None;
+            }
+        }
+        let rows = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
+        costs.push(costs_of(device, plan, &speeds, rows));
+    }
+    Some(costs)
+}
+
+fn costs_of(device: &DeviceProfile, plan: &Plan, speeds: &[BlockSpeed], rows: u32) -> Costs {
+    Costs {
+        segments: segment_costs(plan, speeds),
+        load_s: device.load_row_s * f64::from(rows),
+        update_element_s: device.update_element_s,
+        read_back: device.read_back,
+        upload: device.upload,
+        host: device.host,
+    }
+}
+
+/// Part of the tensors of its stage that a rank has, from 0 to 1.
+fn tensor_part(arrangement: &Arrangement, whole: &Plan, rank: usize) -> f64 {
+    let ranks = arrangement.mesh.tensor;
+    if ranks == 1 {
+        return 1.0;
+    }
+    let place = arrangement.mesh.coordinates(Rank(rank as u32)).tensor;
+    tensor_parts(whole, ranks)[place]
+}
+
+/// Links between ranks.
+fn rank_links(profile: &Profile, arrangement: &Arrangement) -> Vec<Vec<LinkModel>> {
+    let mut links = Vec::with_capacity(arrangement.positions.len());
+    for &from in &arrangement.positions {
+        links.push(arrangement.positions.iter().map(|to| profile.link(from, *to)).collect());
+    }
+    links
+}
+
+/// Programs of steps whose all-gathers run in the next one, for replicas on several nodes, as in a
+/// run.
+fn spread(
+    profile: &Profile,
+    arrangement: &Arrangement,
+    laid_out: &LaidOut,
+    overlap: bool,
+) -> Option<Vec<SpreadPrograms>> {
+    if !spreads(profile, arrangement, overlap) {
+        return None;
+    }
+    let whole = laid_out.whole();
+    let needs = whole.buckets_of_segments();
+    let programs = laid_out.written.programs.iter();
+    Some(programs.map(|program| SpreadPrograms::new(program, whole, &needs)).collect())
+}
+
+/// Returns true if all-gathers run in the next step.
+fn spreads(profile: &Profile, arrangement: &Arrangement, overlap: bool) -> bool {
+    let node = |position: &usize| profile.devices[*position].node;
+    let mut nodes = arrangement.positions.iter().map(node);
+    let first = nodes.next();
+    let is_over_nodes = nodes.any(|other| Some(other) != first);
+    overlap && is_over_nodes && !arrangement.mesh.is_divided()
+}
+
+fn with_free_messages(costs: &Costs) -> Costs {
+    Costs {
+        read_back: LinkModel::INSTANT,
+        upload: LinkModel::INSTANT,
+        host: LinkModel::INSTANT,
+        ..costs.clone()
+    }
+}
+
+/// Simulated seconds of a step. With spread programs, of a step between the first and the last.
+fn simulated(
+    control_s: f64,
+    costs: &[Costs],
+    links: &[Vec<LinkModel>],
+    laid_out: &LaidOut,
+    spread: Option<&Vec<SpreadPrograms>>,
+) -> f64 {
+    let written = &laid_out.written;
+    let machine = MachineModel { costs, links, control_s, window: SEND_WINDOW };
+    let layout = Arc::new(laid_out.layout.clone());
+    let step = Scenario {
+        parts: written.plans.iter().map(ModelPart::of).collect(),
+        groups: written.groups.clone(),
+        edges: written.edges.clone(),
+        ..one_step(&written.programs, &layout, machine)
+    };
+    let seconds = |scenario: &Scenario| {
+        let report = run(scenario);
+        debug_assert!(report.violations.is_empty(), "{report}");
+        report.seconds
+    };
+    let Some(spread) = spread else { return seconds(&step) };
+    let step = Scenario { spread: Some(spread.clone()), ..step };
+    let four_s = seconds(&Scenario { steps: 4, ..step.clone() });
+    (four_s - seconds(&Scenario { steps: 2, ..step })) / 2.0
+}
+
+/// Mean over ranks of the seconds of passes and updates.
+fn busy_s(costs: &[Costs], laid_out: &LaidOut) -> f64 {
+    let mut sum = 0.0;
+    for (rank, costs) in costs.iter().enumerate() {
+        let program = &laid_out.written.programs[rank];
+        for (segment, micro_batch) in runs(&program.instructions) {
+            let rows = f64::from(program.micro_batches[micro_batch].rows);
+            let cost = costs.segments[segment.index()];
+            sum += cost.fixed_s + rows * cost.row_s;
+        }
+        let owned = laid_out.owned(Rank(rank as u32));
+        let elements: usize = owned.iter().map(ExactSizeIterator::len).sum();
+        sum += elements as f64 * costs.update_element_s;
+    }
+    sum / costs.len().max(1) as f64
+}
