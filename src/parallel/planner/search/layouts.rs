@@ -252,22 +252,24 @@ fn partition(
             batch: request.batch,
             micro_batch,
         };
-        let stage_fits = request.memory.stage_fits(question);
-        let is_group = mesh.tensor > 1;
-        let fits = |stage: CutStage<'_>| is_group || stage_fits(stage);
         let kinds: Vec<usize> =
             groups.iter().map(|group| kind_of(request, groups, group)).collect();
-        divide(&PartitionRequest {
-            times,
-            cut_s: &cut_s,
-            kinds: &kinds,
-            stages: mesh.pipeline,
-            chunks,
-            is_ordered: false,
-            samples,
-            fits: &fits,
-        })
-        .map_err(|error| no_cut(request, groups, &error))?
+        let is_group = mesh.tensor > 1;
+        let mut divided = None;
+        request.memory.with_stage_memory(question, &mut |stage_fits| {
+            divided = Some(divide(&PartitionRequest {
+                times,
+                cut_s: &cut_s,
+                kinds: &kinds,
+                stages: mesh.pipeline,
+                chunks,
+                is_ordered: false,
+                samples,
+                fits: &|stage: CutStage<'_>| is_group || stage_fits(stage),
+            }));
+        });
+        let divided = divided.unwrap_or(Err(CutError::Memory { device: None, stage: None }));
+        divided.map_err(|error| no_cut(request, groups, &error))?
     } else {
         with_given_cut(&chunks_of_counts(given), mesh.pipeline, times, &cut_s, &samples)
     };
