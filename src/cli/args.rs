@@ -62,6 +62,12 @@ pub enum Command {
     },
     /// Train a model; without arguments a small GPT on the built-in corpus
     Train(Box<TrainArgs>),
+    /// Show how a run would be spread over devices, and why, without running it: measures them,
+    /// and compares every layout
+    #[command(after_help = "\
+Takes the line of `potluck train`. Named devices and given layouts, such as --pipeline 2, are kept;
+with --devices auto, devices that make a step longer are left out.")]
+    Plan(Box<PlanArgs>),
     /// Take part in a run that another machine started with `potluck train --nodes N`
     Join(JoinArgs),
     /// Start or continue a run over several machines by the same line on each of them, as a
@@ -124,6 +130,16 @@ PowerShell:  potluck completions powershell >> $PROFILE")]
 pub enum DataCommand {
     /// Make token ids of texts, in parallel; one that was stopped goes on where it was
     Prepare(PrepareArgs),
+}
+
+/// Arguments of `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Print JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub train: TrainArgs,
 }
 
 /// Arguments of `data prepare`.

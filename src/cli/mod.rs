@@ -16,6 +16,7 @@ pub mod launch;
 mod missing_driver;
 pub mod model;
 pub mod nodes;
+pub mod plan;
 pub mod predict;
 pub mod prompt;
 pub mod rendezvous;
@@ -103,6 +104,7 @@ fn run(command: &Command) -> anyhow::Result<i32> {
             devices::run(*json, certify.as_ref().map(Option::as_deref))?;
         }
         Command::Train(args) => return train::run(args),
+        Command::Plan(args) => plan::run(args)?,
         Command::Join(args) => return nodes::join(args),
         Command::Launch(args) => return launch::run(args),
         Command::Secret { out } => secrets::make(out.as_deref())?,

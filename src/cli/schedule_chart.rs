@@ -75,8 +75,11 @@ fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> Runtime
     ))
 }
 
-/// Inputs for the measurement of blocks, from the run's first step.
-fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
+/// Returns inputs for the measurement of blocks, from the run's first step.
+///
+/// # Errors
+/// Returns the errors of loading the data and building the graph.
+pub fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
     let data = spec.load_data(saved_data)?;
     let training = spec.training_graph(&data.shape)?;
     let source = spec.batch_source(training.whole(), &data, 0, 0)?;

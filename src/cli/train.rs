@@ -40,6 +40,53 @@ use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::signals::{SignalFlags, Signals};
 use potluck_train::spec::{RunSpec, section_asked, section_on};
 
+/// Run that a command line describes, without running it.
+pub struct DescribedRun {
+    pub spec: RunSpec,
+    pub resumed: ResumedParts,
+}
+
+/// Returns the run that the arguments of `potluck train` describe.
+///
+/// # Errors
+/// Returns the errors of the configuration, and of the checkpoint or the model with which the run
+/// begins.
+pub fn described(args: &TrainArgs) -> anyhow::Result<DescribedRun> {
+    let point = match &args.resume {
+        Some(from) => Some(ResumePoint::find(from, args.out.as_deref())?),
+        None => None,
+    };
+    let saved = match &point {
+        Some(point) => Some(resumed_config(&point.checkpoint, args.nodes.is_some())?),
+        None => None,
+    };
+    let init = args.init.as_deref().map(starting_model).transpose()?;
+    let (resolved, _) = configuration(args, saved.as_ref(), init.as_ref())?;
+    let resumed = resumed_parts(&resolved, init.as_ref(), point);
+    Ok(DescribedRun { spec: RunSpec::resolved(&resolved), resumed })
+}
+
+/// Parts of the checkpoint or the model with which a run begins.
+fn resumed_parts(
+    resolved: &Resolved,
+    init: Option<&StartingModel>,
+    point: Option<ResumePoint>,
+) -> ResumedParts {
+    let mut resumed = ResumedParts::default();
+    if let Some(init) = init {
+        resumed.data = RunSpec::resolved(resolved).known_data(init.saved());
+    }
+    if let Some(point) = point {
+        let meta = point.checkpoint.meta;
+        resumed.data = SavedData::of(&meta);
+        resumed.done = (meta.step, meta.samples);
+        if resolved.other_placement.is_none() {
+            resumed.placement = Some(meta.placement);
+        }
+    }
+    resumed
+}
+
 /// Runs `potluck train` and returns the process's exit code.
 pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if args.explain == Some(Explain::Keys) {
@@ -75,18 +122,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
-        let mut resumed = ResumedParts::default();
-        if let Some(init) = &init {
-            resumed.data = RunSpec::resolved(&resolved).known_data(init.saved());
-        }
-        if let Some(point) = point {
-            let meta = point.checkpoint.meta;
-            resumed.data = SavedData::of(&meta);
-            resumed.done = (meta.step, meta.samples);
-            if resolved.other_placement.is_none() {
-                resumed.placement = Some(meta.placement);
-            }
-        }
+        let resumed = resumed_parts(&resolved, init.as_ref(), point);
         let spec = RunSpec::resolved(&resolved);
         let Explanation { text, fits } = explanation(explain, &spec, resumed, args.svg.as_deref())?;
         super::print(&text);

@@ -45,6 +45,7 @@ settings! {
     /// Advice, as an order.
     MoreStages: "cut the model into more stages (parallel.pipeline_stages)",
         "cut the model into more stages (PipelineOptions::stages)";
+    Schedule: "parallel.schedule", "PipelineOptions::schedule";
     VirtualStages: "parallel.virtual_stages", "PipelineOptions::virtual_stages";
     BlocksPerStage: "parallel.blocks_per_stage", "PipelineOptions::blocks_per_stage";
     TensorRanks: "parallel.tensor_ranks", "TensorOptions::ranks";

@@ -111,6 +111,7 @@ mod tests {
             kinds: vec![0, 1],
             times: Vec::new(),
             cut_s: vec![vec![0.0, 1.0, 2.0], vec![0.0; 3]],
+            transfers_s: Vec::new(),
             refusals: Vec::new(),
         };
         let links = links(&[1, 0], &measured, &[0, 10, 20]);

@@ -28,7 +28,7 @@ impl RingLinks {
     /// Returns the rate from one node to another, if it is known. A connection that was not
     /// measured is as fast as the slower of the link out of the sender and the link into the
     /// receiver.
-    fn between(&self, from: usize, to: usize) -> Option<LinkRate> {
+    pub fn between(&self, from: usize, to: usize) -> Option<LinkRate> {
         let nodes = self.0.len();
         let out = self.0.get(from).copied().flatten();
         if (from + 1) % nodes.max(1) == to {

@@ -2,9 +2,11 @@
 //! is a `parallel::Placement`.
 
 pub mod assemble;
+pub mod candidate_flags;
 pub mod candidates;
 pub mod decision;
 pub mod device_limits;
+pub mod device_memory;
 pub mod laid_out;
 pub mod names;
 mod network_note;
@@ -13,6 +15,8 @@ pub mod open_one;
 pub(crate) mod open_plan;
 mod open_ranks;
 pub mod pipeline;
+pub mod planned;
+pub mod profile;
 pub mod rank_memory;
 pub(crate) mod reduce_sites;
 mod repeat;

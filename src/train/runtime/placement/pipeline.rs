@@ -10,9 +10,11 @@ mod stage_memory;
 mod tests;
 
 pub use forward::{ForwardDevices, open_forward};
+pub(crate) use measure::part_of;
 pub use measure::{MeasuredBlocks, measure_blocks};
 pub(crate) use search::by_measurement;
 pub(crate) use shared_memory::require_shared_memory;
+pub(crate) use stage_memory::StageMemory;
 
 use std::ops::Range;
 

@@ -29,6 +29,8 @@ pub struct MeasuredBlocks {
     /// Cost of a cut before a block for the device on either side, in seconds for one micro-batch,
     /// by requested device and block.
     pub cut_s: Vec<Vec<f64>>,
+    /// Seconds to read an element of a tensor back, and to write one, by requested device.
+    pub transfers_s: Vec<[f64; 2]>,
     /// Reason that a device cannot run a block, if it cannot, by requested device and block.
     pub refusals: Vec<Vec<Option<Wording>>>,
 }
@@ -62,13 +64,20 @@ pub fn measure_blocks(
         if different == 1 { "" } else { "s" }
     ));
     let elements = crossing_elements(&whole);
-    let mut measured =
-        MeasuredBlocks { rows, kinds, times: Vec::new(), cut_s: Vec::new(), refusals: Vec::new() };
+    let mut measured = MeasuredBlocks {
+        rows,
+        kinds,
+        times: Vec::new(),
+        cut_s: Vec::new(),
+        transfers_s: Vec::new(),
+        refusals: Vec::new(),
+    };
     for position in 0..identities.len() {
         let kind = measured.kinds[position];
         if kind < position {
             measured.times.push(measured.times[kind].clone());
             measured.cut_s.push(measured.cut_s[kind].clone());
+            measured.transfers_s.push(measured.transfers_s[kind]);
             measured.refusals.push(measured.refusals[kind].clone());
             continue;
         }
@@ -95,11 +104,26 @@ pub fn measure_blocks(
             cut_s.push(*elements as f64 * (timing.read_s + timing.write_s) / 2.0);
             refusals.push(refusal.clone());
         }
+        measured.transfers_s.push(transfers_of(timings.iter().map(|(timing, _)| timing)));
         measured.times.push(times);
         measured.cut_s.push(cut_s);
         measured.refusals.push(refusals);
     }
     Ok(measured)
+}
+
+/// Mean seconds to read and to write an element over the blocks that read tensors of others.
+fn transfers_of<'t>(timings: impl Iterator<Item = &'t BlockTiming>) -> [f64; 2] {
+    let mut sums = [0.0; 2];
+    let mut count = 0;
+    for timing in timings {
+        if timing.read_s > 0.0 && timing.write_s > 0.0 {
+            sums[0] += timing.read_s;
+            sums[1] += timing.write_s;
+            count += 1;
+        }
+    }
+    sums.map(|sum| sum / f64::from(count.max(1)))
 }
 
 /// Fault planned for one of the devices of a kind, with that device.
@@ -121,7 +145,8 @@ fn injected(
     None
 }
 
-fn part_of(whole: &Plan, block: u32) -> Plan {
+/// Returns the plan of a device that holds one block.
+pub(crate) fn part_of(whole: &Plan, block: u32) -> Plan {
     let held: Vec<bool> = (0..whole.graph.blocks.len() as u32).map(|one| one == block).collect();
     let part = PlanPart { blocks: &held, runs: &[] };
     Plan::part(whole.graph.clone(), whole.options, &part)

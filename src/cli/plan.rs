@@ -1,0 +1,58 @@
+//! `potluck plan`: the layout of a run, with its predicted step, and why.
+
+mod report;
+
+use super::UsageError;
+use super::args::PlanArgs;
+use super::schedule_chart::probe;
+use super::train::{DescribedRun, described};
+use crate::ui::terminal::print_line;
+use potluck_kernels::autotune::TuneOptions;
+use potluck_parallel::planner::plans::Plans;
+use potluck_train::runtime::placement::candidates::{adapters_for, selections};
+use potluck_train::runtime::placement::names::display_names;
+use potluck_train::runtime::placement::open_one::RequestedDevices;
+use potluck_train::runtime::placement::planned::plan_run;
+use potluck_train::runtime::placement::types::PlacementRequest;
+use report::PlanReport;
+
+/// Runs `potluck plan`.
+///
+/// # Errors
+/// Returns the errors of the configuration and the data, and of [`plan_run`].
+pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
+    if args.train.nodes.is_some() {
+        let why = "plan measures the devices of this machine; leave out --nodes";
+        return Err(UsageError(why.into()).into());
+    }
+    let DescribedRun { spec, resumed } = described(&args.train)?;
+    let probe = probe(&spec, &resumed.data)?;
+    let data = spec.load_data(&resumed.data)?;
+    let [whole, staged] = spec.training_graphs(&data.shape)?.map(Plans::new);
+    let selections = selections(&spec.devices)?;
+    let names = display_names(&selections);
+    let devices = RequestedDevices { selections: &selections, names: &names };
+    let tuning = TuneOptions::default();
+    let options = spec.trainer_options();
+    let parallel = options.parallel();
+    let is_quiet = args.json || args.train.quiet;
+    let notify = |note: &str| {
+        if !is_quiet {
+            print_line(note);
+        }
+    };
+    let request = PlacementRequest {
+        probe: Some(probe),
+        notify: &notify,
+        ..options.placement_request(&parallel, &whole, &tuning)
+    };
+    let planned = plan_run(&request, devices, &staged, &mut |_, _| {})?;
+    let report = PlanReport {
+        spec: &spec,
+        planned: &planned,
+        graph: whole.model().whole(),
+        adapters: &adapters_for(&spec.devices),
+    };
+    super::print(&if args.json { report.json() } else { report.text() });
+    Ok(())
+}

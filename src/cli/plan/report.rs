@@ -1,0 +1,233 @@
+//! Report of a plan as text and as JSON.
+
+use std::fmt::Write;
+
+use potluck_core::Table;
+use potluck_core::format::{
+    counted, counted_large, gibibytes_down, gibibytes_up, milliseconds, percent, thousands,
+};
+use potluck_graph::Graph;
+use potluck_kernels::device::Adapter;
+use potluck_parallel::planner::proposal::{Candidate, Proposal, layout_name};
+use potluck_train::runtime::placement::candidate_flags::candidate_flags;
+use potluck_train::runtime::placement::planned::PlannedRun;
+use potluck_train::spec::RunSpec;
+use serde_json::{Value, json};
+
+/// Most layouts in the table.
+const ROWS_MAX: usize = 10;
+
+/// Plan with its basis.
+pub struct PlanReport<'a> {
+    pub spec: &'a RunSpec,
+    pub planned: &'a PlannedRun,
+    pub graph: &'a Graph,
+    /// Adapters of the selected devices, for the flags that repeat the plan.
+    pub adapters: &'a [Adapter],
+}
+
+impl PlanReport<'_> {
+    /// Returns the tables and sentences for a terminal.
+    pub fn text(&self) -> String {
+        let mut text = self.head();
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{}\n", self.device_table());
+        let _ = write!(text, "{}\n{}", self.layout_table(), self.chosen_lines());
+        for left in &self.planned.proposal.left_out {
+            let _ = writeln!(text, "left out: {}", left.reason);
+        }
+        for refused in &self.planned.proposal.refused {
+            let _ = writeln!(text, "not possible: {}: {}", refused.layouts, refused.reason);
+        }
+        for (index, advice) in self.planned.proposal.advice.iter().enumerate() {
+            let begin = if index == 0 { "would help most" } else { "would help" };
+            let _ = writeln!(text, "{begin}: {}", advice.text);
+        }
+        if let Some(flags) = self.flags() {
+            let _ = writeln!(text, "to run exactly this: potluck train .. {flags}");
+        }
+        text
+    }
+
+    fn head(&self) -> String {
+        let Self { spec, graph, .. } = self;
+        let proposal = &self.planned.proposal;
+        let parameters = counted_large(graph.parameter_count() as u64, "parameter", "parameters");
+        let blocks = counted(graph.blocks.len(), "block", "blocks");
+        format!(
+            "model: {parameters} in {blocks}; a step has {}\nmeasured {} in {:.1} s, compared {} \
+             in {:.1} s\n",
+            counted(spec.batch as usize, "sample", "samples"),
+            counted(self.planned.profile.devices.len(), "device", "devices"),
+            self.planned.measured_s,
+            counted(proposal.tried, "layout", "layouts"),
+            self.planned.searched_s,
+        )
+    }
+
+    fn device_table(&self) -> Table {
+        let mut table =
+            Table::new(&["<device", "samples/s alone", "read MB/s", "write MB/s", "memory"]);
+        for (index, device) in self.planned.profile.devices.iter().enumerate() {
+            let rows = self.spec.micro_batch.min(self.spec.batch).max(1);
+            let seconds = self.planned.profile.whole_model_s(index, rows);
+            table.row(vec![
+                device.name.clone(),
+                rate_text(f64::from(rows) / seconds),
+                rate_text(device.read_back.bytes_per_s / 1e6),
+                rate_text(device.upload.bytes_per_s / 1e6),
+                device.memory.map_or("of the host".into(), gibibytes_down),
+            ]);
+        }
+        table
+    }
+
+    fn layout_table(&self) -> Table {
+        let mut table = Table::new(&[
+            "<",
+            "<layout",
+            "<devices",
+            "micro-batch",
+            "step ms",
+            "samples/s",
+            "messages",
+            "idle",
+            "most memory",
+        ]);
+        table.row(self.cells(&self.planned.proposal.chosen, ">"));
+        for other in self.planned.proposal.others.iter().take(ROWS_MAX - 1) {
+            table.row(self.cells(other, ""));
+        }
+        table
+    }
+
+    fn cells(&self, candidate: &Candidate, mark: &str) -> Vec<String> {
+        let prediction = &candidate.prediction;
+        let needed = prediction.memory.iter().map(|need| need.needed).max().unwrap_or(0);
+        vec![
+            mark.into(),
+            layout_name(candidate.arrangement.mesh, candidate.arrangement.schedule),
+            self.names(candidate),
+            largest_micro_batch(candidate).to_string(),
+            milliseconds(prediction.step_s),
+            rate_text(f64::from(self.spec.batch) / prediction.step_s),
+            percent(prediction.communication_s / prediction.step_s, 0),
+            percent(prediction.idle, 0),
+            gibibytes_up(needed),
+        ]
+    }
+
+    fn names(&self, candidate: &Candidate) -> String {
+        let devices = &self.planned.profile.devices;
+        let positions = &candidate.arrangement.positions;
+        let names: Vec<&str> = positions.iter().map(|at| &*devices[*at].name).collect();
+        names.join(", ")
+    }
+
+    /// Samples and blocks of each rank of the chosen layout.
+    fn chosen_lines(&self) -> String {
+        let arrangement = &self.planned.proposal.chosen.arrangement;
+        let mut text = String::new();
+        for rank in arrangement.mesh.ranks() {
+            let at = arrangement.mesh.coordinates(rank);
+            let device = &self.planned.profile.devices[arrangement.positions[rank.index()]];
+            let share = &arrangement.shares[at.data];
+            let mut parts = vec![counted(share.count as usize, "sample", "samples")];
+            if arrangement.mesh.pipeline > 1 {
+                let runs = arrangement.pipelines[at.data].chunks_of(at.pipeline);
+                let blocks: usize = runs.iter().map(ExactSizeIterator::len).sum();
+                parts.push(counted(blocks, "block", "blocks"));
+            }
+            if let Some(share) = arrangement.tensor_shares.get(at.tensor) {
+                let all: u32 = arrangement.tensor_shares.iter().sum();
+                let part = f64::from(*share) / f64::from(all);
+                parts.push(format!("{} of each tensor", percent(part, 0)));
+            }
+            let need = self.planned.proposal.chosen.prediction.memory[rank.index()];
+            let of = need.has.map_or(String::new(), |has| format!(" of {}", gibibytes_down(has)));
+            parts.push(format!("{}{of}", gibibytes_up(need.needed)));
+            text.push_str(&format!("{}: {}\n", device.name, parts.join(", ")));
+        }
+        text
+    }
+
+    fn flags(&self) -> Option<String> {
+        candidate_flags(&self.planned.proposal.chosen, &self.spec.devices, self.adapters)
+    }
+
+    /// Returns the same as JSON.
+    pub fn json(&self) -> String {
+        let Proposal { chosen, others, left_out, refused, advice, tried } = &self.planned.proposal;
+        let mut devices = Vec::new();
+        for device in &self.planned.profile.devices {
+            devices.push(json!({
+                "name": device.name, "node": device.node, "memory": device.memory,
+            }));
+        }
+        let left: Vec<Value> = left_out
+            .iter()
+            .map(|left| {
+                let name = &self.planned.profile.devices[left.device].name;
+                json!({ "device": name, "reason": left.reason })
+            })
+            .collect();
+        let others: Vec<Value> = others.iter().map(|other| self.candidate_json(other)).collect();
+        let value = json!({
+            "batch": self.spec.batch,
+            "parameters": self.graph.parameter_count(),
+            "measured_s": self.planned.measured_s,
+            "searched_s": self.planned.searched_s,
+            "tried": tried,
+            "devices": devices,
+            "chosen": self.candidate_json(chosen),
+            "flags": self.flags(),
+            "others": others,
+            "left_out": left,
+            "refused": refused,
+            "advice": advice,
+        });
+        format!("{value:#}\n")
+    }
+
+    fn candidate_json(&self, candidate: &Candidate) -> Value {
+        let arrangement = &candidate.arrangement;
+        let prediction = &candidate.prediction;
+        let shares: Vec<u32> = arrangement.shares.iter().map(|share| share.count).collect();
+        let mut names = Vec::with_capacity(arrangement.positions.len());
+        for position in &arrangement.positions {
+            names.push(&self.planned.profile.devices[*position].name);
+        }
+        let mut blocks = Vec::new();
+        if arrangement.mesh.pipeline > 1 {
+            for pipeline in &arrangement.pipelines {
+                blocks.push(pipeline.chunks.iter().map(ExactSizeIterator::len).collect::<Vec<_>>());
+            }
+        }
+        json!({
+            "layout": layout_name(arrangement.mesh, arrangement.schedule),
+            "mesh": arrangement.mesh,
+            "devices": names,
+            "shares": shares,
+            "tensor_shares": arrangement.tensor_shares,
+            "blocks_per_stage": blocks,
+            "micro_batch": largest_micro_batch(candidate),
+            "step_ms": 1e3 * prediction.step_s,
+            "communication_ms": 1e3 * prediction.communication_s,
+            "idle": prediction.idle,
+            "memory": prediction.memory,
+        })
+    }
+}
+
+fn largest_micro_batch(candidate: &Candidate) -> u32 {
+    let shares = candidate.arrangement.shares.iter();
+    shares.map(|share| share.micro_batch).max().unwrap_or(candidate.micro_batch)
+}
+
+/// Rate with three digits at least; free transfers have none.
+fn rate_text(rate: f64) -> String {
+    if !rate.is_finite() {
+        return "-".into();
+    }
+    if rate >= 100.0 { thousands(rate.round()) } else { format!("{rate:.1}") }
+}

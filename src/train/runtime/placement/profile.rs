@@ -1,0 +1,359 @@
+//! Measured profile of the requested devices: what the planner needs to know of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
+use super::pipeline::{MeasuredBlocks, measure_blocks, part_of};
+use super::types::PlacementRequest;
+use crate::runtime::device_thread::PendingJob;
+use crate::runtime::open::{OpenDevice, no_room};
+use crate::runtime::remote::FIRST_NODE;
+use crate::runtime::{RuntimeError, memory};
+use potluck_core::DType;
+use potluck_core::rng::Key;
+use potluck_graph::{Graph, Plan, Update, UpdateRange};
+use potluck_kernels::autotune;
+use potluck_kernels::device::{AdapterKind, DeviceError, Selection};
+use potluck_kernels::exec::{BlockTiming, Executor, Moments};
+use potluck_parallel::planner::cut::BlockTimes;
+use potluck_parallel::planner::links::RingLinks;
+use potluck_parallel::planner::profile::{BlockSpeed, DeviceProfile, Profile, SharedProcessor};
+use potluck_parallel::sim::LinkModel;
+
+/// Part of the samples of a micro-batch in the second measurement, which tells the fixed time of
+/// a micro-batch from the time per sample.
+const FEWER: u32 = 4;
+
+/// Timed repetitions of an update, and fewest concurrent timings of a block.
+const REPEATS: usize = 3;
+
+/// Bytes of the arrays whose addition on the host is timed: as many as of a message.
+const ADDED_BYTES: usize = 1 << 20;
+
+/// Seconds of a message between threads of this process.
+const THREAD_MESSAGE_S: f64 = 20e-6;
+
+/// Number of the processor of this host, on which the CPU devices and software adapters compute.
+const HOST: u32 = 0;
+
+/// Measures the requested devices for a model: its blocks in two sizes of micro-batches, transfers,
+/// updates, the slowdown of devices that share the host's processor, and links between nodes.
+///
+/// # Errors
+/// Returns `RuntimeError` if a device cannot be opened or fails, or if the request has no inputs
+/// for the measurement.
+pub fn measure_profile(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<Profile, RuntimeError> {
+    let many_rows = request.micro_batch.min(request.batch).max(1);
+    let many = measure_blocks(request, devices, many_rows, report)?;
+    let few_rows = many_rows.div_ceil(FEWER);
+    let few = if few_rows < many_rows {
+        Some(measure_blocks(request, devices, few_rows, report)?)
+    } else {
+        None
+    };
+    let whole = request.plans.of_rows(many_rows);
+    let host = LinkModel { latency_s: 0.0, bytes_per_s: addition_rate() };
+    let input_bytes = input_bytes_per_row(&whole.graph);
+    let mut profiles = Vec::new();
+    for (position, selection) in devices.selections.iter().enumerate() {
+        let [read_s, write_s] = many.transfers_s[position];
+        profiles.push(DeviceProfile {
+            name: devices.names[position].clone(),
+            kind: many.kinds[position],
+            node: node_of(selection),
+            blocks: block_speeds(position, &many, few.as_ref()),
+            load_row_s: input_bytes as f64 / DType::F32.bytes() as f64 * write_s,
+            update_element_s: 0.0,
+            read_back: link_of(read_s),
+            upload: link_of(write_s),
+            host,
+            shares: None,
+            memory: memory::limit(selection, request.opening.device_memory_mib)
+                .map(|(bytes, _)| bytes),
+        });
+    }
+    measure_together(request, devices, &mut profiles, &whole, report)?;
+    let links = if request.nodes.nodes.is_empty() {
+        vec![vec![LinkModel::INSTANT]]
+    } else {
+        links_between(&request.nodes.measure_links()?)
+    };
+    let slowest = links.iter().flatten().map(|link| link.latency_s).fold(0.0, f64::max);
+    Ok(Profile { devices: profiles, links, control_s: THREAD_MESSAGE_S + slowest })
+}
+
+fn node_of(selection: &Selection) -> u32 {
+    match selection {
+        Selection::Offered(device) => device.node,
+        Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
+    }
+}
+
+/// Link on which an element takes these seconds.
+fn link_of(element_s: f64) -> LinkModel {
+    if element_s > 0.0 {
+        LinkModel { latency_s: 0.0, bytes_per_s: DType::F32.bytes() as f64 / element_s }
+    } else {
+        LinkModel::INSTANT
+    }
+}
+
+/// Times of the blocks on a device as lines over the samples.
+fn block_speeds(
+    position: usize,
+    many: &MeasuredBlocks,
+    few: Option<&MeasuredBlocks>,
+) -> Vec<BlockSpeed> {
+    let mut speeds = Vec::new();
+    for (block, of_many) in many.times[position].iter().enumerate() {
+        speeds.push(match few {
+            Some(few) if of_many.sum_s().is_finite() => {
+                BlockSpeed::through(few.rows, few.times[position][block], many.rows, *of_many)
+            }
+            // The larger micro-batch does not fit the device.
+            Some(few) => BlockSpeed::in_proportion(few.rows, few.times[position][block]),
+            None => BlockSpeed::in_proportion(many.rows, *of_many),
+        });
+    }
+    speeds
+}
+
+/// Bytes of the inputs of a sample.
+fn input_bytes_per_row(graph: &Graph) -> usize {
+    graph.inputs.iter().map(|(_, id)| graph.tensor(*id).bytes(1)).sum()
+}
+
+/// Bytes of gradients per second that a thread of this host adds.
+fn addition_rate() -> f64 {
+    let count = ADDED_BYTES / DType::F32.bytes();
+    let mut sums = vec![0.5f32; count];
+    let gradients = vec![0.25f32; count];
+    let mut fastest = f64::INFINITY;
+    for _ in 0..=REPEATS {
+        let started = Instant::now();
+        // The same loop as in the ring threads.
+        for (sum, gradient) in sums.iter_mut().zip(&gradients) {
+            *sum += gradient;
+        }
+        fastest = fastest.min(started.elapsed().as_secs_f64());
+        std::hint::black_box(&mut sums);
+    }
+    ADDED_BYTES as f64 / fastest.max(f64::MIN_POSITIVE)
+}
+
+/// Links between all nodes, of which a ring is measured.
+fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
+    let nodes = ring.0.len();
+    let mut links = Vec::with_capacity(nodes);
+    for from in 0..nodes {
+        let mut of_sender = Vec::with_capacity(nodes);
+        for to in 0..nodes {
+            of_sender.push(match ring.between(from, to) {
+                Some(rate) if from != to => {
+                    LinkModel { latency_s: rate.round_trip_s / 2.0, bytes_per_s: rate.bytes_per_s }
+                }
+                _ => LinkModel::INSTANT,
+            });
+        }
+        links.push(of_sender);
+    }
+    links
+}
+
+/// Device that is open for the measurements of updates and of the shared processor.
+struct OpenBlock {
+    position: usize,
+    device: OpenDevice,
+    bytes: usize,
+}
+
+/// Measures updates on each kind of device of this process, and the slowdown of the ones on the
+/// host's processor while all of them compute. Devices of other nodes take the mean of the others.
+fn measure_together(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    profiles: &mut [DeviceProfile],
+    whole: &Plan,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<(), RuntimeError> {
+    let mut opened = Vec::new();
+    for (position, selection) in devices.selections.iter().enumerate() {
+        let is_first = profiles[position].kind == position;
+        if node_of(selection) != FIRST_NODE || !(is_first || is_on_host(selection)) {
+            continue;
+        }
+        let Some(block) = longest_block(&profiles[position]) else { continue };
+        let part = Arc::new(part_of(whole, block));
+        opened.extend(open_block(request, devices, position, part, report)?);
+    }
+    let mut sum = 0.0;
+    let mut count = 0;
+    for one in &opened {
+        if profiles[one.position].kind != one.position {
+            continue;
+        }
+        let seconds = update_seconds(request, one)?;
+        sum += seconds;
+        count += 1;
+        for kind in profiles.iter_mut().filter(|other| other.kind == one.position) {
+            kind.update_element_s = seconds;
+        }
+    }
+    for remote in profiles.iter_mut().filter(|one| one.node != FIRST_NODE) {
+        remote.update_element_s = sum / f64::from(count.max(1));
+    }
+    opened.retain(|one| is_on_host(&devices.selections[one.position]));
+    if opened.len() < 2 {
+        return Ok(());
+    }
+    for (position, slowdown) in slowdowns(request, &opened, profiles)? {
+        profiles[position].shares = Some(SharedProcessor { number: HOST, slowdown });
+    }
+    Ok(())
+}
+
+/// Returns true if a device computes on the processor of this host.
+fn is_on_host(selection: &Selection) -> bool {
+    match selection {
+        Selection::Cpu { .. } => true,
+        Selection::Adapter(adapter) => adapter.kind == AdapterKind::Software,
+        Selection::Offered(_) => false,
+    }
+}
+
+/// Block that takes a device the longest, if it can run one.
+fn longest_block(profile: &DeviceProfile) -> Option<u32> {
+    let seconds = |block: usize| profile.blocks[block].at(1).sum_s();
+    let possible = (0..profile.blocks.len()).filter(|block| seconds(*block).is_finite());
+    possible.max_by(|a, b| seconds(*a).total_cmp(&seconds(*b))).map(|block| block as u32)
+}
+
+/// Opens a device with a block and the moments of its parameters; `None` if they do not fit.
+fn open_block(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    position: usize,
+    part: Arc<Plan>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<Option<OpenBlock>, RuntimeError> {
+    let selection = &devices.selections[position];
+    let moments = Moments::from(request.optimizer.moments());
+    let bytes = memory::needed(selection, &part, &moments);
+    let opening = RankOpening {
+        position,
+        selection,
+        name: &devices.names[position],
+        plan: part,
+        tensor_shares: &[],
+        moments,
+    };
+    let opened = BegunOpening::begin(request, opening, None)
+        .and_then(|opening| opening.finish(request, report));
+    let device = match opened {
+        Ok(device) => device,
+        Err(error) if error.is_capacity_error() => return Ok(None),
+        Err(error) => return Err(error.of_position(position, devices.selections.len())),
+    };
+    let seed = request.seed;
+    let ready = device.driver.run("initialization", move |device| device.initialize(seed));
+    match ready.map_err(|error| no_room(error, bytes)) {
+        Ok(()) => Ok(Some(OpenBlock { position, device, bytes })),
+        Err(error) if error.is_capacity_error() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Seconds to update one parameter of a block.
+fn update_seconds(request: &PlacementRequest, one: &OpenBlock) -> Result<f64, RuntimeError> {
+    let update = request.optimizer.update(0.0, 1);
+    let timed = one.device.driver.run("timing updates", move |device| {
+        let mut fastest = f64::INFINITY;
+        let mut elements = 0;
+        for _ in 0..=REPEATS {
+            device.finish_step(&[])?;
+            let started = Instant::now();
+            elements = update_all(device, &update)?;
+            device.finish_step(&[])?;
+            fastest = fastest.min(started.elapsed().as_secs_f64());
+        }
+        Ok(if elements == 0 { 0.0 } else { fastest / elements as f64 })
+    });
+    timed.map_err(|error| no_room(error, one.bytes))
+}
+
+/// Updates all parameters that a device holds; returns their number.
+fn update_all(device: &mut dyn Executor, update: &Update) -> Result<usize, DeviceError> {
+    let buckets: Vec<_> =
+        device.plan().updated_buckets().filter(|bucket| device.plan().holds(*bucket)).collect();
+    let mut elements = 0;
+    for bucket in buckets {
+        let owned = device.owned(bucket);
+        let range = UpdateRange {
+            start: owned.start,
+            length: owned.len(),
+            decay_end: owned.end,
+            gradient_scale: 1.0,
+            rounding: None,
+        };
+        if range.length == 0 {
+            continue;
+        }
+        for range in device.plan().update_ranges(bucket, update, range, Key::new(0)) {
+            device.update(bucket, update, &range)?;
+        }
+        elements += owned.len();
+    }
+    Ok(elements)
+}
+
+/// Slowdown of each open device while all compute, by its position.
+fn slowdowns(
+    request: &PlacementRequest,
+    opened: &[OpenBlock],
+    profiles: &[DeviceProfile],
+) -> Result<Vec<(usize, f64)>, RuntimeError> {
+    let Some(probe) = &request.probe else {
+        return Err(RuntimeError::Defect("devices are measured without inputs".into()));
+    };
+    let untimed = Arc::new(AtomicUsize::new(opened.len()));
+    let until = Instant::now() + request.opening.deadline;
+    let mut pending = Vec::new();
+    for one in opened {
+        let rows = one.device.rows;
+        let inputs = probe(rows as usize);
+        let untimed = Arc::clone(&untimed);
+        pending.push(one.device.driver.submit("timing blocks", move |device| {
+            let mut sum = 0.0;
+            let mut count = 0;
+            while count < REPEATS || (untimed.load(Ordering::Relaxed) > 0 && Instant::now() < until)
+            {
+                let BlockTiming { forward_s, backward_input_s, backward_weight_s, .. } =
+                    device.time_block(&inputs, rows as usize)?;
+                sum += forward_s + backward_input_s + backward_weight_s;
+                count += 1;
+                if count == REPEATS {
+                    untimed.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            Ok(sum / count as f64)
+        }));
+    }
+    let mut slowdowns = Vec::new();
+    for (one, job) in opened.iter().zip(pending) {
+        let seconds = job.and_then(PendingJob::wait).map_err(|error| no_room(error, one.bytes))?;
+        let profile = &profiles[one.position];
+        let alone = longest_block(profile).map_or(0.0, |block| {
+            let times: BlockTimes = profile.blocks[block as usize].at(one.device.rows);
+            times.sum_s()
+        });
+        // Noise cannot make a device faster beside others.
+        slowdowns.push((one.position, (seconds / alone).max(1.0)));
+    }
+    Ok(slowdowns)
+}
