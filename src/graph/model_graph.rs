@@ -83,6 +83,11 @@ impl ModelGraph {
         Self { is_merged: true, ..self }.rebuilt()
     }
 
+    /// Returns the training graph with passes B and W apart, as stages of pipelines need them.
+    pub fn with_separate_backward(self) -> Self {
+        Self { is_merged: false, ..self }.rebuilt()
+    }
+
     /// Rebuilds the whole graph with the current options.
     fn rebuilt(self) -> Self {
         let recomputation = Recomputation::of(&self.plain, self.recompute);

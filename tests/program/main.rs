@@ -50,6 +50,7 @@ mod pipeline_charts;
 mod pipeline_faults;
 mod pipelines;
 mod placement;
+mod plan;
 mod prepared_data;
 #[path = "../common/process.rs"]
 mod process;

@@ -1,6 +1,7 @@
 //! Assembly of a worker group from a request: selects and opens the devices, decides their shares,
 //! and starts the group. All measured results are recorded before step 1 and kept on resume.
 
+use super::automatic_layout::{PlannedLayout, planned_layout, resumed_layout, with_layout};
 use super::candidates::{adapters_for, candidates};
 use super::decision::{decide, saved_of};
 use super::device_limits::cut_plans;
@@ -29,22 +30,30 @@ pub fn assemble(
     selections.extend(request.nodes.offered());
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
+    let resumed = resumed_layout(request, &selections);
+    let request = &with_layout(request, resumed.as_ref());
     let saved = saved_of(request, &selections);
     let cut = cut_plans(request.plans, is_named(request.selector), devices, saved)?;
     let plans = cut.as_ref().map_or(request.plans, |cut| &cut.plans);
     let request = &PlacementRequest { plans, ..request.clone() };
-    let ready = match decide(request, devices, saved, report)? {
-        Some(decision) => open_decided(request, devices, decision, saved, report)?,
-        None => open_measured(request, devices, saved, report)?,
+    let planned = planned_layout(request, devices, report)?;
+    let request = &with_layout(request, planned.as_ref().map(|planned| &planned.layout));
+    let mut repeated = None;
+    let ready = if let Some(PlannedLayout { decision, flags, .. }) = planned.as_ref() {
+        repeated.clone_from(flags);
+        open_decided(request, devices, decision.clone(), None, report)?
+    } else {
+        match decide(request, devices, saved, report)? {
+            Some(decision) => open_decided(request, devices, decision, saved, report)?,
+            None => open_measured(request, devices, saved, report)?,
+        }
     };
     // A run that keeps its shares has no new notes.
     let is_kept = ready.is_kept;
     let mut placed = start(request, ready, candidates(&selections))?;
-    let repeated = if is_kept {
-        None
-    } else {
-        repeated_by(request, &adapters, &placed.placement, &placed.plan)
-    };
+    if !is_kept && planned.is_none() {
+        repeated = repeated_by(request, &adapters, &placed.placement, &placed.plan);
+    }
     placed.notes.extend(note(&placed, repeated));
     let cut = cut.filter(|_| !is_kept).and_then(|cut| cut.note(&placed.plan.graph));
     placed.notes.extend(cut);

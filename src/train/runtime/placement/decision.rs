@@ -22,6 +22,7 @@ use potluck_parallel::planner::laid_out::layout_of;
 use potluck_parallel::{Placement, Shares, contiguous_shares};
 
 /// Arrangement of a run, and the basis of the decision.
+#[derive(Clone)]
 pub struct PlacementDecision {
     pub arrangement: Arrangement,
     /// Times of blocks, if the stages of pipelines were chosen by them.

@@ -2,6 +2,7 @@
 //! is a `parallel::Placement`.
 
 pub mod assemble;
+mod automatic_layout;
 pub mod candidate_flags;
 pub mod candidates;
 pub mod decision;

@@ -138,6 +138,18 @@ pub(crate) fn micro_batch_sizes(most: u32) -> Vec<u32> {
     sizes
 }
 
+/// Returns the error of the device at a position among `world` that does not fit the whole model in
+/// any of the micro-batches of the request; `None` if it does.
+pub(crate) fn lack_of_memory(
+    request: &PlacementRequest,
+    selection: &Selection,
+    name: &str,
+    position: usize,
+    world: usize,
+) -> Option<RuntimeError> {
+    admissions(request, selection, name, position, world).err()
+}
+
 /// Returns the admissions of a device that fit its memory, sorted by descending reserve and then
 /// rows.
 fn admissions(

@@ -1,0 +1,83 @@
+//! `potluck plan`, and runs whose layout is planned because no device holds the whole model.
+
+use serde_json::Value;
+
+use crate::process::{Desk, Ran};
+
+const SMALL: &str = "tiny.toml --data text.txt --set train.batch=12 \
+     --set train.micro_batch_size=3 --set train.sample_tokens=0 --set data.held_out=0 \
+     --set model.layers=4 --set model.width=32 --set model.heads=4 --set model.context=16";
+
+/// A model of which each device holds 1 / 1.6.
+const LARGE: &str = "train tiny.toml --data text.txt --set train.batch=12 \
+     --set train.micro_batch_size=3 --set train.sample_tokens=0 --set data.held_out=0 \
+     --set model.layers=4 --set model.width=256 --set model.heads=4 --set model.context=16 \
+     --set train.checkpoint_every=2";
+
+fn plan(desk: &Desk, more: &str) -> Ran {
+    desk.run(&format!("plan {SMALL} {more}")).ok()
+}
+
+fn plan_json(desk: &Desk, more: &str) -> Value {
+    serde_json::from_str(&plan(desk, &format!("{more} --json")).out).unwrap()
+}
+
+#[test]
+fn plan_is_what_its_flags_run() {
+    let desk = Desk::new();
+    let found = plan_json(&desk, "--devices cpu*2");
+    let chosen = &found["chosen"];
+    assert!(chosen["step_ms"].as_f64().unwrap() > 0.0, "{found}");
+    assert_eq!(chosen["devices"].as_array().unwrap().len(), 2, "named devices take part: {found}");
+    assert_eq!(chosen["memory"].as_array().unwrap().len(), 2);
+    let meshes: Vec<&Value> =
+        found["others"].as_array().unwrap().iter().map(|other| &other["mesh"]).collect();
+    for axis in ["data", "pipeline", "tensor"] {
+        let is_of_axis = |mesh: &&Value| mesh[axis] == 2;
+        let is_tried = is_of_axis(&&chosen["mesh"]) || meshes.iter().any(is_of_axis);
+        assert!(is_tried, "{axis} is missing in {found}");
+    }
+    let flags = found["flags"].as_str().unwrap().replace(", ", ",").replace('\'', "");
+    let ran = desk.run(&format!("train {SMALL} --steps 2 --out run {flags}")).ok();
+    assert!(!ran.err.contains("measuring"), "{flags}: {}", ran.err);
+    let placement = &desk.manifest("run", 2)["meta"]["placement"];
+    assert_eq!(placement["mesh"], chosen["mesh"], "{flags}");
+}
+
+#[test]
+fn given_layouts_are_kept_and_each_is_explained() {
+    let desk = Desk::new();
+    let told = plan(&desk, "--devices cpu*2 --pipeline 2").out;
+    assert!(told.contains("> pipeline 2 (1f1b)") || told.contains(">  pipeline 2"), "{told}");
+    assert!(!told.contains("tensor 2"), "{told}");
+    for part in ["samples/s alone", "step ms", "to run exactly this: potluck train", "cpu 0: 12"] {
+        assert!(told.contains(part), "'{part}' is missing in:\n{told}");
+    }
+    let alone = plan(&desk, "--devices cpu").out;
+    assert!(alone.contains("alone"), "{alone}");
+    let error = desk.run(&format!("plan {SMALL} --nodes 2")).ended(2);
+    assert!(error.line("error:").contains("leave out --nodes"), "{}", error.err);
+}
+
+#[test]
+fn model_over_memory_is_planned_without_a_flag() {
+    let desk = Desk::new();
+    let told = desk.run(&format!("{LARGE} --out run --explain memory --devices cpu")).ok().out;
+    let peak = told.lines().find(|line| line.trim_start().starts_with("peak")).unwrap();
+    let mib: f64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let limit = format!("--set train.device_memory_mib={}", (mib / 1.6) as u64);
+    let line = format!("{LARGE} {limit} --devices cpu*2");
+    let ran = desk.run(&format!("{line} --steps 4 --out run")).ok();
+    assert!(ran.err.contains("planning a layout, because not every device holds"), "{}", ran.err);
+    assert!(ran.err.contains("ms per step are predicted"), "{}", ran.err);
+    let placement = desk.manifest("run", 4)["meta"]["placement"].clone();
+    let mesh = &placement["mesh"];
+    assert!(mesh["pipeline"] == 2 || mesh["tensor"] == 2, "{mesh}");
+    // A resumed run keeps the layout, and ends in the same bits.
+    let half = "run/checkpoints/step-00000002";
+    let resumed = desk.run(&format!("train --resume {half} {limit} --steps 4 --out rest")).ok();
+    assert!(!resumed.err.contains("planning"), "{}", resumed.err);
+    let parameters = |run: &str| desk.checkpoint(run, 4, "parameters.safetensors");
+    assert!(parameters("run") == parameters("rest"), "a resumed run ends in other bits");
+    assert_eq!(desk.manifest("rest", 4)["meta"]["placement"]["mesh"], *mesh);
+}
