@@ -44,6 +44,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let request = PlacementRequest {
         probe: Some(probe),
         notify: &notify,
+        retune: args.train.retune,
         ..options.placement_request(&parallel, &whole, &tuning)
     };
     let planned = plan_run(&request, devices, &staged, &mut |_, _| {})?;

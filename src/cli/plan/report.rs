@@ -54,12 +54,15 @@ impl PlanReport<'_> {
         let proposal = &self.planned.proposal;
         let parameters = counted_large(graph.parameter_count() as u64, "parameter", "parameters");
         let blocks = counted(graph.blocks.len(), "block", "blocks");
+        let devices = counted(self.planned.profile.devices.len(), "device", "devices");
+        let basis = if self.planned.is_kept {
+            format!("{devices} as measured before (--retune measures again)")
+        } else {
+            format!("measured {devices} in {:.1} s", self.planned.measured_s)
+        };
         format!(
-            "model: {parameters} in {blocks}; a step has {}\nmeasured {} in {:.1} s, compared {} \
-             in {:.1} s\n",
+            "model: {parameters} in {blocks}; a step has {}\n{basis}; compared {} in {:.1} s\n",
             counted(spec.batch as usize, "sample", "samples"),
-            counted(self.planned.profile.devices.len(), "device", "devices"),
-            self.planned.measured_s,
             counted(proposal.tried, "layout", "layouts"),
             self.planned.searched_s,
         )

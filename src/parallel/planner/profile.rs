@@ -54,7 +54,7 @@ fn line(few: u32, few_s: f64, many: u32, many_s: f64) -> [f64; 2] {
 }
 
 /// Profile of a device.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfile {
     /// Display name.
     pub name: String,
@@ -80,7 +80,7 @@ pub struct DeviceProfile {
 }
 
 /// Processor that computes for several devices.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SharedProcessor {
     /// Number of the processor.
     pub number: u32,
@@ -90,7 +90,7 @@ pub struct SharedProcessor {
 }
 
 /// Profile of all devices and the links between their nodes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     pub devices: Vec<DeviceProfile>,
     /// Links between nodes, by sender and then by receiver; transfers within a node are part of

@@ -11,7 +11,7 @@ use potluck_core::{BucketId, Nanos, Rank, Round};
 const F32_BYTES: f64 = 4.0;
 
 /// Model of a link, which carries one message at a time.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LinkModel {
     pub latency_s: f64,
     pub bytes_per_s: f64,

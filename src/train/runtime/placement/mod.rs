@@ -18,6 +18,7 @@ mod open_ranks;
 pub mod pipeline;
 pub mod planned;
 pub mod profile;
+mod profile_file;
 pub mod rank_memory;
 pub(crate) mod reduce_sites;
 mod repeat;

@@ -7,6 +7,7 @@ use super::device_memory::DeviceMemory;
 use super::names::is_auto;
 use super::open_one::RequestedDevices;
 use super::profile::measure_profile;
+use super::profile_file::ProfileFile;
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
 use potluck_core::Setting;
@@ -20,6 +21,8 @@ use potluck_parallel::planner::search::{DEVICES_MAX, SearchRequest, search};
 pub struct PlannedRun {
     pub profile: Profile,
     pub proposal: Proposal,
+    /// True if the profile is an earlier one of the same devices and model.
+    pub is_kept: bool,
     /// Seconds of the measurement and of the search.
     pub measured_s: f64,
     pub searched_s: f64,
@@ -47,8 +50,18 @@ pub fn plan_run(
         )));
     }
     let begun = Instant::now();
-    let measured = PlacementRequest { plans: staged, ..request.clone() };
-    let profile = measure_profile(&measured, devices, report)?;
+    let of_stages = PlacementRequest { plans: staged, ..request.clone() };
+    let kept = ProfileFile::of(&of_stages, devices);
+    let known = kept.as_ref().filter(|_| !request.retune).and_then(ProfileFile::read);
+    let is_kept = known.is_some();
+    let profile = match known {
+        Some(profile) => profile,
+        None => measure_profile(&of_stages, devices, report)?,
+    };
+    if !is_kept && let Some(file) = &kept {
+        // Without a cache, the next plan measures again.
+        let _ = file.write(&profile);
+    }
     let measured_s = begun.elapsed().as_secs_f64();
     let proposal = search(&SearchRequest {
         profile: &profile,
@@ -69,5 +82,5 @@ pub fn plan_run(
         ))
     })?;
     let searched_s = begun.elapsed().as_secs_f64() - measured_s;
-    Ok(PlannedRun { profile, proposal, measured_s, searched_s })
+    Ok(PlannedRun { profile, proposal, is_kept, measured_s, searched_s })
 }
