@@ -37,7 +37,7 @@ fn plan_is_what_its_flags_run() {
         let is_tried = is_of_axis(&&chosen["mesh"]) || meshes.iter().any(is_of_axis);
         assert!(is_tried, "{axis} is missing in {found}");
     }
-    let flags = found["flags"].as_str().unwrap().replace(", ", ",").replace('\'', "");
+    let flags = chosen["flags"].as_str().unwrap().replace(", ", ",").replace('\'', "");
     let ran = desk.run(&format!("train {SMALL} --steps 2 --out run {flags}")).ok();
     assert!(!ran.err.contains("measuring"), "{flags}: {}", ran.err);
     let placement = &desk.manifest("run", 2)["meta"]["placement"];

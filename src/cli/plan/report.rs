@@ -43,7 +43,7 @@ impl PlanReport<'_> {
             let begin = if index == 0 { "would help most" } else { "would help" };
             let _ = writeln!(text, "{begin}: {}", advice.text);
         }
-        if let Some(flags) = self.flags() {
+        if let Some(flags) = self.flags(&self.planned.proposal.chosen) {
             let _ = writeln!(text, "to run exactly this: potluck train .. {flags}");
         }
         text
@@ -154,8 +154,9 @@ impl PlanReport<'_> {
         text
     }
 
-    fn flags(&self) -> Option<String> {
-        candidate_flags(&self.planned.proposal.chosen, &self.spec.devices, self.adapters)
+    /// Flags of `potluck train` that run a candidate, if there are any.
+    fn flags(&self, candidate: &Candidate) -> Option<String> {
+        candidate_flags(candidate, &self.spec.devices, self.adapters)
     }
 
     /// Returns the same as JSON.
@@ -183,7 +184,6 @@ impl PlanReport<'_> {
             "tried": tried,
             "devices": devices,
             "chosen": self.candidate_json(chosen),
-            "flags": self.flags(),
             "others": others,
             "left_out": left,
             "refused": refused,
@@ -214,6 +214,7 @@ impl PlanReport<'_> {
             "tensor_shares": arrangement.tensor_shares,
             "blocks_per_stage": blocks,
             "micro_batch": largest_micro_batch(candidate),
+            "flags": self.flags(candidate),
             "step_ms": 1e3 * prediction.step_s,
             "communication_ms": 1e3 * prediction.communication_s,
             "idle": prediction.idle,
