@@ -6,3 +6,4 @@ pub mod cut;
 pub mod division;
 pub mod links;
 pub mod price;
+pub mod rebalance;
