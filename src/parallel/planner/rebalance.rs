@@ -196,12 +196,11 @@ impl ShareBalancer {
             shares[most] -= moved;
             shares[few] += moved;
         }
-        let are_noisier = shares.iter().zip(&self.shares).zip(&self.limits).any(
-            |((share, before), limits)| {
+        let are_noisier =
+            shares.iter().zip(&self.shares).zip(&self.limits).any(|((share, before), limits)| {
                 let rows = smallest_micro_batch(*share, limits.micro_batch);
                 rows < limits.rows_min && rows < smallest_micro_batch(*before, limits.micro_batch)
-            },
-        );
+            });
         (shares != self.shares && !are_noisier).then_some(shares)
     }
 

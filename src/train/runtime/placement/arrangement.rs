@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use potluck_parallel::{Mesh, PipelineRanks, PipelineSchedule, Share};
+use potluck_parallel::{Mesh, PipelineRanks, PipelineSchedule, Share, ShareChange};
 
 /// Ranks of a run: parallel pipelines, of one stage each if every rank has the whole model.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +46,17 @@ impl Arrangement {
     /// Sets the shares of the ranks of tensor groups.
     pub fn with_tensor_shares(self, tensor_shares: Vec<u32>) -> Self {
         Self { tensor_shares, ..self }
+    }
+
+    /// Enlarges the plans of ranks with the whole model for the samples of later shares.
+    pub fn with_rows_for(mut self, changes: &[ShareChange]) -> Self {
+        for change in changes {
+            for (rank, share) in change.shares.iter().enumerate() {
+                let rows = self.shares[rank].micro_batch.min(*share);
+                self.rows[rank] = self.rows[rank].max(rows);
+            }
+        }
+        self
     }
 
     /// Returns the maximum rows of a micro-batch.

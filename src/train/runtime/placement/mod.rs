@@ -17,7 +17,7 @@ pub mod pipeline;
 pub mod plans;
 pub mod rank_memory;
 pub(crate) mod reduce_sites;
-mod repeat;
+pub(crate) mod repeat;
 mod requested_pipelines;
 pub mod shares;
 mod start;
