@@ -69,8 +69,9 @@ impl ParallelOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shares {
-    /// By measured speed; with the devices `auto`, devices that would make a step longer are left
-    /// out. For pipelines of a trainer of the library: evenly.
+    /// By measured speed, which the shares of whole models also follow while they are trained on a
+    /// data set; with the devices `auto`, devices that would make a step longer are left out. For
+    /// pipelines of a trainer of the library: evenly.
     #[default]
     Measured,
     /// As equal as they can be.

@@ -308,12 +308,15 @@ impl Faults {
     }
 
     /// Returns the factor by which the passes of a device take longer in a step: `slow@run:30/1`
-    /// doubles those of rank 1 from step 30 on.
+    /// doubles those of rank 1 from step 30 on, and each further such fault doubles them again.
     pub fn slowdown(&self, step: u64, rank: Rank) -> f64 {
-        let is_slow = self.planned.iter().any(|planned| {
-            planned.fault == Fault::Slow && planned.rank == rank && planned.step <= step
-        });
-        if is_slow { SLOWDOWN } else { 1.0 }
+        let mut factor = 1.0;
+        for planned in self.planned.iter() {
+            if planned.fault == Fault::Slow && planned.rank == rank && planned.step <= step {
+                factor *= SLOWDOWN;
+            }
+        }
+        factor
     }
 
     /// Like [`Faults::at`], at a point that writes: returns [`Fault::Full`] as an I/O error.
@@ -554,10 +557,10 @@ mod tests {
 
     #[test]
     fn a_slow_device_is_slow_from_its_step_on() {
-        let faults: Faults = "slow@run:30/1".parse().unwrap();
+        let faults: Faults = "slow@run:30/1, slow@run:90/1".parse().unwrap();
         let factor = |step, rank| faults.slowdown(step, Rank(rank));
         assert_eq!((factor(29, 1), factor(30, 0)), (1.0, 1.0));
-        assert_eq!((factor(30, 1), factor(30, 1), factor(99, 1)), (2.0, 2.0, 2.0));
+        assert_eq!((factor(30, 1), factor(30, 1), factor(99, 1)), (2.0, 2.0, 4.0));
     }
 
     #[test]

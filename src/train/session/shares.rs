@@ -56,38 +56,41 @@ impl Session {
     /// Sets the completed steps, and the shares that the options give for the next one.
     pub(crate) fn continue_after(&mut self, taken: StepsTaken) {
         self.taken = taken;
-        let Placement { options, mesh, share_history, .. } = &mut self.placement;
-        if options.shares.are_measured() {
-            let is_anew = !self.shares.is_placement_kept && !mesh.is_divided();
-            if is_anew && taken.steps > 0 && share_history.is_empty() {
+        if self.shares.balancer.is_some() {
+            let history = &mut self.placement.share_history;
+            if !self.shares.is_placement_kept && taken.steps > 0 && history.is_empty() {
                 let shares = self.shares.first.clone();
-                share_history.push(ShareChange { step: taken.steps + 1, shares });
+                history.push(ShareChange { step: taken.steps + 1, shares });
             }
             return;
         }
-        let mut given = self.shares.first.clone();
-        for change in &options.share_changes {
-            if change.step <= taken.steps + 1 {
-                given.clone_from(&change.shares);
-            }
+        self.take_given_shares();
+    }
+
+    /// Changes the shares for the next step to those that the options give for it; returns the
+    /// change, if they are others.
+    pub(crate) fn take_given_shares(&mut self) -> Option<ShareRecord> {
+        let step = self.taken.steps;
+        let changes = &self.placement.options.share_changes;
+        let given = changes.iter().rfind(|change| change.step <= step + 1);
+        let given = given.map_or(&self.shares.first, |change| &change.shares);
+        let before = self.placement.shares();
+        if self.shares.balancer.is_some() || *given == before {
+            return None;
         }
-        if given != self.placement.shares() {
-            self.set_shares(&given);
-        }
+        let shares = given.clone();
+        self.set_shares(&shares);
+        Some(ShareRecord { step, before, shares, predicted: None })
     }
 
     /// Changes the shares from the next step on, if the options give others or the speed of the
     /// devices has changed; returns the change.
     pub(crate) fn change_shares_if_due(&mut self) -> Option<ShareRecord> {
+        if let Some(given) = self.take_given_shares() {
+            return Some(given);
+        }
         let step = self.taken.steps;
         let before = self.placement.shares();
-        let given = self.placement.options.share_changes.iter();
-        let given = given.rev().find(|change| change.step == step + 1);
-        if let Some(change) = given {
-            let shares = change.shares.clone();
-            self.set_shares(&shares);
-            return Some(ShareRecord { step, before, shares, predicted: None });
-        }
         let proposed = self.shares.balancer.as_ref()?.propose()?;
         let ProposedShares { shares, step_s, predicted_s, cause } = proposed;
         let mut changed = None;

@@ -189,6 +189,7 @@ impl Trainer {
         hooks: &mut dyn FitHooks,
     ) -> Result<FitEnd, TrainError> {
         let mut end = FitEnd::Done;
+        self.follow_speed(fit, hooks)?;
         while self.steps() < fit.last {
             if fit.signals.pending().is_some() {
                 end = FitEnd::Stopped;

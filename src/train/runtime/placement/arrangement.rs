@@ -73,3 +73,24 @@ pub(crate) fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<Pipeli
     }
     pipelines
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_parallel::contiguous_shares;
+
+    #[test]
+    fn plans_have_rows_for_later_shares() {
+        let chunks = vec![std::iter::once(0..3).collect(); 2];
+        let shares = contiguous_shares(&[12, 12], &[16, 8]);
+        let mesh = Mesh::of_pipelines(2, 1);
+        let schedule = PipelineSchedule::default();
+        let arranged = Arrangement::of(mesh, vec![0, 1], &chunks, shares, schedule);
+        assert_eq!(arranged.rows, [12, 8]);
+        let change = |step, shares: &[u32]| ShareChange { step, shares: shares.to_vec() };
+        let changes = [change(9, &[14, 10]), change(34, &[20, 4])];
+        let enlarged = arranged.with_rows_for(&changes);
+        assert_eq!(enlarged.rows, [16, 8], "at most a micro-batch");
+        assert_eq!((enlarged.shares[0].count, enlarged.shares[1].count), (12, 12));
+    }
+}
