@@ -210,7 +210,7 @@ pub mod train {
     pub use potluck_parallel::collective::Topology;
     pub use potluck_parallel::{
         DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Placement, ReduceSite,
-        Shares, TensorOptions,
+        ShareChange, Shares, TensorOptions,
     };
     pub use potluck_train::evaluate::Evaluation;
     pub use potluck_train::task::{

@@ -30,7 +30,10 @@ pub use edge_transfers::EdgeLayout;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use mesh::{Axis, Coordinates, Mesh};
-pub use options::{ParallelOptions, PipelineOptions, Shares, TENSOR_SHARE_MAX, TensorOptions};
+pub use options::{
+    ParallelOptions, PipelineOptions, ShareChange, ShareChangeError, Shares, TENSOR_SHARE_MAX,
+    TensorOptions,
+};
 pub use pipeline::{PipelinePrograms, PipelineRanks, PipelineRequest};
 pub use placement::{PlacedCluster, PlacedNode, Placement, PlacementChange, RankPlacement};
 pub use program::{

@@ -2,11 +2,16 @@
 
 use super::{PipelineSchedule, ReduceSite};
 use crate::collective::Topology;
+use std::fmt;
+use std::str::FromStr;
 
 /// Options for sharing the work of a step among devices.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ParallelOptions {
     pub shares: Shares,
+    /// Later shares, in the order of their steps; only if `shares` are not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub share_changes: Vec<ShareChange>,
     pub topology: Topology,
     /// True if reductions start while the backward pass still runs. It decides no bit, so a
     /// placement does not record it.
@@ -26,6 +31,7 @@ impl Default for ParallelOptions {
     fn default() -> Self {
         Self {
             shares: Shares::default(),
+            share_changes: Vec::new(),
             topology: Topology::Ring,
             overlap: overlaps_by_default(),
             reduce_site: None,
@@ -63,8 +69,9 @@ impl ParallelOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shares {
-    /// By measured speed; with the devices `auto`, devices that would make a step longer are left
-    /// out. For pipelines of a trainer of the library: evenly.
+    /// By measured speed, which the shares of whole models also follow while they are trained on a
+    /// data set; with the devices `auto`, devices that would make a step longer are left out. For
+    /// pipelines of a trainer of the library: evenly.
     #[default]
     Measured,
     /// As equal as they can be.
@@ -77,6 +84,45 @@ impl Shares {
     /// Returns true if the samples are divided by measured speed.
     pub const fn are_measured(&self) -> bool {
         matches!(self, Self::Measured)
+    }
+}
+
+/// Shares of the batch from a step on, in place of earlier ones. As text: `51: 64 32`.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ShareChange {
+    /// First step with these shares.
+    pub step: u64,
+    /// Samples of each device, in the order of the devices.
+    pub shares: Vec<u32>,
+}
+
+/// Text that is not a change of shares.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{0}' is not a change of shares: give its first step and the samples of each device, such as \
+     '51: 64 32'"
+)]
+pub struct ShareChangeError(String);
+
+impl FromStr for ShareChange {
+    type Err = ShareChangeError;
+
+    fn from_str(text: &str) -> Result<Self, ShareChangeError> {
+        let error = || ShareChangeError(text.into());
+        let (step, samples) = text.split_once(':').ok_or_else(error)?;
+        let step = step.trim().parse().map_err(|_| error())?;
+        let mut shares = Vec::new();
+        for share in samples.split_whitespace() {
+            shares.push(share.parse().map_err(|_| error())?);
+        }
+        if shares.is_empty() { Err(error()) } else { Ok(Self { step, shares }) }
+    }
+}
+
+impl fmt::Display for ShareChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shares: Vec<String> = self.shares.iter().map(u32::to_string).collect();
+        write!(f, "{}: {}", self.step, shares.join(" "))
     }
 }
 
@@ -139,4 +185,21 @@ impl TensorOptions {
 /// Default of [`ParallelOptions::overlap`].
 const fn overlaps_by_default() -> bool {
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_shares_have_one_text() {
+        let change = ShareChange { step: 51, shares: vec![64, 32] };
+        assert_eq!(change.to_string(), "51: 64 32");
+        assert_eq!("51: 64 32".parse(), Ok(change.clone()));
+        assert_eq!(" 51 :64  32 ".parse(), Ok(change));
+        for wrong in ["", "51", "51:", "51 64 32", "x: 64 32", "51: 64 -32", "51: 64.5 32"] {
+            let error = wrong.parse::<ShareChange>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("'{wrong}' is not a change of shares")), "{error}");
+        }
+    }
 }

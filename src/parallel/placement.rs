@@ -8,7 +8,7 @@ pub use change::PlacementChange;
 use std::ops::Range;
 
 use super::options::TENSOR_SHARE_MAX;
-use super::{Mesh, ParallelOptions, ReduceSite};
+use super::{Mesh, ParallelOptions, ReduceSite, ShareChange};
 
 use potluck_graph::VariantChoices;
 
@@ -30,6 +30,10 @@ pub struct Placement {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tensor_shares: Vec<u32>,
     pub ranks: Vec<RankPlacement>,
+    /// Shares by the steps from which they were in effect, if they have followed the speed of the
+    /// devices while the run trained; the last are those of the ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub share_history: Vec<ShareChange>,
     /// The nodes of a run over several machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<PlacedCluster>,
@@ -111,6 +115,11 @@ impl Placement {
     pub fn of_position(&self, position: usize, world: usize) -> Option<&RankPlacement> {
         let rank = self.ranks.iter().find(|rank| rank.position == position);
         rank.filter(|_| (self.ranks.len() == 1) == (world == 1))
+    }
+
+    /// Returns the samples of each rank.
+    pub fn shares(&self) -> Vec<u32> {
+        self.ranks.iter().map(|rank| rank.share).collect()
     }
 
     /// Returns the first rank of each pipeline; all stages have its share.
@@ -232,6 +241,7 @@ mod tests {
             mesh: Mesh::of_pipelines(2, 1),
             tensor_shares: Vec::new(),
             ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
+            share_history: Vec::new(),
             cluster: None,
         }
     }

@@ -243,6 +243,12 @@ pub struct SpreadPrograms {
 }
 
 impl SpreadPrograms {
+    /// Derives the programs from those of all ranks, which have the whole plan each.
+    pub fn of_ranks(programs: &[Program], plan: &Plan) -> Vec<Self> {
+        let needs = plan.buckets_of_segments();
+        programs.iter().map(|program| Self::new(program, plan, &needs)).collect()
+    }
+
     /// Derives the programs from the program of a rank with this plan; `needs` has the buckets that
     /// each segment needs.
     pub fn new(program: &Program, plan: &Plan, needs: &[Vec<BucketId>]) -> Self {

@@ -304,6 +304,7 @@ impl Sink for NodesSink {
 fn told(event: Event) -> Option<Event> {
     Some(match event {
         Event::Note(text) => Event::Note(shown(&text)),
+        Event::Shares(record) => Event::Note(shown(&record.sentence())),
         Event::Warning(text) => Event::Warning(shown(&text)),
         Event::Started { done, steps, device } => {
             Event::Started { done, steps, device: shown(&device) }

@@ -41,6 +41,10 @@ pub(crate) fn resolved_toml(
         run.insert("collective", placement.options.topology.name().to_string());
         run.insert("message_kib", (placement.options.chunk_bytes >> 10).to_string());
     }
+    if !placement.share_history.is_empty() {
+        let shares = placement.share_history.iter().map(ToString::to_string);
+        run.insert("share_history", shares.collect::<Vec<String>>().join(", "));
+    }
     if placement.mesh.is_divided() {
         let PipelineOptions { schedule, virtual_stages, .. } = &placement.options.pipeline;
         run.insert("pipeline_stages", placement.mesh.pipeline.to_string());
@@ -111,7 +115,11 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use potluck_parallel::{Mesh, ReduceSite};
+    use potluck_parallel::{Mesh, ReduceSite, ShareChange};
+
+    fn change(step: u64, shares: &[u32]) -> ShareChange {
+        ShareChange { step, shares: shares.to_vec() }
+    }
 
     fn rank(identity: &str, share: u32) -> RankPlacement {
         RankPlacement {
@@ -167,7 +175,11 @@ mod tests {
             ranks: vec![rank("A", 4); 11],
             ..Placement::default()
         };
+        assert!(!resolved_toml(&placement, "abc", &[], "1").contains("share_history"));
+        let share_history = vec![change(1, &[2, 2]), change(51, &[3, 1])];
+        let placement = Placement { share_history, ..placement };
         let text = resolved_toml(&placement, "abc", &[], "1");
+        assert!(text.contains("share_history = \"1: 2 2, 51: 3 1\"\n"), "{text}");
         let is_table = |line: &&str| line.starts_with('[');
         let tables: Vec<&str> = text.lines().filter(is_table).collect();
         assert_eq!(tables[..4], ["[rank0]", "[rank0.kernels]", "[rank1]", "[rank1.kernels]"]);

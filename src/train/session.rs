@@ -1,6 +1,8 @@
 //! Session: opened devices with the state of a model, and the number of steps. A run or a
 //! [`Trainer`](super::Trainer) trains with it, and adds the source of samples and the saves.
 
+mod shares;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,6 +28,7 @@ use potluck_data::Sampler;
 use potluck_graph::optim::{Optimizer, average_weight};
 use potluck_graph::{Plan, Precision};
 use potluck_parallel::{Coordinates, Placement, Program, SpreadPrograms, Verdict};
+use shares::SessionShares;
 
 /// Options of a session.
 #[derive(Clone, Debug)]
@@ -91,6 +94,8 @@ pub struct Session {
     states: CarriedStates,
     /// Parameters replaced by averages on the devices for an evaluation.
     displaced: Option<Displaced>,
+    /// Samples of the ranks, which may change between two steps.
+    shares: SessionShares,
 }
 
 /// Parameters that averages have displaced from the devices.
@@ -115,6 +120,7 @@ impl Session {
         let (graph, batch) = (&placed.plan.graph, batch_of(&placed.programs));
         let states = CarriedStates::zeros(graph, batch);
         let loss_scale = DynamicLossScale::new(options.precision, graph.loss_rows(batch));
+        let shares = SessionShares::of(&placed.placement, &placed.plan, placed.is_kept);
         Self {
             group: placed.group,
             plan: placed.plan,
@@ -129,6 +135,7 @@ impl Session {
             options,
             states,
             displaced: None,
+            shares,
         }
     }
 
@@ -337,6 +344,7 @@ impl Session {
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, TrainError> {
         self.put_parameters_back()?;
         let reports = self.group.step(inputs)?;
+        self.shares.observe(&reports);
         self.taken.steps += 1;
         let verdict = reports.first().map(|report| &report.verdict);
         if let Some(verdict) = verdict {

@@ -387,6 +387,7 @@ impl RunSpec {
         resolved.other_placement = None;
         let parallel = &mut resolved.config.parallel;
         parallel.devices.clone_from(&left.devices);
+        parallel.share_changes.clear();
         if !parallel.shares.is_empty() {
             parallel.shares.clear();
             parallel.balance = Balance::Measured;
@@ -440,7 +441,8 @@ impl RunSpec {
         if left.devices != self.devices || left.stages.is_some() || left.tensor.is_some() {
             return self.resume_on(left, command);
         }
-        if let Shares::Fixed(_) = self.parallel.shares {
+        let has_changes = !self.parallel.share_changes.is_empty();
+        if has_changes || matches!(self.parallel.shares, Shares::Fixed(_)) {
             command.settings.retain(|(key, _)| !is_of_placement(key));
             command.settings.push(("parallel.balance", "measured".into()));
             let own = LeftDevices { are_as_typed: true, ..left };
@@ -456,6 +458,7 @@ impl RunSpec {
         TrainerOptions {
             devices: self.devices.clone(),
             shares: self.parallel.shares.clone(),
+            share_changes: self.parallel.share_changes.clone(),
             pipeline: self.parallel.pipeline.clone(),
             tensor: self.parallel.tensor.clone(),
             optimizer: self.optimizer,
@@ -746,6 +749,8 @@ fn parallel_options(parallel: &Parallel) -> ParallelOptions {
     };
     ParallelOptions {
         shares,
+        // Invalid changes are refused when a configuration is checked.
+        share_changes: parallel.later_shares().unwrap_or_default(),
         topology: parallel.collective,
         overlap: parallel.overlap,
         reduce_site: parallel.reduce_site,
@@ -799,6 +804,7 @@ pub fn section_asked(placement: &Placement, overlap: bool) -> Parallel {
         devices: placement.devices_asked.clone(),
         balance,
         shares,
+        share_changes: placement.options.share_changes.iter().map(ToString::to_string).collect(),
         pipeline_stages: pipeline.stages as usize,
         schedule: pipeline.schedule,
         virtual_stages: pipeline.virtual_stages as usize,
@@ -820,7 +826,12 @@ pub fn section_on(placement: &Placement, overlap: bool, devices: usize) -> Paral
     if devices == placement.candidates.len() {
         return asked;
     }
-    let mut own = Parallel { blocks_per_stage: Vec::new(), tensor_shares: Vec::new(), ..asked };
+    let mut own = Parallel {
+        share_changes: Vec::new(),
+        blocks_per_stage: Vec::new(),
+        tensor_shares: Vec::new(),
+        ..asked
+    };
     if !own.shares.is_empty() {
         own.shares.clear();
         own.balance = Balance::Measured;
@@ -940,6 +951,7 @@ mod tests {
             devices: "cpu*4".into(),
             balance: Balance::Fixed,
             shares: vec![5, 7],
+            share_changes: vec!["9: 6 6".into(), "34: 7 5".into()],
             pipeline_stages: 2,
             schedule: Interleaved,
             virtual_stages: 2,

@@ -238,6 +238,7 @@ impl Trainer {
     /// [`IGNORE_INDEX`](potluck_graph::IGNORE_INDEX), if a device fails, or if parameters differ
     /// between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
+        self.session.take_given_shares();
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));
         let report = self.noting_failure(reports)?.swap_remove(0);
         let totals = report.verdict.totals();
@@ -261,6 +262,7 @@ impl Trainer {
         &mut self,
         batch: &[(&str, HostTensor)],
     ) -> Result<Vec<NamedTensor>, TrainError> {
+        self.session.take_given_shares();
         let gradients = self.cut_batch(batch).and_then(|ranks| self.session.gradients(ranks));
         self.noting_failure(gradients)
     }

@@ -178,6 +178,7 @@ impl Sink for Terminal {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         match event {
             Event::Note(text) => self.note(text),
+            Event::Shares(record) => self.note(&record.sentence()),
             Event::Warning(text) => self.print(Level::Warning, text),
             Event::Tuning { device, done, total, elapsed } => {
                 self.tuning(device, *done, *total, *elapsed);

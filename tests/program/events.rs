@@ -43,6 +43,7 @@ impl Sink for ConfigEnum {
                 };
                 format!("{} {}: {sampled}", measure.name, measure.step)
             }
+            Event::Shares(record) => record.sentence(),
             Event::Ended => "ended".into(),
         };
         self.0.borrow_mut().push(word);

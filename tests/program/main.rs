@@ -62,6 +62,7 @@ mod sample_runs;
 #[path = "../common/samples.rs"]
 mod samples;
 mod shakespeare;
+mod shares;
 mod status;
 mod tensor;
 #[cfg(target_os = "linux")]

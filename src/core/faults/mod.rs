@@ -26,6 +26,9 @@ use crate::format::listed;
 /// with commas between them; `FAULT@POINT:STEP/RANK` for another rank than 0.
 pub const FAULT_ENV: &str = "POTLUCK_FAULT";
 
+/// Factor of the time of passes with [`Fault::Slow`].
+const SLOWDOWN: f64 = 2.0;
+
 /// Prefixes of the faults that are not bound to a step.
 const KERNEL_FAULTS: [(&str, KernelFault); 5] = [
     ("wrong@kernel:", KernelFault::Scaled),
@@ -99,6 +102,8 @@ pub enum Fault {
     Hang,
     /// One bit of the device's parameters flips.
     Flip,
+    /// The device is slow: from the step on, its passes take twice as long.
+    Slow,
     /// A thread panics, as by a defect of potluck: the device's at a point of a step, the main one
     /// before the first step (at timing and moments).
     Panic,
@@ -121,6 +126,8 @@ pub enum Point {
     ReduceSite,
     /// Before a state is brought onto the devices, at the step of that state.
     Restore,
+    /// All passes of a device from the step on, and not one point in them.
+    Run,
     Forward,
     /// Before the first tensor is sent to another stage of a pipeline.
     Send,
@@ -148,7 +155,7 @@ pub enum Point {
     CheckpointPrune,
 }
 
-const FAULTS: [(Fault, &str); 11] = [
+const FAULTS: [(Fault, &str); 12] = [
     (Fault::Kill, "kill"),
     (Fault::Stop, "stop"),
     (Fault::Sigterm, "sigterm"),
@@ -159,16 +166,18 @@ const FAULTS: [(Fault, &str); 11] = [
     (Fault::OutOfMemory, "out-of-memory"),
     (Fault::Hang, "hang"),
     (Fault::Flip, "flip"),
+    (Fault::Slow, "slow"),
     (Fault::Panic, "panic"),
 ];
 
-const POINTS: [(Point, &str); 20] = [
+const POINTS: [(Point, &str); 21] = [
     (Point::Join, "join"),
     (Point::Roster, "roster"),
     (Point::Timing, "timing"),
     (Point::Moments, "moments"),
     (Point::ReduceSite, "reduce-site"),
     (Point::Restore, "restore"),
+    (Point::Run, "run"),
     (Point::Forward, "forward"),
     (Point::Send, "send"),
     (Point::Recv, "recv"),
@@ -292,9 +301,22 @@ impl Faults {
             | Fault::Lost
             | Fault::OutOfMemory
             | Fault::Hang
-            | Fault::Flip => {}
+            | Fault::Flip
+            | Fault::Slow => {}
         }
         Some(planned.fault)
+    }
+
+    /// Returns the factor by which the passes of a device take longer in a step: `slow@run:30/1`
+    /// doubles those of rank 1 from step 30 on, and each further such fault doubles them again.
+    pub fn slowdown(&self, step: u64, rank: Rank) -> f64 {
+        let mut factor = 1.0;
+        for planned in self.planned.iter() {
+            if planned.fault == Fault::Slow && planned.rank == rank && planned.step <= step {
+                factor *= SLOWDOWN;
+            }
+        }
+        factor
     }
 
     /// Like [`Faults::at`], at a point that writes: returns [`Fault::Full`] as an I/O error.
@@ -373,6 +395,8 @@ pub enum InjectedFault {
 impl Fault {
     fn may_happen_at(self, point: Point) -> bool {
         match self {
+            Self::Slow => point == Point::Run,
+            _ if point == Point::Run => false,
             Self::Kill | Self::Stop | Self::Sigterm | Self::Sigint => true,
             Self::Nan => matches!(point, Point::Forward | Point::Backward),
             Self::Full => point.writes(),
@@ -394,6 +418,7 @@ impl Fault {
             | Self::Nan
             | Self::Full
             | Self::Flip
+            | Self::Slow
             | Self::Panic => None,
         }
     }
@@ -412,6 +437,7 @@ impl Point {
             | Self::Moments
             | Self::ReduceSite
             | Self::Restore
+            | Self::Run
             | Self::Forward
             | Self::Send
             | Self::Recv
@@ -530,6 +556,14 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_device_is_slow_from_its_step_on() {
+        let faults: Faults = "slow@run:30/1, slow@run:90/1".parse().unwrap();
+        let factor = |step, rank| faults.slowdown(step, Rank(rank));
+        assert_eq!((factor(29, 1), factor(30, 0)), (1.0, 1.0));
+        assert_eq!((factor(30, 1), factor(30, 1), factor(99, 1)), (2.0, 2.0, 4.0));
+    }
+
+    #[test]
     fn mistakes_name_what_would_be_accepted() {
         let message = |text: &str| text.parse::<Faults>().unwrap_err().to_string();
         assert!(message("kill").contains("'kill' is not FAULT@POINT:STEP"));
@@ -538,17 +572,17 @@ mod tests {
             message("slay@verdict:1")
                 .contains("there are: kill, stop, sigterm, sigint, nan, full, lost, out-of-memory")
         );
-        assert!(
-            message("kill@lunch:1").contains(
-                "there are: join, roster, timing, moments, reduce-site, restore, forward"
-            )
-        );
+        assert!(message("kill@lunch:1").contains(
+            "there are: join, roster, timing, moments, reduce-site, restore, run, forward"
+        ));
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
         assert!(message("nan@metrics:1").ends_with("use forward, backward"));
         let places = "use timing, moments, reduce-site, restore, forward, send, recv, backward, \
                       reduce, verdict, update, gather";
         assert!(message("lost@metrics:1").ends_with(places));
         assert!(message("flip@update:1/1").ends_with("use gather"));
+        assert!(message("slow@forward:1").ends_with("use run"));
+        assert!(message("kill@run:1").contains("'kill' cannot happen at 'run'"));
         assert!(message("lost@forward:1/x").contains("'x' is not a rank"));
         assert!(message("lost@forward:1/-1").contains("'-1' is not a rank"));
         assert!(message("lost@forward:1/").contains("'' is not a rank"));

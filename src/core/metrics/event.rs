@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::format::milliseconds;
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
@@ -221,6 +222,71 @@ impl MeasureRecord {
     }
 }
 
+/// Change of the samples of the ranks between two steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShareRecord {
+    /// Number of steps done before the change.
+    pub step: u64,
+    /// Samples of each rank per step, before and from then on.
+    pub before: Vec<u32>,
+    pub shares: Vec<u32>,
+    /// Measurement on which the change is based; `None` if the configuration gave it.
+    pub predicted: Option<PredictedStep>,
+}
+
+/// Measurement on which a change of samples is based.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PredictedStep {
+    /// Median milliseconds of a step before the change, and the predicted ones after it.
+    pub before_ms: f64,
+    pub after_ms: f64,
+    /// Name of the device whose speed has changed, and whether it is slower than before or faster.
+    pub changed: Option<(String, bool)>,
+}
+
+impl ShareRecord {
+    /// Returns the change as a sentence for the user.
+    pub fn sentence(&self) -> String {
+        let Self { step, before, shares, predicted } = self;
+        let change =
+            format!("shares {} -> {} from step {}", ratio(before), ratio(shares), step + 1);
+        let Some(PredictedStep { before_ms, after_ms, changed }) = predicted else {
+            return format!("{change}, as given by parallel.share_changes");
+        };
+        let cause = match changed {
+            Some((name, true)) => format!("{name} is slower than before"),
+            Some((name, false)) => format!("{name} is faster than before"),
+            None => "the speeds are not those that were measured at the start".into(),
+        };
+        let before = milliseconds(before_ms / 1e3);
+        let after = milliseconds(after_ms / 1e3);
+        format!("{change}: {cause}; predicted {before} -> {after} ms per step")
+    }
+}
+
+/// Formats samples as a ratio: `64 : 32`.
+fn ratio(shares: &[u32]) -> String {
+    let shares: Vec<String> = shares.iter().map(u32::to_string).collect();
+    shares.join(" : ")
+}
+
+impl Serialize for JsonLine<'_, ShareRecord> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(ShareRecord { step, before, shares, predicted }) = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("event", "shares")?;
+        map.serialize_entry("step", step)?;
+        map.serialize_entry("from_step", &(step + 1))?;
+        map.serialize_entry("before", before)?;
+        map.serialize_entry("shares", shares)?;
+        if let Some(PredictedStep { before_ms, after_ms, .. }) = predicted {
+            map.serialize_entry("before_ms", before_ms)?;
+            map.serialize_entry("predicted_ms", after_ms)?;
+        }
+        map.end()
+    }
+}
+
 /// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen. Notes
 /// and warnings may occur at any time, [`Tuning`](Event::Tuning) before
 /// [`Started`](Event::Started), and all others after it.
@@ -267,6 +333,8 @@ pub enum Event {
     /// The training loop is over: the last step is done, a signal interrupted it, or it failed. A
     /// run that fails before the loop has no such event.
     Ended,
+    /// The samples of the ranks change, from the next step on.
+    Shares(ShareRecord),
 }
 
 impl Serialize for JsonLine<'_, StepRecord> {
@@ -371,6 +439,29 @@ pub(super) mod tests {
         );
         let samples = json(StepRecord { unit: Unit::Samples, count: 12, per_s: 48.0, ..step(7) });
         assert!(samples.ends_with(r#""samples":12,"ms":38.5,"samples_per_s":48.0}"#), "{samples}");
+    }
+
+    #[test]
+    fn changes_of_shares_are_lines_and_sentences() {
+        let changed = Some(("cpu 2".to_string(), true));
+        let predicted = Some(PredictedStep { before_ms: 312.0, after_ms: 281.0, changed });
+        let (before, shares) = (vec![48, 48], vec![64, 32]);
+        let record = ShareRecord { step: 50, before, shares, predicted };
+        assert_eq!(
+            json(record.clone()),
+            concat!(
+                r#"{"event":"shares","step":50,"from_step":51,"before":[48,48],"#,
+                r#""shares":[64,32],"before_ms":312.0,"predicted_ms":281.0}"#
+            )
+        );
+        let sentence = "shares 48 : 48 -> 64 : 32 from step 51: cpu 2 is slower than before; \
+                        predicted 312 -> 281 ms per step";
+        assert_eq!(record.sentence(), sentence);
+        let given = ShareRecord { predicted: None, ..record };
+        assert!(json(given.clone()).ends_with(r#""shares":[64,32]}"#));
+        let sentence = "shares 48 : 48 -> 64 : 32 from step 51, as given by \
+                        parallel.share_changes";
+        assert_eq!(given.sentence(), sentence);
     }
 
     #[test]

@@ -14,7 +14,8 @@ pub mod trace;
 pub use curves::{Curve, CurvePoint, CurveReader, Curves};
 pub use error::MetricsError;
 pub use event::{
-    EvalRecord, Event, MeasureRecord, MeasuredValue, RankRecord, StageRecord, StepRecord, Unit,
+    EvalRecord, Event, MeasureRecord, MeasuredValue, PredictedStep, RankRecord, ShareRecord,
+    StageRecord, StepRecord, Unit,
 };
 pub use recorder::{Recorder, Truncation, aside};
 pub use sink::{Sink, Sinks};

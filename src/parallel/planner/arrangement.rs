@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Mesh, PipelineRanks, PipelineSchedule, Share};
+use crate::{Mesh, PipelineRanks, PipelineSchedule, Share, ShareChange};
 
 /// Ranks of a run: parallel pipelines, of one stage each if every rank has the whole model.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +48,17 @@ impl Arrangement {
         Self { tensor_shares, ..self }
     }
 
+    /// Enlarges the plans of ranks with the whole model for the samples of later shares.
+    pub fn with_rows_for(mut self, changes: &[ShareChange]) -> Self {
+        for change in changes {
+            for (rank, share) in change.shares.iter().enumerate() {
+                let rows = self.shares[rank].micro_batch.min(*share);
+                self.rows[rank] = self.rows[rank].max(rows);
+            }
+        }
+        self
+    }
+
     /// Returns the maximum rows of a micro-batch.
     pub fn rows_max(&self) -> u32 {
         self.rows.iter().copied().max().unwrap_or(1)
@@ -61,4 +72,25 @@ pub fn pipelines_of(mesh: Mesh, chunks: &[Vec<Range<u32>>]) -> Vec<PipelineRanks
         pipelines.push(PipelineRanks { groups, chunks: chunks.clone() });
     }
     pipelines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contiguous_shares;
+
+    #[test]
+    fn plans_have_rows_for_later_shares() {
+        let chunks = vec![std::iter::once(0..3).collect(); 2];
+        let shares = contiguous_shares(&[12, 12], &[16, 8]);
+        let mesh = Mesh::of_pipelines(2, 1);
+        let schedule = PipelineSchedule::default();
+        let arranged = Arrangement::of(mesh, vec![0, 1], &chunks, shares, schedule);
+        assert_eq!(arranged.rows, [12, 8]);
+        let change = |step, shares: &[u32]| ShareChange { step, shares: shares.to_vec() };
+        let changes = [change(9, &[14, 10]), change(34, &[20, 4])];
+        let enlarged = arranged.with_rows_for(&changes);
+        assert_eq!(enlarged.rows, [16, 8], "at most a micro-batch");
+        assert_eq!((enlarged.shares[0].count, enlarged.shares[1].count), (12, 12));
+    }
 }

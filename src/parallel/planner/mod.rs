@@ -11,6 +11,7 @@ pub mod plans;
 pub mod price;
 pub mod profile;
 pub mod proposal;
+pub mod rebalance;
 pub mod search;
 pub mod step_time;
 pub mod tensor;

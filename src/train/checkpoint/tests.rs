@@ -36,6 +36,7 @@ fn placement() -> Placement {
         mesh: Mesh::of_pipelines(2, 1),
         tensor_shares: Vec::new(),
         ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
+        share_history: Vec::new(),
         cluster: None,
     }
 }

@@ -15,7 +15,9 @@ use potluck_data::{HELD_OUT_MAX, SampleFormat, TargetKind, TokenizerKind, format
 use potluck_graph::optim::{ParameterGroup, ParameterGroupError};
 use potluck_graph::{MomentFormat, Precision, Recompute};
 use potluck_parallel::collective::Topology;
-use potluck_parallel::{DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite};
+use potluck_parallel::{
+    DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite, ShareChange, ShareChangeError,
+};
 
 /// Source of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -405,10 +407,12 @@ sections! {
     parallel: Parallel {
         /// Devices of the run: auto, all, or a list as --devices takes it.
         devices: String = "auto".to_string(), Constraint::Text;
-        /// Split of the batch: by measured throughput, or fixed by parallel.shares.
+        /// Split of the batch: by measured speed, also while it trains, or fixed by shares.
         balance: Balance = Balance::Measured, Constraint::OneOf(Balance::WORDS);
         /// Samples per device, or per pipeline, in device order; for balance = "fixed".
         shares: Vec<u64> = Vec::new(), Constraint::IntList, "evenly";
+        /// Later shares, "STEP: SAMPLES .." each, as a run with measured shares has told.
+        share_changes: Vec<String> = Vec::new(), Constraint::TextList, "none";
         /// Pipeline stages: devices over which a model is cut; 1 = none.
         pipeline_stages: usize = 1, Constraint::Whole(1, 64);
         /// Schedule of a pipeline: order of the passes of its micro-batches.
@@ -530,10 +534,11 @@ const DERIVED: [&str; 10] = [
 
 /// Keys whose result is the placement of a run. A checkpoint saves the placement instead; setting
 /// one of them to another value at a resume decides all of them anew.
-const DECIDED_BY_PLACEMENT: [&str; 6] = [
+const DECIDED_BY_PLACEMENT: [&str; 7] = [
     "parallel.devices",
     "parallel.balance",
     "parallel.shares",
+    "parallel.share_changes",
     "parallel.collective",
     "parallel.reduce_site",
     "parallel.message_kib",
@@ -582,6 +587,14 @@ impl Optim {
 }
 
 impl Parallel {
+    /// Returns the later shares.
+    ///
+    /// # Errors
+    /// Returns [`ShareChangeError`] for the first text that does not describe any.
+    pub fn later_shares(&self) -> Result<Vec<ShareChange>, ShareChangeError> {
+        self.share_changes.iter().map(|text| text.parse()).collect()
+    }
+
     /// Returns the devices for messages, with pipeline stages and tensor ranks if there are any:
     /// `cpu*2 with parallel.pipeline_stages = 2`.
     pub fn devices_text(&self) -> String {
@@ -664,7 +677,9 @@ impl RunConfig {
         if is_new {
             self.apply_model_defaults(now);
         }
-        if now.contains("parallel.shares") && !now.contains("parallel.balance") {
+        let has_shares =
+            ["parallel.shares", "parallel.share_changes"].iter().any(|key| now.contains(key));
+        if has_shares && !now.contains("parallel.balance") {
             self.parallel.balance = Balance::Fixed;
         }
         if typed.follows("parallel.virtual_stages", "parallel.schedule") {

@@ -121,6 +121,7 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     if end == FitEnd::NoImprovement {
         run.tell_lost_patience()?;
     }
+    run.tell_share_changes()?;
     let measure = run.measure()?;
     if let Some(signal) = run.fit.signals.pending() {
         return Ok(RunOutcome::Interrupted(signal));

@@ -2,6 +2,7 @@
 
 use super::Run;
 use crate::error::TrainError;
+use crate::runtime::placement::repeat::changes_note;
 use potluck_core::format::{counted, counted_large, gibibytes, thousands};
 use potluck_core::metrics::Unit;
 use potluck_data::{FileRole, HELD_OUT_MAX, Split};
@@ -118,6 +119,16 @@ impl Run {
                 "stopping early at step {step}: no finite val_loss in {count} (train.patience)"
             ),
         })
+    }
+
+    /// Emits a note with the flags that repeat the changes of shares of the run, if there were any,
+    /// and records them.
+    pub(super) fn tell_share_changes(&mut self) -> Result<(), TrainError> {
+        let session = &self.trainer.session;
+        let note = changes_note(&session.placement, &session.plan, self.spec.micro_batch);
+        let Some(note) = note else { return Ok(()) };
+        self.write_files()?;
+        self.note(note)
     }
 
     /// Emits notes for a user who resumes with another number of steps: no step is left, or the

@@ -65,7 +65,7 @@ pub(super) fn open(
         return Err(error.into());
     }
     let mut trainer = Trainer::of(opened, plans.model().clone(), trainer_options);
-    trainer.session.taken = taken;
+    trainer.session.continue_after(taken);
     Ok(trainer)
 }
 

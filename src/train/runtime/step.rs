@@ -2,6 +2,7 @@
 //! other ranks.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::defect::defect;
@@ -20,6 +21,9 @@ use potluck_parallel::collective::{Collective, CollectiveKind};
 use potluck_parallel::{
     Action, Event, GradientSquares, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
 };
+
+/// Shortest sleep of a device with an injected slowdown.
+const SLEEP_MIN: Duration = Duration::from_micros(200);
 
 /// Inputs of one micro-batch.
 pub type Inputs = Vec<(TensorId, HostTensor)>;
@@ -336,6 +340,8 @@ struct Performer<'a> {
     states: Vec<NextStates>,
     /// Passed fault points; each applies once, though several actions may reach it.
     passed: Vec<Point>,
+    /// Time by which the device is still to be slowed down, for tests.
+    slowed: Duration,
 }
 
 impl<'a> Performer<'a> {
@@ -361,6 +367,7 @@ impl<'a> Performer<'a> {
             last_segment: if input.states.is_empty() { None } else { input.program.last_segment() },
             states: vec![NextStates::new(); input.states.len()],
             passed: Vec::new(),
+            slowed: Duration::ZERO,
         }
     }
 
@@ -433,12 +440,32 @@ impl<'a> Performer<'a> {
         let _span = recorded.span(|| format!("record {}", name()));
         let of_device = device.clone();
         self.device.run(nodes, &pass)?;
+        self.slow_down(begun)?;
         if of_device.is_on() {
             let name = name();
             self.device.on_queue_done(Box::new(move || of_device.record_since(|| name, begun)))?;
         }
         if self.last_segment == Some(segment) {
             self.states[micro_batch] = read_states(self.device, &pass)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a pass that began at this time take longer, if such a fault is planned.
+    fn slow_down(&mut self, begun: Instant) -> Result<(), DeviceError> {
+        let StepInput { round, rank, ref faults, .. } = *self.input;
+        let factor = faults.slowdown(round.step, rank);
+        if factor == 1.0 {
+            return Ok(());
+        }
+        // Waits for the device.
+        self.device.loss()?;
+        self.slowed += begun.elapsed().mul_f64(factor - 1.0);
+        // Short sleeps take longer than they should: they add up to one.
+        if self.slowed >= SLEEP_MIN {
+            let asleep = Instant::now();
+            thread::sleep(self.slowed);
+            self.slowed = self.slowed.saturating_sub(asleep.elapsed());
         }
         Ok(())
     }

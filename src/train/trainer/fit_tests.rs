@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::tests::graph;
 use super::*;
-use crate::Shares;
 use crate::task::Task;
+use crate::{ShareChange, Shares};
 use potluck_core::DType;
 use potluck_core::metrics::{Event, Unit};
 use potluck_data::{DataError, DatasetInput, NamedInputs, Split};
@@ -114,6 +114,73 @@ fn two_halves_are_one_call_to_the_bit_also_over_a_save() {
             assert_eq!((third.steps, third.loss), (12, None));
         }
     }
+}
+
+#[test]
+fn given_changes_of_shares_have_the_same_bits_in_any_calls() {
+    let changes = [(5, [1, 5]), (8, [4, 2])];
+    let changes = changes.map(|(step, shares)| ShareChange { step, shares: shares.to_vec() });
+    let options = TrainerOptions { share_changes: changes.into(), ..options("cpu*2") };
+    let new = || Trainer::new(wave_model(), &options).unwrap();
+    let mut whole = new();
+    let mut told = Vec::new();
+    let mut shares = Vec::new();
+    whole
+        .fit_with(&waves(), &steps(12), &mut |event| {
+            match event {
+                Event::Shares(change) => told.push(change.sentence()),
+                Event::Step(step) => shares.push([step.ranks[0].share, step.ranks[1].share]),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    let sentence = |change| format!("shares {change}, as given by parallel.share_changes");
+    let changes = ["3 : 3 -> 1 : 5 from step 5", "1 : 5 -> 4 : 2 from step 8"];
+    assert_eq!(told, changes.map(sentence));
+    assert_eq!(shares, [[[3, 3]; 4].as_slice(), &[[1, 5]; 3], &[[4, 2]; 5]].concat());
+    let place = tempfile::tempdir().unwrap();
+    let directory = Some(place.path().to_path_buf());
+    for first in [4, 6, 7] {
+        let mut halves = new();
+        let directory = directory.clone();
+        halves.fit(&waves(), &FitOptions { directory, ..steps(first) }).unwrap();
+        let saved = Trainer::load(wave_model(), &options, place.path()).unwrap();
+        for mut trainer in [halves, saved] {
+            trainer.fit(&waves(), &steps(12)).unwrap();
+            assert_eq!(bits(&trainer), bits(&whole), "{first}");
+        }
+    }
+    let mut by_hand = new();
+    let sampler = potluck_data::Sampler::new(5, 23, 6);
+    for step in 1..=12 {
+        let indices: Vec<u64> = (0..6).map(|slot| sampler.sample(step, slot).index).collect();
+        by_hand.step(&Waves.rows(Split::Train, &indices).unwrap(), 0.05).unwrap();
+    }
+    assert_eq!(bits(&by_hand), bits(&whole));
+    let even = fitted("cpu*2").0;
+    assert_ne!(bits(&even), bits(&whole), "shares change the order of sums");
+}
+
+#[test]
+fn changes_of_shares_that_fit_no_trainer_are_refused() {
+    let refused = |shares: Shares, changes: &[(u64, &[u32])]| {
+        let mut options = TrainerOptions { shares, ..options("cpu*2") };
+        for (step, shares) in changes {
+            options.share_changes.push(ShareChange { step: *step, shares: shares.to_vec() });
+        }
+        Trainer::new(wave_model(), &options).err().unwrap().to_string()
+    };
+    let measured = refused(Shares::Measured, &[(5, &[1, 5])]);
+    assert!(measured.contains("need shares that are not measured"), "{measured}");
+    for wrong in [&[(5, &[1, 4][..])][..], &[(1, &[1, 5])], &[(5, &[0, 6])]] {
+        let error = refused(Shares::Even, wrong);
+        assert!(error.contains("with the sum of the batch"), "{wrong:?}: {error}");
+    }
+    let order = refused(Shares::Even, &[(5, &[1, 5]), (5, &[2, 4])]);
+    assert!(order.contains("in the order of their steps"), "{order}");
+    let devices = refused(Shares::Even, &[(5, &[2, 2, 2])]);
+    assert!(devices.contains("TrainerOptions::share_changes has '5: 2 2 2'"), "{devices}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{
-    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, Shares,
+    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, ShareChange, Shares,
     TENSOR_SHARE_MAX, TensorOptions,
 };
 
@@ -24,7 +24,13 @@ use potluck_parallel::{
 pub struct TrainerOptions {
     /// Device selector, as for `potluck train --devices`.
     pub devices: String,
+    /// Samples of each device per step. Measured ones follow the speed of the devices in
+    /// [`Trainer::fit`](super::Trainer::fit), which changes the last bits of results.
     pub shares: Shares,
+    /// Later shares of devices with the whole model, in the order of their steps. With them and the
+    /// first ones as [`Shares::Fixed`], a trainer repeats the changes of measured shares
+    /// ([`Placement::share_history`](potluck_parallel::Placement::share_history)).
+    pub share_changes: Vec<ShareChange>,
     /// Pipelines: the stages of each (1: none), their schedule, and the blocks of each model chunk
     /// (empty: nearly equal numbers of blocks).
     pub pipeline: PipelineOptions,
@@ -116,6 +122,7 @@ impl TrainerOptions {
         Self {
             devices: devices.to_string(),
             shares: Shares::default(),
+            share_changes: Vec::new(),
             pipeline: PipelineOptions::default(),
             tensor: TensorOptions::default(),
             optimizer,
@@ -162,6 +169,7 @@ impl TrainerOptions {
         if matches!(&self.shares, Shares::Fixed(shares) if shares.contains(&0)) {
             return refused("shares must each be at least 1: name only the devices that take part");
         }
+        self.check_share_changes()?;
         let TensorOptions { ranks, shares } = &self.tensor;
         let has_all = shares.is_empty() || shares.len() == *ranks as usize;
         let sizes = 1..=TENSOR_SHARE_MAX;
@@ -185,6 +193,27 @@ impl TrainerOptions {
         }
         if !(self.tune_s.is_finite() && self.tune_s >= 0.0) {
             return refused("tune_s must be a number of seconds, and not negative");
+        }
+        Ok(())
+    }
+
+    fn check_share_changes(&self) -> Result<(), TrainError> {
+        let Some(first) = self.share_changes.first() else { return Ok(()) };
+        let batch = self.batch as u64;
+        let are_right = self.share_changes.iter().all(|change| {
+            let sum: u64 = change.shares.iter().map(|share| u64::from(*share)).sum();
+            sum == batch && !change.shares.contains(&0)
+        });
+        let are_in_order = self.share_changes.is_sorted_by(|one, next| one.step < next.step);
+        let is_divided = self.pipeline.has_stages() || self.tensor.has_groups();
+        if self.shares.are_measured() || is_divided {
+            return refused("share_changes need shares that are not measured, of whole models");
+        }
+        if !are_right || !are_in_order || first.step < 2 {
+            return refused(
+                "share_changes must be in the order of their steps, from 2 on, and have shares of \
+                 at least 1 each with the sum of the batch",
+            );
         }
         Ok(())
     }
@@ -222,6 +251,7 @@ impl TrainerOptions {
         };
         ParallelOptions {
             shares,
+            share_changes: self.share_changes.clone(),
             topology: self.topology,
             overlap: self.overlap,
             reduce_site: self.reduce_site,
@@ -275,6 +305,7 @@ impl TrainerOptions {
     /// no longer apply.
     pub(super) fn on(&self, left: &LeftDevices) -> Self {
         let mut options = Self { devices: left.devices.clone(), ..self.clone() };
+        options.share_changes.clear();
         if let Shares::Fixed(_) = options.shares {
             options.shares = Shares::Measured;
         }

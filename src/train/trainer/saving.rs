@@ -200,7 +200,7 @@ impl Trainer {
             ));
         }
         self.notes.extend(self.session.loss_scale.restore(meta.loss_scale));
-        self.session.taken = StepsTaken::of(meta);
+        self.session.continue_after(StepsTaken::of(meta));
         self.samples = meta.samples;
         Ok(())
     }

@@ -189,6 +189,7 @@ impl Trainer {
         hooks: &mut dyn FitHooks,
     ) -> Result<FitEnd, TrainError> {
         let mut end = FitEnd::Done;
+        self.follow_speed(fit, hooks)?;
         while self.steps() < fit.last {
             if fit.signals.pending().is_some() {
                 end = FitEnd::Stopped;
@@ -200,6 +201,7 @@ impl Trainer {
                 break;
             }
             self.take_fit_step(fit, hooks)?;
+            self.follow_speed(fit, hooks)?;
             if self.is_due(self.options.hash_every) {
                 self.session.settle()?;
                 let told = self.notes.len();
@@ -280,6 +282,17 @@ impl Trainer {
         };
         fit.is_stopped |= hooks.skipped(self, fit, step)?.is_break();
         Ok(())
+    }
+
+    /// Changes the samples of the devices from the next step on, if that is due. Before a save of
+    /// this step, which then has the shares with which training continues.
+    fn follow_speed(&mut self, fit: &mut Fit, hooks: &mut dyn FitHooks) -> Result<(), TrainError> {
+        if self.steps() >= fit.last {
+            return Ok(());
+        }
+        let Some(change) = self.session.change_shares_if_due() else { return Ok(()) };
+        fit.loader = self.loader(&fit.source, fit.last)?;
+        fit.emit(hooks, Event::Shares(change))
     }
 
     /// Emits the notes on repairs of differing parameters as warnings.

@@ -90,6 +90,7 @@ impl RunConfig {
             return refused(&["train.patience", "train.eval_every"], why);
         }
         self.check_shares()?;
+        self.check_share_changes()?;
         self.check_pipeline()?;
         self.check_stages()?;
         self.check_tensor()?;
@@ -147,6 +148,43 @@ impl RunConfig {
                  {sum}"
             );
             return refused(&["parallel.shares", "train.batch"], why);
+        }
+        Ok(())
+    }
+
+    fn check_share_changes(&self) -> Result<(), ConstraintError> {
+        let parallel = &self.parallel;
+        let changes = match parallel.later_shares() {
+            Ok(changes) => changes,
+            Err(error) => {
+                return refused(&["parallel.share_changes"], format!("is wrong: {error}"));
+            }
+        };
+        let Some(first) = changes.first() else { return Ok(()) };
+        if parallel.balance == Balance::Measured {
+            let why = "conflicts with parallel.balance = \"measured\"; leave one of them out";
+            return refused(&["parallel.share_changes", "parallel.balance"], why.into());
+        }
+        for key in ["parallel.pipeline_stages", "parallel.tensor_ranks"] {
+            if self.value(key) != Some(Value::Whole(1)) {
+                let why = format!("is for devices with the whole model; leave it or {key} out");
+                return refused(&["parallel.share_changes", key], why);
+            }
+        }
+        if first.step < 2 || !changes.is_sorted_by(|one, next| one.step < next.step) {
+            let why = "expects changes in the order of their steps, from step 2 on";
+            return refused(&["parallel.share_changes"], why.into());
+        }
+        let batch = self.train.batch;
+        for change in &changes {
+            let sum: u64 = change.shares.iter().map(|share| u64::from(*share)).sum();
+            if change.shares.contains(&0) || sum != batch as u64 {
+                let why = format!(
+                    "expects at least 1 sample for each device, with the sum train.batch = \
+                     {batch}, got '{change}'"
+                );
+                return refused(&["parallel.share_changes", "train.batch"], why);
+            }
         }
         Ok(())
     }

@@ -87,6 +87,28 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     assert_eq!(check(|c| shares(c, &[4, 8])), "fine");
     let measured = check(|c| c.parallel.shares = vec![12]);
     assert!(measured.contains("conflicts with parallel.balance"), "{measured}");
+    let changes = |c: &mut RunConfig, changes: &[&str]| {
+        c.parallel.balance = Balance::Fixed;
+        c.parallel.share_changes = changes.iter().map(ToString::to_string).collect();
+    };
+    assert_eq!(check(|c| changes(c, &["9: 4 8", "34: 5 7"])), "fine");
+    for (wrong, why) in [
+        (&["9 4 8"][..], "'9 4 8' is not a change of shares"),
+        (&["9: 4 9"], "with the sum train.batch = 12, got '9: 4 9'"),
+        (&["9: 12 0"], "at least 1 sample for each device"),
+        (&["1: 4 8"], "in the order of their steps, from step 2 on"),
+        (&["9: 4 8", "9: 5 7"], "in the order of their steps, from step 2 on"),
+    ] {
+        let refused = check(|c| changes(c, wrong));
+        assert!(refused.contains(why), "{wrong:?}: {refused}");
+    }
+    let measured = check(|c| c.parallel.share_changes = vec!["9: 4 8".into()]);
+    assert!(measured.contains("conflicts with parallel.balance"), "{measured}");
+    let stages = check(|c| {
+        changes(c, &["9: 4 8"]);
+        c.parallel.pipeline_stages = 2;
+    });
+    assert!(stages.contains("leave it or parallel.pipeline_stages out"), "{stages}");
     let layers = "model.layers expects a whole number from 1 to 1024, got 1000000000000";
     assert_eq!(check(|c| c.set("model.layers", 1_000_000_000_000.into())), layers);
     assert!(check(|c| c.train.seed = u64::MAX).ends_with("got 18446744073709551615"));

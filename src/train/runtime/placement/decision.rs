@@ -8,7 +8,7 @@ use super::open_plan::micro_batch_sizes;
 use super::pipeline::checks::{require_devices, require_micro_batches, require_model};
 use super::pipeline::{MeasuredBlocks, by_measurement};
 use super::requested_pipelines::{RequestedPipelines, arrangement_of_replicas};
-use super::shares::{fixed_counts, moments};
+use super::shares::{fixed_counts, moments, require_changes};
 use super::tensor_shares;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory, timing};
@@ -130,7 +130,11 @@ fn given(
     } else {
         fixed_counts(parallel, request.batch, units)?
     };
-    let given = in_given_order(request, devices.len(), &counts);
+    let mut given = in_given_order(request, devices.len(), &counts);
+    if !parallel.is_divided() {
+        require_changes(parallel, units)?;
+        given = given.with_rows_for(&parallel.share_changes);
+    }
     Ok(Some(fitted(request, devices, given, saved)))
 }
 
@@ -146,15 +150,17 @@ fn fitted(
         return arrangement;
     }
     let kept = saved.filter(|saved| {
-        let shares = saved.ranks.iter().map(|rank| (rank.position, rank.share));
-        let given = arrangement.positions.iter().zip(&arrangement.shares);
+        let positions = saved.ranks.iter().map(|rank| &rank.position);
         let is_kept = !request.retune && saved.micro_batch_max == request.micro_batch;
-        is_kept && saved.is_consistent() && shares.eq(given.map(|(at, share)| (*at, share.count)))
+        let shares = saved.shares();
+        let is_given = arrangement.shares.iter().map(|share| share.count).eq(shares.clone())
+            || request.parallel.share_changes.iter().any(|change| change.shares == shares);
+        is_kept && saved.is_consistent() && positions.eq(&arrangement.positions) && is_given
     });
     if let Some(kept) = kept {
         for (rank, recorded) in kept.ranks.iter().enumerate() {
             arrangement.shares[rank].micro_batch = recorded.micro_batch;
-            arrangement.rows[rank] = recorded.micro_batch.min(recorded.share).max(1);
+            arrangement.rows[rank] = recorded.micro_batch.min(arrangement.rows[rank]);
         }
         return arrangement;
     }
@@ -175,7 +181,7 @@ fn fitted(
             memory::fits_amply(selection, setting, &plan, bytes)
                 && host.is_none_or(|host| memory::device_bytes(&plan, &moments) <= host)
         };
-        let most = share.micro_batch.min(share.count).max(1);
+        let most = arrangement.rows[rank];
         let rows = micro_batch_sizes(most).into_iter().find(fits).unwrap_or(1);
         share.micro_batch = share.micro_batch.min(rows);
         arrangement.rows[rank] = rows;

@@ -21,7 +21,7 @@ pub mod profile;
 mod profile_file;
 pub mod rank_memory;
 pub(crate) mod reduce_sites;
-mod repeat;
+pub(crate) mod repeat;
 mod requested_pipelines;
 pub mod shares;
 mod start;

@@ -161,6 +161,52 @@ fn micro_batch_flag(
     Some(Setting::MicroBatchSize.given(largest).to_string())
 }
 
+/// Returns a sentence on the changes of measured shares, with the flags that repeat them; `None`
+/// without changes. `micro_batch` is the requested one, and `plan` is the whole model's.
+pub(crate) fn changes_note(placement: &Placement, plan: &Plan, micro_batch: u32) -> Option<String> {
+    let history = &placement.share_history;
+    let (Some(first), true) = (history.first(), history.len() > 1) else { return None };
+    let count = counted(history.len() - 1, "time", "times");
+    let told = format!("the shares have changed {count} to follow the speed of the devices");
+    if first.step > 1 {
+        let step = first.step;
+        return Some(format!(
+            "{told}; no flags repeat the whole run, because its devices were chosen anew at step \
+             {step}"
+        ));
+    }
+    let changes: Vec<String> = history[1..].iter().map(|change| format!("\"{change}\"")).collect();
+    let shares = &first.shares;
+    let mut flags = vec![
+        Setting::Shares.given(format_args!("{shares:?}")).to_string(),
+        Setting::ShareChanges.given(format_args!("[{}]", changes.join(", "))).to_string(),
+    ];
+    let largest = placement.ranks.iter().map(|rank| rank.micro_batch).max().unwrap_or(micro_batch);
+    let repeats = |micro_batch: u32| {
+        history.iter().all(|of| repeats_shares(placement, plan, &of.shares, micro_batch))
+    };
+    if !repeats(micro_batch) {
+        flags.push(if repeats(largest) {
+            Setting::MicroBatchSize.given(largest).to_string()
+        } else {
+            "(but in other micro-batches, so in other bits)".into()
+        });
+    }
+    Some(format!("{told}; to repeat this run on these devices, add {}", flags.join(" ")))
+}
+
+/// Returns true if replicas with these samples and micro-batches of up to `micro_batch` samples
+/// have the micro-batches that the ranks of a placement have with these samples.
+fn repeats_shares(placement: &Placement, plan: &Plan, counts: &[u32], micro_batch: u32) -> bool {
+    let measured: Vec<u32> = placement.ranks.iter().map(|rank| rank.micro_batch).collect();
+    let given = vec![micro_batch; counts.len()];
+    let [measured, given] = [measured, given].map(|micro_batches| {
+        let shares = contiguous_shares(counts, &micro_batches);
+        programs_of_replicas(&placement.options, plan, &shares)
+    });
+    measured == given
+}
+
 /// Returns true if replicas with micro-batches of up to `micro_batch` samples have the
 /// micro-batches of a placement.
 fn repeats(

@@ -79,10 +79,32 @@ pub(crate) fn fixed_counts(
     Ok(shares.iter().map(|share| *share as u32).collect())
 }
 
+/// Checks that later shares are of as many devices.
+///
+/// # Errors
+/// Returns `RuntimeError::Unplaceable` if one of them has another number of devices.
+pub(crate) fn require_changes(
+    parallel: &ParallelOptions,
+    world: usize,
+) -> Result<(), RuntimeError> {
+    for change in &parallel.share_changes {
+        if change.shares.len() != world {
+            return Err(RuntimeError::unplaceable(format_args!(
+                "{} has '{change}' for {}; give one share per device, in the order of {}",
+                Setting::ShareChanges,
+                counted(world, "device", "devices"),
+                Setting::Devices
+            )));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use potluck_graph::{Builder, Init, ModelGraph, PlanOptions};
+    use potluck_parallel::ShareChange;
 
     /// Returns a model of one parameter with 2^18 values: 1 MiB.
     pub fn model() -> ModelGraph {
@@ -109,6 +131,11 @@ pub(crate) mod tests {
         assert_eq!(fixed_counts(&parallel, 12, 2).unwrap(), [4, 8]);
         let error = fixed_counts(&parallel, 12, 3).unwrap_err().to_string();
         assert!(error.contains("parallel.shares has 2 entries for 3 devices"), "{error}");
+        parallel.share_changes = vec![ShareChange { step: 9, shares: vec![5, 7] }];
+        assert!(require_changes(&parallel, 2).is_ok());
+        let error = require_changes(&parallel, 3).unwrap_err().to_string();
+        let expected = "parallel.share_changes has '9: 5 7' for 3 devices; give one share per ";
+        assert!(error.contains(expected), "{error}");
         assert!(fixed_counts(&parallel, 13, 2).is_err());
         parallel.pipeline.stages = 2;
         let error = fixed_counts(&parallel, 12, 1).unwrap_err().to_string();

@@ -41,7 +41,7 @@ pub fn start(
     candidates: Vec<String>,
 ) -> Result<PlacedWorkers, RuntimeError> {
     let placement = placement(request, &ready, candidates);
-    let ReadyRanks { arrangement, laid_out, members, reduce_sites, mut notes, .. } = ready;
+    let ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, mut notes } = ready;
     let LaidOut { group: model, written, layout } = laid_out;
     let node = |one: &OpenDevice| one.driver.remote().map_or(0, |slot| slot.node.number);
     let nodes: Vec<u32> = members.iter().map(node).collect();
@@ -76,6 +76,7 @@ pub fn start(
         programs,
         spread,
         placement,
+        is_kept,
         pipelines,
         plans,
         notes,
@@ -96,8 +97,7 @@ fn spread(
     if !request.parallel.overlap || !is_over_nodes || arrangement.mesh.is_divided() {
         return None;
     }
-    let needs = plan.buckets_of_segments();
-    Some(programs.iter().map(|program| SpreadPrograms::new(program, plan, &needs)).collect())
+    Some(SpreadPrograms::of_ranks(programs, plan))
 }
 
 /// Record of opened ranks.
@@ -125,6 +125,10 @@ fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<Str
         });
     }
     let cluster = request.nodes.placed(candidates.len());
+    let share_history = match request.saved {
+        Some(saved) if ready.is_kept => saved.share_history.clone(),
+        _ => Vec::new(),
+    };
     Placement {
         devices_asked: request.selector.into(),
         options: request.parallel.clone(),
@@ -134,6 +138,7 @@ fn placement(request: &PlacementRequest, ready: &ReadyRanks, candidates: Vec<Str
         mesh: *mesh,
         tensor_shares: tensor_shares.clone(),
         ranks,
+        share_history,
         cluster,
     }
 }

@@ -60,6 +60,8 @@ pub struct PlacedWorkers {
     /// By rank: programs of steps whose all-gathers run in the next one, if they do.
     pub spread: Option<Vec<SpreadPrograms>>,
     pub placement: Placement,
+    /// True if the arrangement is the resumed run's.
+    pub is_kept: bool,
     /// Pipelines of the run, of one stage each if every rank has the whole model.
     pub pipelines: Arc<ModelPipelines>,
     /// By rank: the plan of its device's part of the model.
