@@ -41,6 +41,7 @@ settings! {
     DeviceTimeout: "faults.device_timeout_s", "TrainerOptions::device_timeout";
     TuneSeconds: "train.tune_s", "TrainerOptions::tune_s";
     Shares: "parallel.shares", "TrainerOptions::shares";
+    Overlap: "parallel.overlap", "TrainerOptions::overlap";
     PipelineStages: "parallel.pipeline_stages", "PipelineOptions::stages";
     /// Advice, as an order.
     MoreStages: "cut the model into more stages (parallel.pipeline_stages)",

@@ -11,6 +11,7 @@ use super::loader::LoadedRanks;
 use super::loss_scale::{DynamicLossScale, SCALE_MIN};
 use super::state::{self, StateTensors};
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, put_averages};
+use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::shares::held_moments;
@@ -87,6 +88,8 @@ pub struct Session {
     pub taken: StepsTaken,
     pub(crate) loss_scale: DynamicLossScale,
     options: SessionOptions,
+    /// Expected step, if the devices were timed.
+    pub(crate) expected: Option<ExpectedStep>,
     /// Initial states of the next step.
     states: CarriedStates,
     /// Parameters replaced by averages on the devices for an evaluation.
@@ -124,6 +127,7 @@ impl Session {
             rank_plans: placed.plans,
             pipelines: placed.pipelines,
             placement: placed.placement,
+            expected: placed.expected,
             taken: StepsTaken::default(),
             loss_scale,
             options,
@@ -511,7 +515,7 @@ impl Session {
                 name: placed.name.clone(),
                 share: u64::from(placed.share),
                 time: report.time,
-                waited: report.waited,
+                waited: report.waits.sum(),
                 idle: report.idle(),
                 stage,
             });

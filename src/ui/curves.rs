@@ -65,7 +65,8 @@ impl Sink for CurveDrawing {
             | Event::Step(_)
             | Event::Evaluating { .. }
             | Event::Saving { .. }
-            | Event::Measure(_) => {}
+            | Event::Measure(_)
+            | Event::Cost(_) => {}
         }
         Ok(())
     }

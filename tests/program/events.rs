@@ -43,6 +43,7 @@ impl Sink for ConfigEnum {
                 };
                 format!("{} {}: {sampled}", measure.name, measure.step)
             }
+            Event::Cost(cost) => format!("cost of {} ranks", cost.ranks.len()),
             Event::Ended => "ended".into(),
         };
         self.0.borrow_mut().push(word);

@@ -8,6 +8,8 @@ use std::time::Duration;
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
+use super::run_cost::RunCost;
+
 /// Unit that a run counts in its steps and evaluations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
@@ -267,6 +269,8 @@ pub enum Event {
     /// The training loop is over: the last step is done, a signal interrupted it, or it failed. A
     /// run that fails before the loop has no such event.
     Ended,
+    /// Cost of the steps on several ranks, after enough of them; before [`Ended`](Event::Ended).
+    Cost(RunCost),
 }
 
 impl Serialize for JsonLine<'_, StepRecord> {

@@ -95,7 +95,8 @@ impl Sink for TensorBoard {
             | Event::Started { .. }
             | Event::Evaluating { .. }
             | Event::Saving { .. }
-            | Event::Measure(_) => Ok(()),
+            | Event::Measure(_)
+            | Event::Cost(_) => Ok(()),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Pipelines of a request: the blocks of each device, as given, recorded or measured.
 
 pub(crate) mod checks;
+mod expected;
 mod forward;
 mod measure;
 mod search;
@@ -9,8 +10,10 @@ mod stage_memory;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use expected::expected_step;
+pub use expected::price_of;
 pub use forward::{ForwardDevices, open_forward};
-pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
+pub use measure::{MeasuredBlocks, measure_blocks};
 pub(crate) use search::by_measurement;
 pub(crate) use shared_memory::require_shared_memory;
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::plans::Plans;
+use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::remote::RemoteNodes;
@@ -67,4 +68,6 @@ pub struct PlacedWorkers {
     /// Messages for the user.
     pub notes: Vec<String>,
     pub trace: Option<Trace>,
+    /// Expected step, if the devices were timed for this run.
+    pub expected: Option<ExpectedStep>,
 }

@@ -122,7 +122,7 @@ fn injected(
 }
 
 /// Returns the elements that cross a cut before each block, in both directions.
-pub fn crossing_elements(whole: &Plan) -> Vec<usize> {
+pub(crate) fn crossing_elements(whole: &Plan) -> Vec<usize> {
     let count = whole.graph.blocks.len() as u32;
     let mut elements = Vec::new();
     for cut in 0..count {
