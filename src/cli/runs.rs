@@ -366,7 +366,8 @@ mod tests {
     fn the_cost_behind_the_last_step_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
-        let mut text = String::from("{\"step\":7,\"cost\":{\"ms\":1.0}}\n{\"step\":8,\"loss\":2.5}\n");
+        let mut text =
+            String::from("{\"step\":7,\"cost\":{\"ms\":1.0}}\n{\"step\":8,\"loss\":2.5}\n");
         fs::write(&path, &text).unwrap();
         // A run that went on has no cost of its later steps yet.
         assert_eq!(RecordEnd::read(&path), RecordEnd { last_step: Some((8, 2.5)), cost: None });

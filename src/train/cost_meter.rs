@@ -3,7 +3,7 @@
 use crate::cost_advice::{CostLayout, advice};
 use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::step::StepReport;
-use potluck_core::metrics::{RankCost, RunCost, StepRecord, Unit};
+use potluck_core::metrics::{RankCost, RunCost, Unit};
 use potluck_parallel::Placement;
 
 /// First steps, which are not measured: they allocate.
@@ -28,10 +28,20 @@ pub(crate) struct CostMeter {
     units: f64,
     unit: Unit,
     communicated_s: f64,
-    bubbles: f64,
-    /// True if steps have a bubble.
-    has_bubble: bool,
+    idle_s: f64,
     ranks: Vec<RankSums>,
+}
+
+/// Step to be measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MeteredStep {
+    /// Number of the step.
+    pub number: u64,
+    /// Seconds of the step, with the wait for its samples.
+    pub seconds: f64,
+    pub unit: Unit,
+    /// Tokens or samples of the step.
+    pub count: u64,
 }
 
 /// Sums of the seconds of a rank over all measured steps.
@@ -45,29 +55,27 @@ struct RankSums {
 
 impl CostMeter {
     /// Adds a step of several ranks; a single rank has no cost.
-    pub fn add(&mut self, record: &StepRecord, reports: &[StepReport]) {
+    pub fn add(&mut self, step: MeteredStep, reports: &[StepReport]) {
         self.taken += 1;
         if reports.len() < 2 || self.taken <= WARM_UP {
             return;
         }
-        let step_s = record.ms / 1e3;
+        let MeteredStep { number, seconds, unit, count } = step;
         if self.recent_s.len() < STEPS_KEPT {
-            self.recent_s.push(step_s);
+            self.recent_s.push(seconds);
         } else {
-            self.recent_s[self.steps as usize % STEPS_KEPT] = step_s;
+            self.recent_s[self.steps as usize % STEPS_KEPT] = seconds;
         }
         self.steps += 1;
-        self.last = record.step;
-        self.wall_s += step_s;
-        self.unit = record.unit;
-        self.units += record.count as f64;
-        if let Some(bubble) = record.bubble() {
-            self.has_bubble = true;
-            self.bubbles += bubble;
-        }
+        self.last = number;
+        self.wall_s += seconds;
+        self.unit = unit;
+        self.units += count as f64;
         self.ranks.resize_with(reports.len(), RankSums::default);
         for (sums, report) in self.ranks.iter_mut().zip(reports) {
-            sums.time_s += report.time.as_secs_f64();
+            let time_s = report.time.as_secs_f64();
+            sums.time_s += time_s;
+            self.idle_s += report.idle() * time_s;
             sums.collectives_s += report.waits.collectives.as_secs_f64();
             sums.tensors_s += report.waits.tensors.as_secs_f64();
             sums.verdict_s += report.waits.verdict.as_secs_f64();
@@ -82,6 +90,7 @@ impl CostMeter {
         }
         let step_s = median(&self.recent_s);
         let steps = self.steps as f64;
+        let time_s: f64 = self.ranks.iter().map(|rank| rank.time_s).sum();
         let mut ranks = Vec::with_capacity(self.ranks.len());
         for (sums, placed) in self.ranks.iter().zip(&placement.ranks) {
             ranks.push(sums.cost(&placed.name, self.wall_s));
@@ -101,7 +110,7 @@ impl CostMeter {
             efficiency: expected.and_then(|expected| expected.efficiency(step_s)),
             exposed_s,
             hidden_s: is_one_node.then_some((communicated_s - exposed_s).max(0.0)),
-            bubble: self.has_bubble.then_some(self.bubbles / steps),
+            bubble: placement.mesh.is_divided().then_some(self.idle_s / time_s),
             ranks,
             advice: "".into(),
         };
@@ -193,30 +202,16 @@ mod tests {
         }
     }
 
-    fn record(step: u64, ms: f64) -> StepRecord {
-        StepRecord {
-            step,
-            loss: 1.0,
-            terms: Vec::new(),
-            lr: 1e-3,
-            grad_norm: 1.0,
-            loss_scale: None,
-            unit: Unit::Samples,
-            count: 8,
-            ms,
-            per_s: 80.0,
-            busy: None,
-            ranks: Vec::new(),
-            skipped: None,
-        }
+    fn step(number: u64, seconds: f64) -> MeteredStep {
+        MeteredStep { number, seconds, unit: Unit::Samples, count: 8 }
     }
 
     fn metered(steps: u64, reports: &[StepReport]) -> CostMeter {
         let mut meter = CostMeter::default();
         // The first step takes long.
-        meter.add(&record(1, 1000.0), reports);
-        for step in 0..steps {
-            meter.add(&record(2 + step, 100.0), reports);
+        meter.add(step(1, 1.0), reports);
+        for number in 2..2 + steps {
+            meter.add(step(number, 0.1), reports);
         }
         meter
     }
@@ -224,7 +219,8 @@ mod tests {
     #[test]
     fn shares_of_ranks_are_those_of_their_steps_without_the_first() {
         let reports = [report(5, 1), report(25, 0)];
-        let cost = metered(6, &reports).cost(&placement(2), None).unwrap();
+        let meter = metered(6, &reports);
+        let cost = meter.cost(&placement(2), None).unwrap();
         assert_eq!((cost.step, cost.steps), (7, 6));
         assert!((cost.step_s - 0.1).abs() < 1e-9 && (cost.per_s - 80.0).abs() < 1e-6);
         let shares = cost.ranks.iter().map(|rank| {
@@ -237,13 +233,18 @@ mod tests {
         assert!((cost.hidden_s.unwrap() - 0.002).abs() < 1e-9);
         assert_eq!((cost.predicted_s, cost.fastest, cost.efficiency), (None, None, None));
         assert!(cost.advice.starts_with("rank 0 (device 0) holds"), "{}", cost.advice);
+        // A rank without a clock of its device is idle while it waits: 6 and 25 of 90 ms.
+        let mesh = Mesh { data: 1, pipeline: 2, tensor: 1 };
+        let of_stages = Placement { mesh, ..placement(2) };
+        let bubble = meter.cost(&of_stages, None).unwrap().bubble.unwrap();
+        assert!(cost.bubble.is_none() && (bubble - 31.0 / 180.0).abs() < 1e-9, "{bubble}");
     }
 
     #[test]
     fn expectations_are_compared_with_the_median_step() {
         let reports = [report(0, 0), report(0, 0)];
         let mut meter = metered(6, &reports);
-        meter.add(&record(8, 900.0), &reports);
+        meter.add(step(8, 0.9), &reports);
         let fastest = SoloSpeed { name: "device 1".into(), step_s: 0.15 };
         let expected = ExpectedStep {
             step_s: Some(0.09),
@@ -268,8 +269,8 @@ mod tests {
     fn times_of_old_steps_are_forgotten() {
         let reports = [report(0, 0), report(0, 0)];
         let mut meter = metered(STEPS_KEPT as u64, &reports);
-        for step in 0..STEPS_KEPT as u64 {
-            meter.add(&record(2000 + step, 50.0), &reports);
+        for number in 0..STEPS_KEPT as u64 {
+            meter.add(step(2000 + number, 0.05), &reports);
         }
         assert_eq!(meter.recent_s, vec![0.05; STEPS_KEPT]);
     }

@@ -11,6 +11,7 @@ use super::loader::LoadedRanks;
 use super::loss_scale::{DynamicLossScale, SCALE_MIN};
 use super::state::{self, StateTensors};
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, put_averages};
+use crate::cost_meter::CostMeter;
 use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
@@ -21,7 +22,7 @@ use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::WorkerGroup;
 use potluck_core::Rank;
 use potluck_core::faults::{Fault, Faults, Point};
-use potluck_core::metrics::{RankRecord, StageRecord, StepRecord, Unit};
+use potluck_core::metrics::{RankRecord, RunCost, StageRecord, StepRecord, Unit};
 use potluck_core::rng::Key;
 use potluck_data::Sampler;
 use potluck_graph::optim::{Optimizer, average_weight};
@@ -89,7 +90,9 @@ pub struct Session {
     pub(crate) loss_scale: DynamicLossScale,
     options: SessionOptions,
     /// Expected step, if the devices were timed.
-    pub(crate) expected: Option<ExpectedStep>,
+    expected: Option<ExpectedStep>,
+    /// Meter of the steps.
+    pub(crate) meter: CostMeter,
     /// Initial states of the next step.
     states: CarriedStates,
     /// Parameters replaced by averages on the devices for an evaluation.
@@ -128,6 +131,7 @@ impl Session {
             pipelines: placed.pipelines,
             placement: placed.placement,
             expected: placed.expected,
+            meter: CostMeter::default(),
             taken: StepsTaken::default(),
             loss_scale,
             options,
@@ -456,6 +460,11 @@ impl Session {
             bytes.push(memory::memory(plan, &moments).peak() as u64);
         }
         bytes
+    }
+
+    /// Returns the cost of the measured steps on several ranks; `None` before there are enough.
+    pub fn cost(&self) -> Option<RunCost> {
+        self.meter.cost(&self.placement, self.expected.as_ref())
     }
 
     /// Record of the last step, which began at `timing.started` and includes the wait for its

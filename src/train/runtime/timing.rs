@@ -247,7 +247,8 @@ pub(crate) fn split_by_speed(
         let step_ms = milliseconds(step_s);
         split.notes.push(format!("a step is expected to take {step_ms} ms{of_network}"));
     }
-    split.expected = Some(expected(&split.members, step_s, &names, &solo_steps(&solo, batch, hold)));
+    split.expected =
+        Some(expected(&split.members, step_s, &names, &solo_steps(&solo, batch, hold)));
     if let Some(mut cost) = cost {
         cost.devices.retain(|device| split.members.contains(device));
         if !cost.devices.is_empty() && cost.is_worth_telling() {

@@ -12,15 +12,15 @@ use super::fit_end::FitEnd;
 use super::fit_options::FitOptions;
 use crate::best::is_better;
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
-use crate::cost_meter::CostMeter;
+use crate::cost_meter::MeteredStep;
 use crate::error::TrainError;
 use crate::evaluate::{Evaluation, extent_of};
 use crate::evaluated_part::EvaluatedPart;
 use crate::loader::{BatchSource, Loader};
 use crate::runtime::step::StepInput;
-use crate::session::{Session, StepTiming};
+use crate::session::StepTiming;
 use crate::signals::SignalFlags;
-use potluck_core::metrics::{EvalRecord, Event};
+use potluck_core::metrics::{EvalRecord, Event, StepRecord};
 use potluck_data::Split;
 
 /// Hooks of the steps, for a call of the library or a run of the program.
@@ -89,7 +89,6 @@ pub(crate) struct Fit {
     last_save: (Instant, Duration),
     /// End of the last save requested by a signal.
     asked: Option<Instant>,
-    cost: CostMeter,
 }
 
 /// Time in which requests of several nodes count as one request of a job manager to all nodes.
@@ -117,7 +116,6 @@ impl Fit {
             skipped: 0,
             last_save: (Instant::now(), Duration::ZERO),
             asked: None,
-            cost: CostMeter::default(),
         }
     }
 
@@ -135,7 +133,6 @@ impl Fit {
         self.evaluated = None;
         self.is_unsaved_best = false;
         self.last_save = (Instant::now(), Duration::ZERO);
-        self.cost = CostMeter::default();
     }
 
     pub(crate) fn emit(
@@ -232,8 +229,7 @@ impl Trainer {
             self.evaluate_fit(fit, hooks)?;
         }
         self.save_fit(fit, hooks)?;
-        let Session { placement, expected, .. } = &self.session;
-        if let Some(cost) = fit.cost.cost(placement, expected.as_ref()) {
+        if let Some(cost) = self.session.cost() {
             fit.emit(hooks, Event::Cost(cost))?;
         }
         Ok(end)
@@ -263,7 +259,8 @@ impl Trainer {
         let record = self.session.step_record(&reports, &timing);
         let skipped = record.skipped.clone();
         fit.loss = Some(record.loss);
-        fit.cost.add(&record, &reports);
+        let StepRecord { step: number, ms, unit, count, .. } = record;
+        self.session.meter.add(MeteredStep { number, seconds: ms / 1e3, unit, count }, &reports);
         fit.emit(hooks, Event::Step(record))?;
         let Some(reason) = skipped else {
             fit.skipped = 0;
