@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::report::{
-    DeviceReport, Figure, FigureKind, GFLOPS, LinkFigure, Report, Skipped, highest_rate,
+    DeviceReport, Figure, FigureKind, GFLOPS, LinkFigure, Report, ScalingFigure, Skipped,
+    highest_rate,
 };
 use super::sample::median;
 use super::units::{number, size};
@@ -69,6 +70,8 @@ impl fmt::Display for DeviceReport {
             generation(self),
             collectives(self),
             pipelines(self),
+            scaling(self),
+            ranks(self),
             links(self),
             skipped(self),
         ];
@@ -76,6 +79,9 @@ impl fmt::Display for DeviceReport {
             if !table.is_empty() {
                 write!(f, "\n\n{}", table.to_string().trim_end())?;
             }
+        }
+        if let Some(advice) = last_scaling(self).and_then(|found| found.advice.as_ref()) {
+            write!(f, "\n\nwould help: {advice}")?;
         }
         if let Some(note) = low_peak(self) {
             write!(f, "\n\n{note}")?;
@@ -264,6 +270,68 @@ fn pipelines(device: &DeviceReport) -> Table {
             percent(found.predicted_bubble, 1),
             percent(found.formula_bubble, 1),
         ]);
+    }
+    table
+}
+
+/// Note on the columns of the table of scaling.
+const SCALED: &str = "the same batch on each row; speed-up by the fastest device alone, efficiency \
+                      by the sum of the devices alone";
+
+fn scaling(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&[
+        "<devices",
+        "samples/s",
+        "spread",
+        "step ms",
+        "predicted ms",
+        "speed-up",
+        "efficiency",
+        "exposed ms",
+        "hidden ms",
+    ]);
+    table.set_note(SCALED);
+    let ms = |seconds: Option<f64>| cell(seconds.map(|seconds| 1e3 * seconds));
+    for figure in &device.figures {
+        let FigureKind::Scaling(found) = &figure.kind else { continue };
+        table.row(vec![
+            found.devices.join(" + "),
+            number(figure.median),
+            spread(figure),
+            number(1e3 * found.step_s),
+            ms(found.predicted_s),
+            format!("{:.2}", found.speedup),
+            percent(found.efficiency, 0),
+            ms(found.exposed_s),
+            ms(found.hidden_s),
+        ]);
+    }
+    table
+}
+
+/// Scaling to the most devices.
+fn last_scaling(device: &DeviceReport) -> Option<&ScalingFigure> {
+    match &device.figures.last()?.kind {
+        FigureKind::Scaling(found) => Some(found),
+        _ => None,
+    }
+}
+
+/// Table of the shares of a step of all devices, by rank.
+fn ranks(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&[
+        "<on all devices",
+        "computes",
+        "waits for gradients",
+        "for other ranks",
+        "between steps",
+    ]);
+    let Some(found) = last_scaling(device) else { return table };
+    for (rank, cost) in found.ranks.iter().enumerate() {
+        let mut row = vec![format!("rank {rank} {}", cost.name)];
+        let shares = [cost.computing, cost.gradients, cost.others, cost.between];
+        row.extend(shares.map(|share| percent(share, 0)));
+        table.row(row);
     }
     table
 }

@@ -11,7 +11,7 @@ use super::loader::LoadedRanks;
 use super::loss_scale::{DynamicLossScale, SCALE_MIN};
 use super::state::{self, StateTensors};
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, put_averages};
-use crate::cost_meter::CostMeter;
+use crate::cost_meter::{CostMeter, MeteredStep};
 use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
@@ -460,6 +460,13 @@ impl Session {
             bytes.push(memory::memory(plan, &moments).peak() as u64);
         }
         bytes
+    }
+
+    /// Measures a step of `samples` samples for the cost.
+    pub fn measure_samples(&mut self, samples: u64, seconds: f64, reports: &[StepReport]) {
+        let number = self.taken.steps;
+        let step = MeteredStep { number, seconds, unit: Unit::Samples, count: samples };
+        self.meter.add(step, reports);
     }
 
     /// Returns the cost of the measured steps on several ranks; `None` before there are enough.

@@ -42,11 +42,10 @@ use super::error::TrainError;
 use super::given_inputs::GivenInputs;
 use super::session::Session;
 use crate::checkpoint::{Best, Checkpoint, NamedTensor};
-use crate::cost_meter::MeteredStep;
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use opening::{OpenedSession, open_on};
 use potluck_core::HostTensor;
-use potluck_core::metrics::{RunCost, Trace, Unit};
+use potluck_core::metrics::{RunCost, Trace};
 use potluck_core::setting::as_fields;
 use potluck_data::{DataDescription, DataFile, Dataset, Tokenizer};
 use potluck_graph::{Graph, ModelGraph};
@@ -251,13 +250,8 @@ impl Trainer {
         let started = Instant::now();
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));
         let mut reports = self.noting_failure(reports)?;
-        let step = MeteredStep {
-            number: self.steps(),
-            seconds: started.elapsed().as_secs_f64(),
-            unit: Unit::Samples,
-            count: self.options.batch as u64,
-        };
-        self.session.meter.add(step, &reports);
+        let seconds = started.elapsed().as_secs_f64();
+        self.session.measure_samples(self.options.batch as u64, seconds, &reports);
         let report = reports.swap_remove(0);
         let totals = report.verdict.totals();
         Ok(Step {

@@ -13,7 +13,7 @@ use super::start::start;
 use super::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::RuntimeError;
 use potluck_kernels::autotune;
-use potluck_kernels::device::select_all;
+use potluck_kernels::device::{Adapter, Selection, select_all};
 
 /// Opens the requested devices, measures them if requested, and starts them as a worker group.
 ///
@@ -27,6 +27,20 @@ pub fn assemble(
     let adapters = adapters_for(request.selector);
     let mut selections = select_all(request.selector, &adapters)?;
     selections.extend(request.nodes.offered());
+    assemble_on(request, &adapters, selections, report)
+}
+
+/// Assembles a worker group like [`assemble`], on these devices: those of the request's selector
+/// among `adapters`, or some of them.
+///
+/// # Errors
+/// Returns the errors of [`assemble`].
+pub fn assemble_on(
+    request: &PlacementRequest,
+    adapters: &[Adapter],
+    selections: Vec<Selection>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<PlacedWorkers, RuntimeError> {
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let saved = saved_of(request, &selections);
@@ -43,7 +57,7 @@ pub fn assemble(
     let repeated = if is_kept {
         None
     } else {
-        repeated_by(request, &adapters, &placed.placement, &placed.plan)
+        repeated_by(request, adapters, &placed.placement, &placed.plan)
     };
     placed.notes.extend(note(&placed, repeated));
     let cut = cut.filter(|_| !is_kept).and_then(|cut| cut.note(&placed.plan.graph));
