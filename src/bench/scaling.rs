@@ -162,13 +162,13 @@ impl ScalingWorkload {
         recorder.progress(&format!("steps of {} cases in turns", cases.len()));
         self.measure_in_turns(&mut cases, plan)?;
         let (alone, together) = cases.split_at(order.len());
+        let solo_s: Vec<f64> = alone.iter().map(ScalingCase::step_s).collect();
         for (index, case) in alone.iter().enumerate() {
-            recorder.add(self.figure(case, &alone[..=index], &name_alone(index)));
+            recorder.add(self.figure(case, &solo_s, &name_alone(index)));
         }
         for case in together {
-            let count = case.positions.len();
-            let name = format!("scaling.{count}_devices");
-            recorder.add(self.figure(case, &alone[..count], &name));
+            let name = format!("scaling.{}_devices", case.positions.len());
+            recorder.add(self.figure(case, &solo_s, &name));
         }
         Ok(())
     }
@@ -270,14 +270,13 @@ impl ScalingWorkload {
         Ok(seconds)
     }
 
-    /// Figure of a case; `alone` are the cases of its devices alone, the fastest first.
-    fn figure(&self, case: &ScalingCase, alone: &[ScalingCase], name: &str) -> Figure {
+    /// Figure of a case, with the seconds of a step of all devices alone.
+    fn figure(&self, case: &ScalingCase, solo_s: &[f64], name: &str) -> Figure {
         let samples = f64::from(self.batch);
         let rates: Vec<f64> = case.steps.iter().map(|seconds| samples / seconds).collect();
-        let solo_s: Vec<f64> = alone.iter().map(ScalingCase::step_s).collect();
         let devices = case.positions.iter().map(|position| self.names[*position].clone());
         let cost = case.session.cost();
-        let kind = FigureKind::Scaling(scaling(devices.collect(), case.step_s(), &solo_s, cost));
+        let kind = FigureKind::Scaling(scaling(devices.collect(), case.step_s(), solo_s, cost));
         let config = small();
         let on = format!("batch {}, context {}, AdamW", self.batch, config.context);
         Figure::new(kind, name, "samples/s", Direction::Higher, &rates).on(on)
@@ -292,20 +291,21 @@ fn name_alone(index: usize) -> String {
     }
 }
 
-/// Details of a case of one device or of all of those with these seconds of a step alone, of which
-/// the first is the fastest.
+/// Details of a case of one device, or of as many of the first of all devices, which have these
+/// seconds of a step alone.
 fn scaling(
     devices: Vec<String>,
     step_s: f64,
     solo_s: &[f64],
     cost: Option<RunCost>,
 ) -> ScalingFigure {
-    let steps_per_s: f64 = solo_s.iter().map(|seconds| 1.0 / seconds).sum();
+    let fastest_s = solo_s.iter().copied().fold(f64::INFINITY, f64::min);
+    let steps_per_s: f64 = solo_s[..devices.len()].iter().map(|seconds| 1.0 / seconds).sum();
     let efficiency = if devices.len() == 1 { 1.0 } else { 1.0 / (step_s * steps_per_s) };
     let mut figure = ScalingFigure {
         devices,
         step_s,
-        speedup: solo_s[0] / step_s,
+        speedup: fastest_s / step_s,
         efficiency,
         predicted_s: None,
         exposed_s: None,
@@ -354,11 +354,11 @@ mod tests {
     #[test]
     fn devices_together_are_compared_with_the_fastest_and_with_all_alone() {
         let names = |count: usize| vec!["d".to_string(); count];
-        let of_both = scaling(names(2), 0.4, &[0.5, 1.0], None);
+        let of_both = scaling(names(2), 0.4, &[0.5, 1.0, 2.0], None);
         assert!((of_both.speedup - 1.25).abs() < 1e-9, "{of_both:?}");
         // Alone they take 2 and 1 batches per second, together 2.5.
         assert!((of_both.efficiency - 2.5 / 3.0).abs() < 1e-9, "{of_both:?}");
-        let slower = scaling(names(1), 1.0, &[0.5, 1.0], None);
+        let slower = scaling(names(1), 1.0, &[0.5, 1.0, 2.0], None);
         assert_eq!((slower.speedup, slower.efficiency), (0.5, 1.0));
         assert_eq!([0, 1].map(name_alone), ["scaling.1_device", "scaling.alone_2"]);
     }

@@ -422,6 +422,7 @@ mod tests {
     use super::*;
     use crate::report::{Direction, FigureRecorder};
     use crate::{Effort, System};
+    use potluck_core::metrics::RankCost;
 
     #[test]
     fn numbers_have_three_digits_that_count() {
@@ -506,5 +507,63 @@ note: half of the figures spread by ±33 % or more; something else kept this dev
              second one         {row}\n"
         );
         assert_eq!(report.to_string(), expected);
+    }
+
+    #[test]
+    fn scaling_reads_as_rows_of_devices_and_of_ranks() {
+        let mut note = |_: &str| {};
+        let mut recorder = FigureRecorder::new(&mut note);
+        let rank = |name: &str, computing, gradients| RankCost {
+            name: name.into(),
+            computing,
+            gradients,
+            tensors: 0.0,
+            others: 0.0,
+            between: 0.02,
+        };
+        let alone = ScalingFigure {
+            devices: vec!["gpu".into()],
+            step_s: 0.5,
+            speedup: 1.0,
+            efficiency: 1.0,
+            predicted_s: None,
+            exposed_s: None,
+            hidden_s: None,
+            ranks: Vec::new(),
+            advice: None,
+        };
+        let both = ScalingFigure {
+            devices: vec!["gpu".into(), "cpu".into()],
+            step_s: 0.375,
+            speedup: 4.0 / 3.0,
+            efficiency: 0.875,
+            predicted_s: Some(0.35),
+            exposed_s: Some(0.004),
+            hidden_s: Some(0.012),
+            ranks: vec![rank("gpu", 0.9, 0.08), rank("cpu", 0.97, 0.01)],
+            advice: Some("nothing".into()),
+        };
+        for (name, figure) in [("scaling.1_device", alone), ("scaling.2_devices", both)] {
+            let rate = 24.0 / figure.step_s;
+            let kind = FigureKind::Scaling(figure);
+            recorder.add(Figure::new(kind, name, "samples/s", Direction::Higher, &[rate]));
+        }
+        let (figures, skipped) = recorder.finish();
+        let figures = DeviceReport { figures, skipped, ..device("gpu + cpu") };
+        let expected = "\
+gpu + cpu on vulkan, software, driver Mesa
+
+devices    samples/s      spread  step ms  predicted ms  speed-up  efficiency  exposed ms  hidden ms
+gpu             48.0  one sample      500             -      1.00       100 %           -          -
+gpu + cpu       64.0  one sample      375           350      1.33        88 %        4.00       12.0
+the same batch on each row; speed-up by the fastest device alone, efficiency by the sum of the \
+devices alone
+
+on all devices  computes  waits for gradients  for other ranks  between steps
+rank 0 gpu          90 %                  8 %              0 %            2 %
+rank 1 cpu          97 %                  1 %              0 %            2 %
+
+would help: nothing";
+        assert_eq!(figures.to_string(), expected);
     }
 }

@@ -34,7 +34,7 @@ impl CostLayout {
 
 /// Reason for which ranks do not compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loss {
+enum StepLoss {
     /// Collectives, which all ranks wait for.
     Communication,
     /// Slower ranks.
@@ -74,7 +74,7 @@ pub(crate) fn advice(cost: &RunCost, layout: CostLayout) -> String {
 }
 
 /// Returns the largest loss with its share of the time of all ranks.
-fn largest_loss(cost: &RunCost, layout: CostLayout) -> (Loss, f64) {
+fn largest_loss(cost: &RunCost, layout: CostLayout) -> (StepLoss, f64) {
     // In a pipeline the first stages to end wait for the last ones: that is a part of the bubble.
     let waits = |rank: &RankCost| {
         if layout.has_stages { rank.gradients } else { rank.collectives() }
@@ -82,10 +82,10 @@ fn largest_loss(cost: &RunCost, layout: CostLayout) -> (Loss, f64) {
     let common = cost.ranks.iter().map(waits).fold(f64::INFINITY, f64::min);
     let ends = if layout.has_stages { mean(cost, |rank| rank.others) } else { 0.0 };
     let losses = [
-        (Loss::Communication, common),
-        (Loss::Imbalance, mean(cost, waits) - common),
-        (Loss::Tensors, mean(cost, |rank| rank.tensors) + ends),
-        (Loss::BetweenSteps, mean(cost, |rank| rank.between)),
+        (StepLoss::Communication, common),
+        (StepLoss::Imbalance, mean(cost, waits) - common),
+        (StepLoss::Tensors, mean(cost, |rank| rank.tensors) + ends),
+        (StepLoss::BetweenSteps, mean(cost, |rank| rank.between)),
     ];
     let mut largest = losses[0];
     for loss in losses {
@@ -100,10 +100,10 @@ fn mean(cost: &RunCost, share: impl Fn(&RankCost) -> f64) -> f64 {
     cost.ranks.iter().map(share).sum::<f64>() / cost.ranks.len().max(1) as f64
 }
 
-fn advice_on(loss: Loss, share: f64, cost: &RunCost, layout: CostLayout) -> String {
+fn advice_on(loss: StepLoss, share: f64, cost: &RunCost, layout: CostLayout) -> String {
     let share = percent(share, 0);
     match loss {
-        Loss::Communication => {
+        StepLoss::Communication => {
             let what = format!("every device waits {share} of the time for sums of gradients");
             if layout.overlaps {
                 format!("{what}: with a larger {} there are fewer per sample", Setting::Batch)
@@ -111,7 +111,7 @@ fn advice_on(loss: Loss, share: f64, cost: &RunCost, layout: CostLayout) -> Stri
                 format!("{what}, which nothing hides: set {} to true", Setting::Overlap)
             }
         }
-        Loss::Imbalance => {
+        StepLoss::Imbalance => {
             let slowest = slowest(cost);
             let what = format!("{slowest} holds the others up, which wait {share} of the time");
             if layout.measures_shares {
@@ -120,17 +120,17 @@ fn advice_on(loss: Loss, share: f64, cost: &RunCost, layout: CostLayout) -> Stri
                 format!("{what}: give it fewer samples with {}", Setting::Shares)
             }
         }
-        Loss::Tensors if layout.has_stages => format!(
+        StepLoss::Tensors if layout.has_stages => format!(
             "stages wait {share} of the time for each other: more micro-batches in a step shorten \
              that; lower {}, or raise {}",
             Setting::MicroBatchSize,
             Setting::Batch
         ),
-        Loss::Tensors => format!(
+        StepLoss::Tensors => format!(
             "the ranks of tensor groups wait {share} of the time for each other's sums: lower {}",
             Setting::TensorRanks
         ),
-        Loss::BetweenSteps => format!(
+        StepLoss::BetweenSteps => format!(
             "{share} of the time pass between steps: samples arrive too slowly, or steps are too \
              short; raise {}",
             Setting::Batch

@@ -29,7 +29,7 @@ pub(crate) struct CostMeter {
     unit: Unit,
     communicated_s: f64,
     idle_s: f64,
-    ranks: Vec<RankSums>,
+    ranks: Vec<MeteredRank>,
 }
 
 /// Step to be measured.
@@ -46,7 +46,7 @@ pub(crate) struct MeteredStep {
 
 /// Sums of the seconds of a rank over all measured steps.
 #[derive(Clone, Debug, Default)]
-struct RankSums {
+struct MeteredRank {
     time_s: f64,
     collectives_s: f64,
     tensors_s: f64,
@@ -71,7 +71,7 @@ impl CostMeter {
         self.wall_s += seconds;
         self.unit = unit;
         self.units += count as f64;
-        self.ranks.resize_with(reports.len(), RankSums::default);
+        self.ranks.resize_with(reports.len(), MeteredRank::default);
         for (sums, report) in self.ranks.iter_mut().zip(reports) {
             let time_s = report.time.as_secs_f64();
             sums.time_s += time_s;
@@ -119,7 +119,7 @@ impl CostMeter {
     }
 }
 
-impl RankSums {
+impl MeteredRank {
     /// Returns the shares of `wall_s`, the seconds of all steps.
     fn cost(&self, name: &str, wall_s: f64) -> RankCost {
         let Self { time_s, collectives_s, tensors_s, verdict_s } = *self;

@@ -145,8 +145,9 @@ fn open_admitted(
     }
 }
 
-/// Divides the batch among the open devices, and returns the devices that the run uses. A device that fails is excluded with a note, unless it is named or the last of the
-/// `count` requested devices.
+/// Divides the batch among the open devices, and returns the devices that the run uses. A device
+/// that fails is excluded with a note, unless it is named or the last of the `count` requested
+/// devices.
 fn measured(
     request: &PlacementRequest,
     probe: &Probe,

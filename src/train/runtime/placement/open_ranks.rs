@@ -52,7 +52,7 @@ pub(crate) fn open_decided(
     let groups = &laid_out.written.groups;
     let (members, reduce_sites) = open_all(request, openings, layout, groups, saved, report)?;
     let expected =
-        measured.map(|blocks| expected_step(&blocks, &arrangement, &laid_out, devices.names));
+        measured.map(|blocks| expected_step(request, devices, &blocks, &arrangement, &laid_out));
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes, expected })
 }
 
