@@ -290,8 +290,8 @@ pub mod checkpoint {
 /// Events of a run, and sinks that take them.
 pub mod metrics {
     pub use potluck_core::metrics::{
-        EvalRecord, Event, MeasureRecord, MeasuredValue, MetricsError, RankRecord, Recorder, Sink,
-        Sinks, StageRecord, StepRecord, TensorBoard, Unit,
+        EvalRecord, Event, MeasureRecord, MeasuredValue, MetricsError, RankCost, RankRecord,
+        Recorder, RunCost, Sink, Sinks, SoloSpeed, StageRecord, StepRecord, TensorBoard, Unit,
     };
 }
 

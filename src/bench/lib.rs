@@ -5,7 +5,8 @@
 //! [`run`] measures one device after the other and returns a [`Report`], which is printed as
 //! tables ([`Report`]'s `Display`) or kept as JSON; [`compare()`] compares two reports.
 //! [`collectives::run`] measures the communication between ranks, [`link::run`] the link between
-//! two nodes, and [`pipeline::run`] the steps of pipelines under every schedule.
+//! two nodes, [`pipeline::run`] the steps of pipelines under every schedule, and [`scaling::run`]
+//! the step on more and more devices.
 
 pub mod collectives;
 pub mod compare;
@@ -18,6 +19,7 @@ pub mod pipeline;
 pub mod profile;
 pub mod report;
 mod sample;
+pub mod scaling;
 pub mod step;
 mod system;
 mod table;
@@ -27,7 +29,7 @@ pub mod units;
 pub use compare::compare;
 pub use report::{
     CollectiveFigure, DeviceReport, Direction, Figure, FigureKind, LinkFigure, PipelineFigure,
-    Report, ReportError, Skipped,
+    Report, ReportError, ScalingFigure, Skipped,
 };
 pub use sample::Effort;
 pub use system::System;

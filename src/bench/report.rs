@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sample::{Effort, median};
 use super::system::System;
+use potluck_core::metrics::RankCost;
 use potluck_parallel::PipelineSchedule;
 
 /// Version of the JSON schema. It changes when a reader of the old schema would misunderstand the
@@ -77,6 +78,8 @@ pub enum FigureKind {
     Collective(CollectiveFigure),
     /// Step of a pipeline; the value of the figure is the tokens per second.
     Pipeline(PipelineFigure),
+    /// Step on some of the devices; the value of the figure is the samples per second.
+    Scaling(ScalingFigure),
 }
 
 /// Subject of a figure of a link between two nodes.
@@ -108,6 +111,7 @@ impl FigureKind {
             Self::Link(_) => "link",
             Self::Collective(collective) => &collective.by,
             Self::Pipeline(_) => "pipeline",
+            Self::Scaling(_) => "scaling",
         }
     }
 }
@@ -158,6 +162,33 @@ pub struct PipelineFigure {
     pub predicted_bubble: f64,
     /// Idle share by formula, for equal stages.
     pub formula_bubble: f64,
+}
+
+/// Step on one or several devices with the same batch: measurement and prediction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScalingFigure {
+    /// Names of the devices, the fastest first.
+    pub devices: Vec<String>,
+    /// Median seconds of a step.
+    pub step_s: f64,
+    /// Throughput relative to the fastest device alone.
+    pub speedup: f64,
+    /// Throughput relative to the sum of the throughputs of the devices alone.
+    pub efficiency: f64,
+    /// Seconds of a step as predicted from timings of the devices; of several devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_s: Option<f64>,
+    /// Seconds of communication that every device waits for, and that computing hides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exposed_s: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden_s: Option<f64>,
+    /// Shares of a step by rank, of several devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankCost>,
+    /// Sentence on the change that would help the most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
 }
 
 /// Communication details of a collective: size, duration and bandwidths.

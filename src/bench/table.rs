@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::report::{
-    DeviceReport, Figure, FigureKind, GFLOPS, LinkFigure, Report, Skipped, highest_rate,
+    DeviceReport, Figure, FigureKind, GFLOPS, LinkFigure, Report, ScalingFigure, Skipped,
+    highest_rate,
 };
 use super::sample::median;
 use super::units::{number, size};
@@ -69,6 +70,8 @@ impl fmt::Display for DeviceReport {
             generation(self),
             collectives(self),
             pipelines(self),
+            scaling(self),
+            ranks(self),
             links(self),
             skipped(self),
         ];
@@ -76,6 +79,9 @@ impl fmt::Display for DeviceReport {
             if !table.is_empty() {
                 write!(f, "\n\n{}", table.to_string().trim_end())?;
             }
+        }
+        if let Some(advice) = last_scaling(self).and_then(|found| found.advice.as_ref()) {
+            write!(f, "\n\nwould help: {advice}")?;
         }
         if let Some(note) = low_peak(self) {
             write!(f, "\n\n{note}")?;
@@ -268,6 +274,68 @@ fn pipelines(device: &DeviceReport) -> Table {
     table
 }
 
+/// Note on the columns of the table of scaling.
+const SCALED: &str = "the same batch on each row; speed-up by the fastest device alone, efficiency \
+                      by the sum of the devices alone";
+
+fn scaling(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&[
+        "<devices",
+        "samples/s",
+        "spread",
+        "step ms",
+        "predicted ms",
+        "speed-up",
+        "efficiency",
+        "exposed ms",
+        "hidden ms",
+    ]);
+    table.set_note(SCALED);
+    let ms = |seconds: Option<f64>| cell(seconds.map(|seconds| 1e3 * seconds));
+    for figure in &device.figures {
+        let FigureKind::Scaling(found) = &figure.kind else { continue };
+        table.row(vec![
+            found.devices.join(" + "),
+            number(figure.median),
+            spread(figure),
+            number(1e3 * found.step_s),
+            ms(found.predicted_s),
+            format!("{:.2}", found.speedup),
+            percent(found.efficiency, 0),
+            ms(found.exposed_s),
+            ms(found.hidden_s),
+        ]);
+    }
+    table
+}
+
+/// Scaling to the most devices.
+fn last_scaling(device: &DeviceReport) -> Option<&ScalingFigure> {
+    match &device.figures.last()?.kind {
+        FigureKind::Scaling(found) => Some(found),
+        _ => None,
+    }
+}
+
+/// Table of the shares of a step of all devices, by rank.
+fn ranks(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&[
+        "<on all devices",
+        "computes",
+        "waits for gradients",
+        "for other ranks",
+        "between steps",
+    ]);
+    let Some(found) = last_scaling(device) else { return table };
+    for (rank, cost) in found.ranks.iter().enumerate() {
+        let mut row = vec![format!("rank {rank} {}", cost.name)];
+        let shares = [cost.computing, cost.gradients, cost.others, cost.between];
+        row.extend(shares.map(|share| percent(share, 0)));
+        table.row(row);
+    }
+    table
+}
+
 /// Note on the steps in the table of a link.
 const STEPS: &str = "step: an all-reduce of the gradients of so many parameters between the two \
                      nodes, alone; a run overlaps it with the backward pass";
@@ -354,6 +422,7 @@ mod tests {
     use super::*;
     use crate::report::{Direction, FigureRecorder};
     use crate::{Effort, System};
+    use potluck_core::metrics::RankCost;
 
     #[test]
     fn numbers_have_three_digits_that_count() {
@@ -438,5 +507,63 @@ note: half of the figures spread by ±33 % or more; something else kept this dev
              second one         {row}\n"
         );
         assert_eq!(report.to_string(), expected);
+    }
+
+    #[test]
+    fn scaling_reads_as_rows_of_devices_and_of_ranks() {
+        let mut note = |_: &str| {};
+        let mut recorder = FigureRecorder::new(&mut note);
+        let rank = |name: &str, computing, gradients| RankCost {
+            name: name.into(),
+            computing,
+            gradients,
+            tensors: 0.0,
+            others: 0.0,
+            between: 0.02,
+        };
+        let alone = ScalingFigure {
+            devices: vec!["gpu".into()],
+            step_s: 0.5,
+            speedup: 1.0,
+            efficiency: 1.0,
+            predicted_s: None,
+            exposed_s: None,
+            hidden_s: None,
+            ranks: Vec::new(),
+            advice: None,
+        };
+        let both = ScalingFigure {
+            devices: vec!["gpu".into(), "cpu".into()],
+            step_s: 0.375,
+            speedup: 4.0 / 3.0,
+            efficiency: 0.875,
+            predicted_s: Some(0.35),
+            exposed_s: Some(0.004),
+            hidden_s: Some(0.012),
+            ranks: vec![rank("gpu", 0.9, 0.08), rank("cpu", 0.97, 0.01)],
+            advice: Some("nothing".into()),
+        };
+        for (name, figure) in [("scaling.1_device", alone), ("scaling.2_devices", both)] {
+            let rate = 24.0 / figure.step_s;
+            let kind = FigureKind::Scaling(figure);
+            recorder.add(Figure::new(kind, name, "samples/s", Direction::Higher, &[rate]));
+        }
+        let (figures, skipped) = recorder.finish();
+        let figures = DeviceReport { figures, skipped, ..device("gpu + cpu") };
+        let expected = "\
+gpu + cpu on vulkan, software, driver Mesa
+
+devices    samples/s      spread  step ms  predicted ms  speed-up  efficiency  exposed ms  hidden ms
+gpu             48.0  one sample      500             -      1.00       100 %           -          -
+gpu + cpu       64.0  one sample      375           350      1.33        88 %        4.00       12.0
+the same batch on each row; speed-up by the fastest device alone, efficiency by the sum of the \
+devices alone
+
+on all devices  computes  waits for gradients  for other ranks  between steps
+rank 0 gpu          90 %                  8 %              0 %            2 %
+rank 1 cpu          97 %                  1 %              0 %            2 %
+
+would help: nothing";
+        assert_eq!(figures.to_string(), expected);
     }
 }

@@ -823,6 +823,32 @@ pub enum BenchCommand {
     /// Benchmark training steps of pipelines: throughput and bubble of every schedule, beside the
     /// prediction by simulation and the formula
     Pipeline(PipelineArgs),
+    /// Benchmark the training step of a GPT on the fastest device, the two fastest ones, and so on
+    /// to all of them, beside each one alone
+    Scaling(ScalingArgs),
+}
+
+/// Arguments of `bench scaling`.
+#[derive(Debug, Args)]
+pub struct ScalingArgs {
+    /// Devices: selectors as for `potluck train`
+    #[arg(long, value_name = "SELECTOR,..", default_value = "all")]
+    pub devices: String,
+    /// Samples of a step, the same on any number of devices [default: 12 per device]
+    #[arg(long, value_name = "N", value_parser = within::<1, 65536>)]
+    pub batch: Option<u32>,
+    /// Fewer steps
+    #[arg(long)]
+    pub quick: bool,
+    /// Smoke test: as little work as possible, to check that everything runs
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Write the report as JSON to a file, or with - to stdout instead of the table
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+    /// Draw throughput and efficiency over the number of devices to an SVG file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 /// Arguments of `bench pipeline`.

@@ -6,19 +6,20 @@ use std::{fs, io};
 
 use super::args::{
     BenchArgs, BenchCommand, BenchPart, CollectivesArgs, LinkArgs, PipelineArgs, PipelineCut,
+    ScalingArgs,
 };
 use super::{UsageError, bench_nodes, write_named};
 use crate::ui::charts;
 use crate::ui::terminal::{print_error, print_line};
-use potluck_bench::{Effort, Options, Part, Report, collectives, pipeline};
+use potluck_bench::{Effort, Options, Part, Report, collectives, pipeline, scaling};
 use potluck_parallel::PipelineSchedule;
 use potluck_train::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
 
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
 
-/// Runs the benchmark suite or the benchmark of collectives, of a link or of pipelines, joins
-/// another machine's benchmark, or compares two reports; returns the process's exit code.
+/// Runs the benchmark suite or the benchmark of collectives, of a link, of pipelines or of scaling,
+/// joins another machine's benchmark, or compares two reports; returns the process's exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
         Some(BenchCommand::Compare { a, b }) => {
@@ -29,6 +30,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
         Some(BenchCommand::Join(args)) => bench_nodes::join(args),
         Some(BenchCommand::Link(args)) => link(args),
         Some(BenchCommand::Pipeline(args)) => pipelines(args),
+        Some(BenchCommand::Scaling(args)) => scale(args),
         None => {
             writable(args.json.as_deref(), "--json")?;
             let report = potluck_bench::run(&options(args), &mut |progress| print_line(progress))?;
@@ -78,6 +80,19 @@ fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
         return Ok(EXIT_CONFIGURATION);
     }
     Ok(code)
+}
+
+fn scale(args: &ScalingArgs) -> anyhow::Result<i32> {
+    writable(args.json.as_deref(), "--json")?;
+    writable(args.svg.as_deref(), "--svg")?;
+    let options = scaling::ScalingOptions {
+        devices: args.devices.clone(),
+        effort: effort(args.tiny, args.quick),
+        batch: args.batch.map(|batch| batch as usize),
+    };
+    let report = scaling::run(&options, &mut |progress| print_line(progress))?;
+    draw(args.svg.as_deref(), || charts::scaling::draw(&report))?;
+    deliver(&report, args.json.as_deref())
 }
 
 fn pipeline_options(args: &PipelineArgs) -> pipeline::PipelineBenchOptions {

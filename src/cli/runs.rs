@@ -80,6 +80,8 @@ struct ListedRun {
     loss: Option<f64>,
     /// Best loss on the validation split.
     best: Option<f64>,
+    /// Cost of the steps of its last part on several devices, as in its record.
+    cost: Option<Value>,
     devices: Vec<String>,
     state: RunState,
     /// Time of the last change.
@@ -138,7 +140,7 @@ impl ListedRun {
         let config = path.join("run.toml");
         let store = Store::open_to_read(path);
         let meta = store.newest_meta();
-        let last = last_step(&path.join("metrics.jsonl"));
+        let end = RecordEnd::read(&path.join("metrics.jsonl"));
         let newest = match &meta {
             Ok(meta) => meta.as_ref(),
             Err(_) => None,
@@ -167,11 +169,12 @@ impl ListedRun {
             steps: length.ok().and_then(|length| length.steps),
             loss: None,
             best: None,
+            cost: end.cost,
             devices: Vec::new(),
             state,
             changed: last_change(path),
         };
-        if let Some((step, loss)) = last {
+        if let Some((step, loss)) = end.last_step {
             run.step = Some(step);
             run.loss = Some(loss);
         }
@@ -192,7 +195,7 @@ impl ListedRun {
         json!({
             "name": self.name, "path": self.path.to_string_lossy(), "step": self.step,
             "steps": self.steps, "saved_step": self.saved, "loss": self.loss,
-            "best_val_loss": self.best,
+            "best_val_loss": self.best, "cost": self.cost,
             "devices": self.devices, "state": self.state.word(), "problem": problem,
         })
     }
@@ -277,20 +280,47 @@ fn read_config(path: &Path) -> Result<RunConfig, String> {
     config_of(path, &text).map_err(|why| why.to_string())
 }
 
-/// Number and loss of the last step at the end of a record.
-fn last_step(path: &Path) -> Option<(u64, f64)> {
+/// Last values at the end of a record.
+#[derive(Debug, Default, PartialEq)]
+struct RecordEnd {
+    /// Number and loss of the last step.
+    last_step: Option<(u64, f64)>,
+    cost: Option<Value>,
+}
+
+impl RecordEnd {
+    /// Reads the end of a record; what is unreadable is unknown.
+    fn read(path: &Path) -> Self {
+        let mut end = Self::default();
+        let Some(bytes) = tail(path) else { return end };
+        // The first and the last line may be incomplete, and then not JSON.
+        for line in bytes.rsplit(|byte| *byte == b'\n') {
+            let Ok(mut line) = serde_json::from_slice::<Value>(line) else { continue };
+            if end.cost.is_none()
+                && let Some(cost) = line.get_mut("cost")
+            {
+                end.cost = Some(cost.take());
+            }
+            end.last_step = step_and_loss(&line);
+            if end.last_step.is_some() {
+                break;
+            }
+        }
+        end
+    }
+}
+
+fn tail(path: &Path) -> Option<Vec<u8>> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
     let start = length.saturating_sub(TAIL_BYTES);
     file.seek(SeekFrom::Start(start)).ok()?;
     let mut bytes = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
-    // The first and the last line may be incomplete, and then not JSON.
-    bytes.rsplit(|byte| *byte == b'\n').find_map(step_and_loss)
+    Some(bytes)
 }
 
-fn step_and_loss(line: &[u8]) -> Option<(u64, f64)> {
-    let line: Value = serde_json::from_slice(line).ok()?;
+fn step_and_loss(line: &Value) -> Option<(u64, f64)> {
     // A loss that was not finite is null.
     let loss = line.get("loss")?.as_f64().unwrap_or(f64::NAN);
     Some((line.get("step")?.as_u64()?, loss))
@@ -314,7 +344,8 @@ mod tests {
     fn the_last_step_is_read_from_the_end_of_a_long_record() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
-        assert_eq!(last_step(&path), None);
+        let last_step = |path: &Path| RecordEnd::read(path).last_step;
+        assert_eq!(RecordEnd::read(&path), RecordEnd::default());
         let mut text = String::new();
         for step in 1..=5000 {
             let _ = writeln!(text, r#"{{"step":{step},"loss":{}.5,"lr":0.001}}"#, 5000 - step);
@@ -329,5 +360,20 @@ mod tests {
         assert!(last_step(&path).unwrap().1.is_nan());
         fs::write(&path, b"\xFF\0{}").unwrap();
         assert_eq!(last_step(&path), None);
+    }
+
+    #[test]
+    fn the_cost_behind_the_last_step_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let mut text =
+            String::from("{\"step\":7,\"cost\":{\"ms\":1.0}}\n{\"step\":8,\"loss\":2.5}\n");
+        fs::write(&path, &text).unwrap();
+        // A run that went on has no cost of its later steps yet.
+        assert_eq!(RecordEnd::read(&path), RecordEnd { last_step: Some((8, 2.5)), cost: None });
+        text += "{\"step\":8,\"val_loss\":2.5}\n{\"step\":8,\"cost\":{\"ms\":4.0}}\n";
+        fs::write(&path, &text).unwrap();
+        let cost = Some(json!({ "ms": 4.0 }));
+        assert_eq!(RecordEnd::read(&path), RecordEnd { last_step: Some((8, 2.5)), cost });
     }
 }

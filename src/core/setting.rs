@@ -42,6 +42,7 @@ settings! {
     TuneSeconds: "train.tune_s", "TrainerOptions::tune_s";
     Shares: "parallel.shares", "TrainerOptions::shares";
     ShareChanges: "parallel.share_changes", "TrainerOptions::share_changes";
+    Overlap: "parallel.overlap", "TrainerOptions::overlap";
     PipelineStages: "parallel.pipeline_stages", "PipelineOptions::stages";
     /// Advice, as an order.
     MoreStages: "cut the model into more stages (parallel.pipeline_stages)",

@@ -43,7 +43,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything after the version in a greeting, the messages between nodes included. Any
 /// change makes another protocol.
-const PROTOCOL: u16 = 7;
+const PROTOCOL: u16 = 8;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
@@ -340,9 +340,9 @@ mod tests {
         let error = Greeting::decode(&third[GREETING_HEAD_BYTES..]).unwrap_err();
         let past = GreetingError::OtherProtocol { protocol: 3, version: "0.2.0".into() };
         assert_eq!(error, past);
-        let seventh = b"PTLK\0\x15\0\x07\x050.2.0\0\0\0\0\0\0\x05\xdchello";
-        assert_eq!(greeting_of(7, "0.2.0", &rest), seventh);
-        let (head, behind) = seventh.split_first_chunk().unwrap();
+        let eighth = b"PTLK\0\x15\0\x08\x050.2.0\0\0\0\0\0\0\x05\xdchello";
+        assert_eq!(greeting_of(8, "0.2.0", &rest), eighth);
+        let (head, behind) = eighth.split_first_chunk().unwrap();
         assert_eq!(greeting_length(head), Ok(behind.len()));
         let idle_timeout = Duration::from_millis(1500);
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };
@@ -350,7 +350,7 @@ mod tests {
         // A greeting of a later protocol; only its beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
-        let own = format!("potluck {} (protocol 7)", env!("CARGO_PKG_VERSION"));
+        let own = format!("potluck {} (protocol 8)", env!("CARGO_PKG_VERSION"));
         assert_eq!(
             error.sentence(true),
             format!(

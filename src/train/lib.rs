@@ -8,6 +8,8 @@ pub mod carried;
 pub mod checkpoint;
 pub mod config;
 pub mod continuation;
+mod cost_advice;
+mod cost_meter;
 pub mod error;
 pub mod evaluate;
 mod evaluated_part;

@@ -322,7 +322,7 @@ fn told(event: Event) -> Option<Event> {
         | Event::Saving { .. }
         | Event::Checkpoint { .. }
         | Event::Ended => event,
-        Event::Tuning { .. } | Event::Measure(_) => return None,
+        Event::Tuning { .. } | Event::Measure(_) | Event::Cost(_) => return None,
     })
 }
 

@@ -13,6 +13,8 @@ use super::loader::LoadedRanks;
 use super::loss_scale::{DynamicLossScale, SCALE_MIN};
 use super::state::{self, StateTensors};
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, put_averages};
+use crate::cost_meter::{CostMeter, MeteredStep};
+use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::shares::held_moments;
@@ -22,7 +24,7 @@ use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::WorkerGroup;
 use potluck_core::Rank;
 use potluck_core::faults::{Fault, Faults, Point};
-use potluck_core::metrics::{RankRecord, StageRecord, StepRecord, Unit};
+use potluck_core::metrics::{RankRecord, RunCost, StageRecord, StepRecord, Unit};
 use potluck_core::rng::Key;
 use potluck_data::Sampler;
 use potluck_graph::optim::{Optimizer, average_weight};
@@ -90,6 +92,10 @@ pub struct Session {
     pub taken: StepsTaken,
     pub(crate) loss_scale: DynamicLossScale,
     options: SessionOptions,
+    /// Expected step, if the devices were timed.
+    expected: Option<ExpectedStep>,
+    /// Meter of the steps.
+    pub(crate) meter: CostMeter,
     /// Initial states of the next step.
     states: CarriedStates,
     /// Parameters replaced by averages on the devices for an evaluation.
@@ -130,6 +136,8 @@ impl Session {
             rank_plans: placed.plans,
             pipelines: placed.pipelines,
             placement: placed.placement,
+            expected: placed.expected,
+            meter: CostMeter::default(),
             taken: StepsTaken::default(),
             loss_scale,
             options,
@@ -462,6 +470,18 @@ impl Session {
         bytes
     }
 
+    /// Measures a step of `samples` samples for the cost.
+    pub fn measure_samples(&mut self, samples: u64, seconds: f64, reports: &[StepReport]) {
+        let number = self.taken.steps;
+        let step = MeteredStep { number, seconds, unit: Unit::Samples, count: samples };
+        self.meter.add(step, reports);
+    }
+
+    /// Returns the cost of the measured steps on several ranks; `None` before there are enough.
+    pub fn cost(&self) -> Option<RunCost> {
+        self.meter.cost(&self.placement, self.expected.as_ref())
+    }
+
     /// Record of the last step, which began at `timing.started` and includes the wait for its
     /// samples.
     pub(crate) fn step_record(&self, reports: &[StepReport], timing: &StepTiming) -> StepRecord {
@@ -519,7 +539,7 @@ impl Session {
                 name: placed.name.clone(),
                 share: u64::from(placed.share),
                 time: report.time,
-                waited: report.waited,
+                waited: report.waits.sum(),
                 idle: report.idle(),
                 stage,
             });

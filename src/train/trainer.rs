@@ -31,6 +31,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use fit::FitReport;
 pub use fit_end::FitEnd;
@@ -44,7 +45,8 @@ use crate::checkpoint::{Best, Checkpoint, NamedTensor};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use opening::{OpenedSession, open_on};
 use potluck_core::HostTensor;
-use potluck_core::metrics::Trace;
+use potluck_core::metrics::{RunCost, Trace};
+use potluck_core::setting::as_fields;
 use potluck_data::{DataDescription, DataFile, Dataset, Tokenizer};
 use potluck_graph::{Graph, ModelGraph};
 use potluck_parallel::{MismatchAction, Outcome, Placement};
@@ -213,6 +215,13 @@ impl Trainer {
         self.session.taken.steps
     }
 
+    /// Returns the cost of the steps on several devices since they were opened: how long they
+    /// compute and wait, compared with the timings before the first step, and a sentence on the
+    /// change that would help the most. `None` for one device, and before 6 steps.
+    pub fn cost(&self) -> Option<RunCost> {
+        as_fields(|| self.session.cost())
+    }
+
     /// Completes the file of the trace; later steps are not in it. Dropping a trainer also
     /// completes it, but ignores errors.
     ///
@@ -239,8 +248,12 @@ impl Trainer {
     /// between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
         self.session.take_given_shares();
+        let started = Instant::now();
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));
-        let report = self.noting_failure(reports)?.swap_remove(0);
+        let mut reports = self.noting_failure(reports)?;
+        let seconds = started.elapsed().as_secs_f64();
+        self.session.measure_samples(self.options.batch as u64, seconds, &reports);
+        let report = reports.swap_remove(0);
         let totals = report.verdict.totals();
         Ok(Step {
             loss: totals.loss,

@@ -8,6 +8,7 @@ pub mod curves;
 #[path = "../../tests/common/golden.rs"]
 mod golden;
 pub mod pipelines;
+pub mod scaling;
 
 use std::io;
 

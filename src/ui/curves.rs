@@ -66,7 +66,8 @@ impl Sink for CurveDrawing {
             | Event::Evaluating { .. }
             | Event::Saving { .. }
             | Event::Measure(_)
-            | Event::Shares(_) => {}
+            | Event::Shares(_)
+            | Event::Cost(_) => {}
         }
         Ok(())
     }

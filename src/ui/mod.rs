@@ -2,6 +2,7 @@
 //! the program; line charts.
 
 pub mod charts;
+mod cost;
 pub mod curves;
 pub mod log;
 pub mod ranks;

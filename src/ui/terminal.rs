@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::cost::cost_lines;
 use super::log::{self, Level};
 use super::ranks::{RunningMeans, short_name};
 use potluck_core::format::{clock, counted_large, thousands};
@@ -191,6 +192,11 @@ impl Sink for Terminal {
             Event::Evaluation(evaluation) => self.evaluation(evaluation),
             // Measures are shown after the sample text, at the end of the program.
             Event::Saving { .. } | Event::Checkpoint { .. } | Event::Measure(_) => {}
+            Event::Cost(cost) => {
+                for line in cost_lines(cost) {
+                    self.note(&line);
+                }
+            }
             Event::Ended => {
                 if let Some((bar, _)) = &self.bar {
                     bar.finish_and_clear();

@@ -44,6 +44,7 @@ impl Sink for ConfigEnum {
                 format!("{} {}: {sampled}", measure.name, measure.step)
             }
             Event::Shares(record) => record.sentence(),
+            Event::Cost(cost) => format!("cost of {} ranks", cost.ranks.len()),
             Event::Ended => "ended".into(),
         };
         self.0.borrow_mut().push(word);

@@ -8,6 +8,7 @@ mod charts;
 mod chat;
 mod cli;
 mod continuation;
+mod costs;
 mod evaluation;
 mod events;
 mod examples;

@@ -119,7 +119,7 @@ impl<'a> ExplainedPlacement<'a> {
             let why = "shares are measured before devices are open";
             return Err(TrainError::Defect(why.into()).into());
         };
-        let PlacementDecision { arrangement: planned, measured, is_kept, notes } = decided;
+        let PlacementDecision { arrangement: planned, measured, is_kept, notes, .. } = decided;
         let has_groups = planned.mesh.tensor > 1;
         let lacks_shares = request.parallel.shares.are_measured() && planned.mesh.data > 1;
         let lacks = if has_groups {

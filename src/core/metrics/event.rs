@@ -9,6 +9,8 @@ use crate::format::milliseconds;
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
+use super::run_cost::RunCost;
+
 /// Unit that a run counts in its steps and evaluations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
@@ -335,6 +337,8 @@ pub enum Event {
     Ended,
     /// The samples of the ranks change, from the next step on.
     Shares(ShareRecord),
+    /// Cost of the steps on several ranks, after enough of them; before [`Ended`](Event::Ended).
+    Cost(RunCost),
 }
 
 impl Serialize for JsonLine<'_, StepRecord> {

@@ -6,6 +6,7 @@ pub mod curves;
 mod error;
 pub mod event;
 pub mod recorder;
+mod run_cost;
 pub mod sink;
 pub mod tensorboard;
 mod timestamp;
@@ -18,6 +19,7 @@ pub use event::{
     StageRecord, StepRecord, Unit,
 };
 pub use recorder::{Recorder, Truncation, aside};
+pub use run_cost::{RankCost, RunCost, SoloSpeed};
 pub use sink::{Sink, Sinks};
 pub use tensorboard::TensorBoard;
 pub use timestamp::rfc3339;

@@ -165,6 +165,7 @@ impl Sink for Recorder {
             Event::Evaluation(record) => self.record(&JsonLine(record), Ok(())),
             Event::Measure(record) => self.record(&record.json(), Ok(())),
             Event::Shares(record) => self.record(&JsonLine(record), Ok(())),
+            Event::Cost(cost) => self.record(&cost.json(), Ok(())),
             Event::Checkpoint { .. } => {
                 // The run is safe, and the disk has room, perhaps for the waiting lines too.
                 self.failing_since = None;

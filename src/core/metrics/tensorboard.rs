@@ -96,7 +96,8 @@ impl Sink for TensorBoard {
             | Event::Evaluating { .. }
             | Event::Saving { .. }
             | Event::Measure(_)
-            | Event::Shares(_) => Ok(()),
+            | Event::Shares(_)
+            | Event::Cost(_) => Ok(()),
         }
     }
 }

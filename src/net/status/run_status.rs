@@ -206,7 +206,7 @@ impl RunStatus {
                 }
                 self.phase = self.between_steps();
             }
-            Event::Note(_) | Event::Measure(_) | Event::Shares(_) => return,
+            Event::Note(_) | Event::Measure(_) | Event::Shares(_) | Event::Cost(_) => return,
             Event::Tuning { device, done, total, .. } => {
                 self.phase =
                     RunPhase::Tuning { device: device.clone(), done: *done, total: *total };

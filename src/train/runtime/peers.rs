@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::defect::{defect, refused};
 use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
+use super::ring_work::RingWork;
 use super::step::Peers;
 use super::trace_tracks::TraceTracks;
 use potluck_core::{ChunkId, EdgeId, EdgePiece, ReductionId, Round};
@@ -52,6 +53,8 @@ pub(crate) struct RingPeers {
     pub kept: HashMap<EdgePiece, SharedBuffer>,
     /// Events to return before all others.
     pub due: VecDeque<Event>,
+    /// Working time of the ring thread.
+    pub(crate) ring_work: RingWork,
 }
 
 impl RingPeers {
@@ -419,5 +422,9 @@ impl Peers for RingPeers {
         while let Ok(Some(readback)) = device.next_readback(false)
             && self.forward(device, readback).is_ok()
         {}
+    }
+
+    fn take_communicated(&mut self) -> Duration {
+        self.ring_work.take()
     }
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::addresses::RankAddresses;
 use super::messages::{DriverMsg, RankRingMsg};
+use super::ring_work::RingWork;
 use potluck_core::metrics::{Span, Track};
 use potluck_core::{ChunkId, EdgePiece, Position, Rank, Round};
 use potluck_kernels::device::panics::{PanicText, catch_quietly};
@@ -36,6 +37,8 @@ pub struct RingChannels {
     pub(crate) adding_since: Option<Instant>,
     /// True if sums are sent to all ranks without an update in between (all-reduce).
     pub all_reduces: bool,
+    /// Time in which the thread has handled messages.
+    pub(crate) work: RingWork,
 }
 
 /// Starts a ring thread, which ends when its mailbox is closed; also returns its buffer pool.
@@ -91,6 +94,7 @@ fn run(mut channels: RingChannels, mut worker: RingWorker<Readback>) -> Closed {
             Err(RecvError::Closed(closed)) => return closed,
             Err(RecvError::TimedOut) => continue,
         };
+        let begun = Instant::now();
         if let RingMsg::Added { chunk, .. } = &message
             && let Some(since) = channels.adding_since.take()
         {
@@ -102,6 +106,7 @@ fn run(mut channels: RingChannels, mut worker: RingWorker<Readback>) -> Closed {
         if let Err(closed) = worker.handle(message, &mut channels) {
             return closed;
         }
+        channels.work.add(begun.elapsed());
     }
 }
 

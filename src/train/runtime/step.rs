@@ -126,11 +126,41 @@ pub struct StepReport {
     pub loss: LossSums,
     /// Busy share of the device, as in [`potluck_kernels::exec::StepSums::busy`].
     pub busy: Option<f64>,
-    /// Duration of the step; `waited` is the part of it spent waiting for other ranks.
+    /// Duration of the step; `waits` are the parts of it spent waiting for other ranks.
     pub time: Duration,
-    pub waited: Duration,
+    pub waits: StepWaits,
+    /// Time in which the rank's ring thread has added and sent values since its last step; zero for
+    /// a single rank.
+    pub communicated: Duration,
     /// State carried into the next step, per micro-batch.
     pub states: Vec<NextStates>,
+}
+
+/// Durations for which a rank has waited for other ranks in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct StepWaits {
+    /// For collectives: sums of gradients, and parameters.
+    pub collectives: Duration,
+    /// For tensors of other stages, and for partial sums of a tensor group.
+    pub tensors: Duration,
+    /// For the verdict, which comes when all ranks have computed.
+    pub verdict: Duration,
+}
+
+impl StepWaits {
+    /// Returns the sum of all waits.
+    pub fn sum(&self) -> Duration {
+        self.collectives + self.tensors + self.verdict
+    }
+
+    /// Returns the waits of the kind of an awaited operation; `None`: the verdict.
+    fn of(&mut self, awaited: Option<Token>) -> &mut Duration {
+        match awaited.map(|token| token.operation) {
+            Some(Operation::Collective(_)) => &mut self.collectives,
+            Some(Operation::Receive(_) | Operation::AllReduce(_)) => &mut self.tensors,
+            None => &mut self.verdict,
+        }
+    }
 }
 
 impl StepReport {
@@ -144,7 +174,7 @@ impl StepReport {
     pub fn idle(&self) -> f64 {
         match self.busy {
             Some(busy) => 1.0 - busy,
-            None => self.waited.as_secs_f64() / self.time.as_secs_f64(),
+            None => self.waits.sum().as_secs_f64() / self.time.as_secs_f64(),
         }
     }
 }
@@ -219,6 +249,11 @@ pub trait Peers {
 
     /// Discards the round: drops its readbacks, also later ones.
     fn discard(&mut self, device: &mut dyn Executor);
+
+    /// Returns the time in which values were added and sent since the last call.
+    fn take_communicated(&mut self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// Peers of a single rank: none.
@@ -333,7 +368,7 @@ struct Performer<'a> {
     loss: LossSums,
     busy: Option<f64>,
     started: Instant,
-    waited: Duration,
+    waits: StepWaits,
     /// Last segment of each micro-batch on this rank, if the model carries a state.
     last_segment: Option<SegmentId>,
     /// State after completed micro-batches.
@@ -363,7 +398,7 @@ impl<'a> Performer<'a> {
             loss: LossSums::default(),
             busy: None,
             started: Instant::now(),
-            waited: Duration::ZERO,
+            waits: StepWaits::default(),
             last_segment: if input.states.is_empty() { None } else { input.program.last_segment() },
             states: vec![NextStates::new(); input.states.len()],
             passed: Vec::new(),
@@ -551,7 +586,8 @@ impl<'a> Performer<'a> {
     }
 
     fn wait_event(&mut self) -> Result<Event, DeviceError> {
-        self.peers.wait_event(self.device, self.awaited, &mut self.waited)
+        let waited = self.waits.of(self.awaited);
+        self.peers.wait_event(self.device, self.awaited, waited)
     }
 
     fn report(&mut self, interpreter: &mut Interpreter, event: Event) -> Result<(), DeviceError> {
@@ -579,7 +615,8 @@ impl<'a> Performer<'a> {
             loss: std::mem::take(&mut self.loss),
             busy: self.busy,
             time: self.started.elapsed(),
-            waited: self.waited,
+            waits: self.waits,
+            communicated: self.peers.take_communicated(),
             states: std::mem::take(&mut self.states),
         })
     }
@@ -696,7 +733,12 @@ mod tests {
             loss: LossSums { loss: 1.0, count: 1.0, terms: Vec::new() },
             busy,
             time: Duration::from_secs(4),
-            waited: Duration::from_secs(3),
+            waits: StepWaits {
+                collectives: Duration::from_secs(2),
+                tensors: Duration::ZERO,
+                verdict: Duration::from_secs(1),
+            },
+            communicated: Duration::ZERO,
             states: Vec::new(),
         };
         assert_eq!((report(None).idle(), report(Some(0.875)).idle()), (0.75, 0.125));

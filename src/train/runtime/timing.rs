@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::device_thread::{DeviceThread, PendingJob};
+use super::expected_step::{ExpectedStep, fastest_alone};
 use super::step::Inputs;
 use potluck_core::format::milliseconds;
 use potluck_kernels::device::DeviceError;
@@ -42,6 +43,8 @@ pub(crate) struct BatchSplit {
     pub notes: Vec<String>,
     /// Devices that are used although a step would be shorter without them.
     pub cost: Option<CostOfDevices>,
+    /// Expected step of the selected devices; `None` for a single device, which is not timed.
+    pub expected: Option<ExpectedStep>,
 }
 
 /// Ratio of the times of a step from which a note says that devices make it longer.
@@ -86,6 +89,7 @@ impl BatchSplit {
             micro_batches: vec![micro_batch],
             notes: Vec::new(),
             cost: None,
+            expected: None,
         }
     }
 }
@@ -243,6 +247,8 @@ pub(crate) fn split_by_speed(
         let step_ms = milliseconds(step_s);
         split.notes.push(format!("a step is expected to take {step_ms} ms{of_network}"));
     }
+    split.expected =
+        Some(expected(&split.members, step_s, &names, &solo_steps(&solo, batch, hold)));
     if let Some(mut cost) = cost {
         cost.devices.retain(|device| split.members.contains(device));
         if !cost.devices.is_empty() && cost.is_worth_telling() {
@@ -368,6 +374,7 @@ fn split_of(
         micro_batches: Vec::new(),
         notes: Vec::new(),
         cost: None,
+        expected: None,
     };
     for left in &selection.excluded {
         split.notes.push(left.sentence(names[left.device]));
@@ -389,6 +396,25 @@ fn split_of(
         ));
     }
     split
+}
+
+/// Seconds of a step with the whole batch on each device alone; infinite for one that does not hold
+/// the state.
+fn solo_steps(solo: &[SoloTiming], batch: u32, hold: &dyn Fn(&[usize]) -> bool) -> Vec<f64> {
+    let mut seconds = Vec::with_capacity(solo.len());
+    for (device, one) in solo.iter().enumerate() {
+        seconds.push(if hold(&[device]) { one.speed.seconds(batch) } else { f64::INFINITY });
+    }
+    seconds
+}
+
+/// Expected step of the members of a split, given the seconds of each device alone.
+fn expected(members: &[usize], step_s: f64, names: &[&str], solo_s: &[f64]) -> ExpectedStep {
+    ExpectedStep {
+        step_s: Some(step_s),
+        solo_s: members.iter().map(|member| solo_s[*member]).collect(),
+        fastest: fastest_alone(names.iter().copied(), solo_s),
+    }
 }
 
 /// Timing of a device that runs alone.

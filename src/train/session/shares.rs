@@ -46,7 +46,7 @@ impl SessionShares {
         let mut step = StepSeconds { step_s: 0.0, work_s: Vec::with_capacity(reports.len()) };
         for report in reports {
             step.step_s = step.step_s.max(report.time.as_secs_f64());
-            step.work_s.push(report.time.saturating_sub(report.waited).as_secs_f64());
+            step.work_s.push(report.time.saturating_sub(report.waits.sum()).as_secs_f64());
         }
         balancer.observe(step);
     }

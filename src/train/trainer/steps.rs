@@ -12,6 +12,7 @@ use super::fit_end::FitEnd;
 use super::fit_options::FitOptions;
 use crate::best::is_better;
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
+use crate::cost_meter::MeteredStep;
 use crate::error::TrainError;
 use crate::evaluate::{Evaluation, extent_of};
 use crate::evaluated_part::EvaluatedPart;
@@ -19,7 +20,7 @@ use crate::loader::{BatchSource, Loader};
 use crate::runtime::step::StepInput;
 use crate::session::StepTiming;
 use crate::signals::SignalFlags;
-use potluck_core::metrics::{EvalRecord, Event};
+use potluck_core::metrics::{EvalRecord, Event, StepRecord};
 use potluck_data::Split;
 
 /// Hooks of the steps, for a call of the library or a run of the program.
@@ -230,6 +231,9 @@ impl Trainer {
             self.evaluate_fit(fit, hooks)?;
         }
         self.save_fit(fit, hooks)?;
+        if let Some(cost) = self.session.cost() {
+            fit.emit(hooks, Event::Cost(cost))?;
+        }
         Ok(end)
     }
 
@@ -257,6 +261,8 @@ impl Trainer {
         let record = self.session.step_record(&reports, &timing);
         let skipped = record.skipped.clone();
         fit.loss = Some(record.loss);
+        let StepRecord { step: number, ms, unit, count, .. } = record;
+        self.session.meter.add(MeteredStep { number, seconds: ms / 1e3, unit, count }, &reports);
         fit.emit(hooks, Event::Step(record))?;
         let Some(reason) = skipped else {
             fit.skipped = 0;

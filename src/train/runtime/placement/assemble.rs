@@ -14,7 +14,7 @@ use super::start::start;
 use super::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::RuntimeError;
 use potluck_kernels::autotune;
-use potluck_kernels::device::select_all;
+use potluck_kernels::device::{Adapter, Selection, select_all};
 
 /// Opens the requested devices, measures them if requested, and starts them as a worker group.
 ///
@@ -28,6 +28,20 @@ pub fn assemble(
     let adapters = adapters_for(request.selector);
     let mut selections = select_all(request.selector, &adapters)?;
     selections.extend(request.nodes.offered());
+    assemble_on(request, &adapters, selections, report)
+}
+
+/// Assembles a worker group like [`assemble`], on these devices: those of the request's selector
+/// among `adapters`, or some of them.
+///
+/// # Errors
+/// Returns the errors of [`assemble`].
+pub fn assemble_on(
+    request: &PlacementRequest,
+    adapters: &[Adapter],
+    selections: Vec<Selection>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<PlacedWorkers, RuntimeError> {
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let resumed = resumed_layout(request, &selections);
@@ -52,7 +66,7 @@ pub fn assemble(
     let is_kept = ready.is_kept;
     let mut placed = start(request, ready, candidates(&selections))?;
     if !is_kept && planned.is_none() {
-        repeated = repeated_by(request, &adapters, &placed.placement, &placed.plan);
+        repeated = repeated_by(request, adapters, &placed.placement, &placed.plan);
     }
     placed.notes.extend(note(&placed, repeated));
     let cut = cut.filter(|_| !is_kept).and_then(|cut| cut.note(&placed.plan.graph));

@@ -9,6 +9,7 @@ use super::open_plan::lack_of_memory;
 use super::planned::{PlannedRun, plan_run};
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
+use crate::runtime::expected_step::ExpectedStep;
 use potluck_core::format::milliseconds;
 use potluck_graph::ModelGraph;
 use potluck_kernels::autotune;
@@ -108,6 +109,12 @@ pub(crate) fn planned_layout(
     let decision = PlacementDecision {
         arrangement: arrangement.clone(),
         measured: None,
+        // Not all devices hold the whole model, so that they have no speed alone to compare with.
+        expected: Some(ExpectedStep {
+            step_s: Some(planned.proposal.chosen.prediction.step_s),
+            solo_s: vec![f64::INFINITY; arrangement.positions.len()],
+            fastest: None,
+        }),
         is_kept: false,
         notes: notes(&planned),
     };

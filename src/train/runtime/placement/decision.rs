@@ -11,6 +11,7 @@ use super::requested_pipelines::{RequestedPipelines, arrangement_of_replicas};
 use super::shares::{fixed_counts, moments, require_changes};
 use super::tensor_shares;
 use super::types::PlacementRequest;
+use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::{RuntimeError, memory, timing};
 use potluck_core::Setting;
 use potluck_kernels::autotune;
@@ -27,6 +28,8 @@ pub struct PlacementDecision {
     pub arrangement: Arrangement,
     /// Times of blocks, if the stages of pipelines were chosen by them.
     pub measured: Option<MeasuredBlocks>,
+    /// Expected step of a planned arrangement.
+    pub(crate) expected: Option<ExpectedStep>,
     /// True if the arrangement is the resumed run's.
     pub is_kept: bool,
     /// Messages for the user.
@@ -95,7 +98,7 @@ pub fn decide(
         }
     };
     notes.extend(require_micro_batches(&requested, &arrangement)?);
-    Ok(Some(PlacementDecision { arrangement, measured, is_kept, notes }))
+    Ok(Some(PlacementDecision { arrangement, measured, expected: None, is_kept, notes }))
 }
 
 /// Returns the arrangement of a request whose cut and shares are given, or even if no measurement

@@ -15,6 +15,7 @@ use super::statistics::require_statistics;
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::remote::FIRST_NODE;
 use crate::runtime::timing::{self, BatchSplit, BatchToSplit, CostOfDevices, Network, Probe};
@@ -44,6 +45,13 @@ struct MeasuredShare {
     device: OpenDevice,
     count: u32,
     micro_batch: u32,
+}
+
+/// Devices of the run, with the sites where they add gradients.
+struct MeasuredRanks {
+    shared: Vec<MeasuredShare>,
+    reduce_sites: Vec<ReduceSite>,
+    expected: Option<ExpectedStep>,
 }
 
 /// Error of a device, with its index among the open ones.
@@ -76,7 +84,7 @@ pub(crate) fn open_measured(
             (request.notify)(note);
         }
     }
-    let (shared, reduce_sites) = measured?;
+    let MeasuredRanks { shared, reduce_sites, expected } = measured?;
     let mut members = Vec::new();
     let mut positions = Vec::new();
     let mut counts = Vec::new();
@@ -94,7 +102,8 @@ pub(crate) fn open_measured(
     let arrangement = arrangement_of_replicas(request, positions, shares, rows);
     let laid_out = lay_out(request, &arrangement)?;
     notes.extend(require_statistics(laid_out.whole(), laid_out.written.programs.iter())?);
-    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept: false, notes })
+    let is_kept = false;
+    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes, expected })
 }
 
 /// Opens the admitted devices. Devices that fail are excluded with a note, unless they are named.
@@ -137,9 +146,9 @@ fn open_admitted(
     }
 }
 
-/// Divides the batch among the open devices, and returns the devices that the run uses, with their
-/// reduce sites. A device that fails is excluded with a note, unless it is named or the last of the
-/// `count` requested devices.
+/// Divides the batch among the open devices, and returns the devices that the run uses. A device
+/// that fails is excluded with a note, unless it is named or the last of the `count` requested
+/// devices.
 fn measured(
     request: &PlacementRequest,
     probe: &Probe,
@@ -147,19 +156,21 @@ fn measured(
     saved: Option<&Placement>,
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
-) -> Result<(Vec<MeasuredShare>, Vec<ReduceSite>), RuntimeError> {
+) -> Result<MeasuredRanks, RuntimeError> {
     let links = measure_links(request, &opened, count)?;
     loop {
         let network = links.as_ref().map(|links| network(request, &opened, links));
         let network = network.as_ref();
         let split = split_with_sites(request, probe, &opened, network, saved);
         let Failure { index, error } = match split {
-            Ok((split, reduce_sites)) => {
+            Ok((mut split, reduce_sites)) => {
                 notes.extend(split.notes.iter().cloned());
                 if let Some(cost) = &split.cost {
                     notes.push(cost_note(request, &opened, cost));
                 }
-                return Ok((members(request, opened, &split), reduce_sites));
+                let expected = split.expected.take();
+                let shared = members(request, opened, &split);
+                return Ok(MeasuredRanks { shared, reduce_sites, expected });
             }
             Err(failure) => failure,
         };

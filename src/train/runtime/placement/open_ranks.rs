@@ -3,7 +3,7 @@
 use super::decision::PlacementDecision;
 use super::laid_out::{lay_out, memory_of_ranks, moments_of_rank};
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
-use super::pipeline::require_shared_memory;
+use super::pipeline::{expected_step, require_shared_memory};
 use super::rank_memory::{host_bytes, pools_of};
 use super::reduce_sites::reduce_sites;
 use super::start::ReadyRanks;
@@ -28,7 +28,7 @@ pub(crate) fn open_decided(
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReadyRanks, RuntimeError> {
-    let PlacementDecision { arrangement, is_kept, mut notes, .. } = decision;
+    let PlacementDecision { arrangement, measured, mut expected, is_kept, mut notes } = decision;
     let laid_out = lay_out(request, &arrangement)?;
     notes.extend(require_statistics(laid_out.whole(), laid_out.written.programs.iter())?);
     let on = arrangement.positions.iter().map(|position| &devices.selections[*position]);
@@ -51,7 +51,10 @@ pub(crate) fn open_decided(
     let layout = &laid_out.layout;
     let groups = &laid_out.written.groups;
     let (members, reduce_sites) = open_all(request, openings, layout, groups, saved, report)?;
-    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes })
+    if let Some(blocks) = &measured {
+        expected = Some(expected_step(request, devices, blocks, &arrangement, &laid_out));
+    }
+    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes, expected })
 }
 
 /// Opens the devices of all ranks, and decides the site of each for the addition of gradients.

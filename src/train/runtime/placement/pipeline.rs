@@ -1,6 +1,7 @@
 //! Pipelines of a request: the blocks of each device, as given, recorded or measured.
 
 pub(crate) mod checks;
+mod expected;
 mod forward;
 mod measure;
 mod search;
@@ -9,6 +10,8 @@ mod stage_memory;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use expected::expected_step;
+pub use expected::price_of;
 pub use forward::{ForwardDevices, open_forward};
 pub(crate) use measure::part_of;
 pub use measure::{MeasuredBlocks, measure_blocks};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::network_note::network_note;
 use super::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::RuntimeError;
+use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::open::OpenDevice;
 use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::trace_labels::TraceLabels;
@@ -28,6 +29,8 @@ pub(crate) struct ReadyRanks {
     pub is_kept: bool,
     /// Messages for the user, without the devices' messages.
     pub notes: Vec<String>,
+    /// Expected step, if the devices were timed.
+    pub(crate) expected: Option<ExpectedStep>,
 }
 
 /// Starts the worker group of opened ranks. `candidates` are the identities of the requested
@@ -41,7 +44,8 @@ pub fn start(
     candidates: Vec<String>,
 ) -> Result<PlacedWorkers, RuntimeError> {
     let placement = placement(request, &ready, candidates);
-    let ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, mut notes } = ready;
+    let ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, mut notes, expected } =
+        ready;
     let LaidOut { group: model, written, layout } = laid_out;
     let node = |one: &OpenDevice| one.driver.remote().map_or(0, |slot| slot.node.number);
     let nodes: Vec<u32> = members.iter().map(node).collect();
@@ -81,6 +85,7 @@ pub fn start(
         plans,
         notes,
         trace,
+        expected,
     })
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::remote::RemoteNodes;
@@ -69,4 +70,6 @@ pub struct PlacedWorkers {
     /// Messages for the user.
     pub notes: Vec<String>,
     pub trace: Option<Trace>,
+    /// Expected step, if the devices were timed for this run.
+    pub expected: Option<ExpectedStep>,
 }

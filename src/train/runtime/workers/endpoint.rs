@@ -14,6 +14,7 @@ use crate::runtime::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use crate::runtime::peers::{RingPeers, WaitStatus};
 use crate::runtime::remote_endpoint::RemoteEndpoint;
 use crate::runtime::ring::RingChannels;
+use crate::runtime::ring_work::RingWork;
 use crate::runtime::step::{NoPeers, Peers, StepInput, run_step};
 use crate::runtime::trace_tracks::TraceTracks;
 use potluck_core::{Lock, Rank, Round};
@@ -81,6 +82,7 @@ impl LocalEndpoint {
             let waiting = Arc::default();
             return Ok(Self { peers, inbox, ring, waiting, tracks, thread: None, pool: None });
         }
+        let ring_work = RingWork::default();
         let channels = RingChannels {
             rank,
             groups: groups.clone(),
@@ -92,6 +94,7 @@ impl LocalEndpoint {
             track: tracks.ring.clone(),
             adding_since: None,
             all_reduces: options.all_reduces,
+            work: ring_work.clone(),
         };
         let (thread, pool) =
             crate::runtime::ring::start(channels).map_err(RuntimeError::no_thread)?;
@@ -114,6 +117,7 @@ impl LocalEndpoint {
             read_starts: VecDeque::new(),
             kept: HashMap::new(),
             due: VecDeque::new(),
+            ring_work,
         };
         let peers: Arc<Lock<Box<dyn Peers + Send>>> = Arc::new(Lock::new(Box::new(peers)));
         Ok(Self { peers, inbox, ring, waiting, tracks, thread: Some(thread), pool: Some(pool) })
