@@ -84,7 +84,8 @@ pub(crate) fn planned_layout(
     }
     let Some(lack) = lack else { return Ok(None) };
     (request.notify)(&format!(
-        "planning a layout, because not every device holds the whole model: {lack}"
+        "planning a layout, because not every device holds the whole model: {}",
+        lack_text(&lack)
     ));
     let staged = Plans::new(request.plans.model().clone().with_separate_backward());
     let planned = match plan_run(request, devices, &staged, report) {
@@ -119,6 +120,16 @@ pub(crate) fn planned_layout(
         notes: notes(&planned),
     };
     Ok(Some(PlannedLayout { layout, decision, flags }))
+}
+
+/// Figures of a device that lacks memory, without the advice of the error.
+fn lack_text(lack: &RuntimeError) -> String {
+    match lack {
+        RuntimeError::DeviceMemory { adapter, needed, has, .. } => {
+            format!("{adapter} has {has} of memory, and the run needs {needed}")
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Returns true if neither pipelines nor tensor groups nor shares are given.
