@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::Setting;
 use crate::format::milliseconds;
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
@@ -233,12 +234,12 @@ pub struct ShareRecord {
     pub before: Vec<u32>,
     pub shares: Vec<u32>,
     /// Measurement on which the change is based; `None` if the configuration gave it.
-    pub predicted: Option<PredictedStep>,
+    pub predicted: Option<PredictedGain>,
 }
 
 /// Measurement on which a change of samples is based.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PredictedStep {
+pub struct PredictedGain {
     /// Median milliseconds of a step before the change, and the predicted ones after it.
     pub before_ms: f64,
     pub after_ms: f64,
@@ -252,8 +253,8 @@ impl ShareRecord {
         let Self { step, before, shares, predicted } = self;
         let change =
             format!("shares {} -> {} from step {}", ratio(before), ratio(shares), step + 1);
-        let Some(PredictedStep { before_ms, after_ms, changed }) = predicted else {
-            return format!("{change}, as given by parallel.share_changes");
+        let Some(PredictedGain { before_ms, after_ms, changed }) = predicted else {
+            return format!("{change}, as given by {}", Setting::ShareChanges);
         };
         let cause = match changed {
             Some((name, true)) => format!("{name} is slower than before"),
@@ -281,7 +282,7 @@ impl Serialize for JsonLine<'_, ShareRecord> {
         map.serialize_entry("from_step", &(step + 1))?;
         map.serialize_entry("before", before)?;
         map.serialize_entry("shares", shares)?;
-        if let Some(PredictedStep { before_ms, after_ms, .. }) = predicted {
+        if let Some(PredictedGain { before_ms, after_ms, .. }) = predicted {
             map.serialize_entry("before_ms", before_ms)?;
             map.serialize_entry("predicted_ms", after_ms)?;
         }
@@ -448,7 +449,7 @@ pub(super) mod tests {
     #[test]
     fn changes_of_shares_are_lines_and_sentences() {
         let changed = Some(("cpu 2".to_string(), true));
-        let predicted = Some(PredictedStep { before_ms: 312.0, after_ms: 281.0, changed });
+        let predicted = Some(PredictedGain { before_ms: 312.0, after_ms: 281.0, changed });
         let (before, shares) = (vec![48, 48], vec![64, 32]);
         let record = ShareRecord { step: 50, before, shares, predicted };
         assert_eq!(

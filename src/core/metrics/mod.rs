@@ -15,7 +15,7 @@ pub mod trace;
 pub use curves::{Curve, CurvePoint, CurveReader, Curves};
 pub use error::MetricsError;
 pub use event::{
-    EvalRecord, Event, MeasureRecord, MeasuredValue, PredictedStep, RankRecord, ShareRecord,
+    EvalRecord, Event, MeasureRecord, MeasuredValue, PredictedGain, RankRecord, ShareRecord,
     StageRecord, StepRecord, Unit,
 };
 pub use recorder::{Recorder, Truncation, aside};

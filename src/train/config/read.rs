@@ -1398,7 +1398,7 @@ mod tests {
         #[test]
         fn what_is_printed_reads_back_the_same(
             kind in 0..FAMILIES.len(),
-            fractions in proptest::collection::vec(0.0..1.0f64, 100)
+            fractions in proptest::collection::vec(0.0..1.0f64, 110)
         ) {
             let family = &FAMILIES[kind];
             let mut config = RunConfig::default();
@@ -1430,6 +1430,10 @@ mod tests {
                     changed.train.batch = batch;
                     let micro_batch = changed.train.micro_batch_size.of_batch(batch).min(batch);
                     changed.train.micro_batch_size = MicroBatchSize::Samples(micro_batch);
+                }
+                if !changed.parallel.share_changes.is_empty() {
+                    changed.parallel.balance = Balance::Fixed;
+                    changed.parallel.share_changes = vec![format!("9: {}", changed.train.batch)];
                 }
                 let parallel = &mut changed.parallel;
                 match parallel.schedule {

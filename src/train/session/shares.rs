@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Session, StepsTaken};
 use crate::runtime::step::StepReport;
-use potluck_core::metrics::{PredictedStep, ShareRecord};
+use potluck_core::metrics::{PredictedGain, ShareRecord};
 use potluck_graph::Plan;
 use potluck_parallel::planner::laid_out::programs_of_replicas;
 use potluck_parallel::planner::rebalance::{
@@ -107,7 +107,7 @@ impl Session {
         }
         self.set_shares(&shares);
         let predicted =
-            PredictedStep { before_ms: 1e3 * step_s, after_ms: 1e3 * predicted_s, changed };
+            PredictedGain { before_ms: 1e3 * step_s, after_ms: 1e3 * predicted_s, changed };
         Some(ShareRecord { step, before, shares, predicted: Some(predicted) })
     }
 

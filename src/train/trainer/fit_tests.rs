@@ -135,7 +135,7 @@ fn given_changes_of_shares_have_the_same_bits_in_any_calls() {
             ControlFlow::Continue(())
         })
         .unwrap();
-    let sentence = |change| format!("shares {change}, as given by parallel.share_changes");
+    let sentence = |change| format!("shares {change}, as given by TrainerOptions::share_changes");
     let changes = ["3 : 3 -> 1 : 5 from step 5", "1 : 5 -> 4 : 2 from step 8"];
     assert_eq!(told, changes.map(sentence));
     assert_eq!(shares, [[[3, 3]; 4].as_slice(), &[[1, 5]; 3], &[[4, 2]; 5]].concat());
