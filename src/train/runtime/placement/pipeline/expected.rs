@@ -2,8 +2,8 @@
 
 use super::measure::{MeasuredBlocks, crossing_elements};
 use crate::runtime::expected_step::{ExpectedStep, fastest_alone};
-use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::memory;
+use crate::runtime::placement::arrangement::Arrangement;
 use crate::runtime::placement::laid_out::LaidOut;
 use crate::runtime::placement::open_one::RequestedDevices;
 use crate::runtime::placement::types::PlacementRequest;
