@@ -138,7 +138,7 @@ fn advice_on(loss: StepLoss, share: f64, cost: &RunCost, layout: CostLayout) -> 
     }
 }
 
-/// Rank that waits the least for the others: `rank 1 (cpu)`.
+/// Rank that waits the least for the others: `rank 1, cpu (2 threads),`.
 fn slowest(cost: &RunCost) -> String {
     let mut slowest = 0;
     for (rank, of_rank) in cost.ranks.iter().enumerate() {
@@ -146,7 +146,7 @@ fn slowest(cost: &RunCost) -> String {
             slowest = rank;
         }
     }
-    format!("rank {slowest} ({})", cost.ranks[slowest].name)
+    format!("rank {slowest}, {},", cost.ranks[slowest].name)
 }
 
 #[cfg(test)]
@@ -215,13 +215,13 @@ mod tests {
         assert_advice(
             uneven(),
             DATA,
-            "rank 1 (b) holds the others up, which wait 20 % of the time: time the devices again \
+            "rank 1, b, holds the others up, which wait 20 % of the time: time the devices again \
              with --retune",
         );
         assert_advice(
             uneven(),
             CostLayout { measures_shares: false, ..DATA },
-            "rank 1 (b) holds the others up, which wait 20 % of the time: give it fewer samples \
+            "rank 1, b, holds the others up, which wait 20 % of the time: give it fewer samples \
              with parallel.shares",
         );
         let of_stages = vec![rank("a", 0.0, 0.1, 0.0), rank("b", 0.0, 0.2, 0.1)];
@@ -261,6 +261,6 @@ mod tests {
         let expected = "b alone is faster, with 100 ms per step; name only it with --devices";
         assert_eq!(advice(&slower, DATA), expected);
         let nearly = RunCost { fastest: solo(0.195), ..slower };
-        assert!(advice(&nearly, DATA).starts_with("rank 1 (b) holds"));
+        assert!(advice(&nearly, DATA).starts_with("rank 1, b, holds"));
     }
 }

@@ -60,7 +60,7 @@ fn cost_of_devices_is_told() {
 #[test]
 fn cost_has_no_guess_without_timings() {
     let desk = Desk::new();
-    let ran = train(&desk, "--devices cpu*2 --set parallel.shares=even --steps 8 --out run");
+    let ran = train(&desk, "--devices cpu*2 --set balance=fixed --steps 8 --out run");
     let cost = cost(&desk, "run").unwrap();
     check_ranks(&cost);
     for unknown in ["predicted_ms", "speedup", "fastest", "fastest_ms", "efficiency", "bubble"] {

@@ -129,10 +129,10 @@ fn rounded(value: f64, parts: f64) -> Value {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
-    pub fn cost() -> RunCost {
+    fn cost() -> RunCost {
         let rank = |name: &str, computing, gradients| RankCost {
             name: name.into(),
             computing,
