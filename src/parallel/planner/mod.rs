@@ -11,3 +11,4 @@ pub mod plans;
 pub mod price;
 pub mod profile;
 pub mod proposal;
+pub mod ring_time;
