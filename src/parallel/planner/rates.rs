@@ -126,7 +126,7 @@ impl DeviceRates {
     /// this memory in GiB.
     pub fn of_cpu(tflops: f64, host_gib: f64) -> Self {
         Self {
-            name: format!("cpu of {tflops} TFLOP/s"),
+            name: format!("cpu of {} TFLOP/s", (1e4 * tflops).round() / 1e4),
             product_flops: 1e12 * tflops,
             attention_flops: 0.5e12 * tflops,
             matrix_flops: None,

@@ -95,7 +95,7 @@ impl RingEstimate<'_> {
     /// Seconds of a message between the first node and the farthest of these units.
     pub(super) fn control_s(&self, units: &[usize]) -> f64 {
         let profile = self.request.profile;
-        let mut farthest = profile.control_s;
+        let mut farthest: f64 = 0.0;
         for unit in units {
             let node = self.units.all[*unit].node as usize;
             if node > 0 {

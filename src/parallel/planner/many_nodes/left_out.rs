@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::order::node_costs;
-use super::{BestOfLayout, GAIN_MIN, LeftOutGroup, Search, WithinNode};
-use potluck_core::format::{gibibytes_down, milliseconds, percent};
+use super::{BestOfLayout, GAIN_MIN, LeftOutGroup, Search, WithinNode, duration};
+use potluck_core::format::{gibibytes_down, percent};
 
 /// Kind of a reason: devices of one name and kind of reason are one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +48,7 @@ pub(super) fn left_out(search: &mut Search<'_>, chosen: &BestOfLayout) -> Vec<Le
         let name = profile.devices[device].name.as_str();
         groups.entry((kind, name)).or_default().push(device);
     }
-    let mut left_out = Vec::with_capacity(groups.len());
+    let mut left_out: Vec<LeftOutGroup> = Vec::new();
     for ((kind, _), devices) in groups {
         let reason = match kind {
             LeftOutKind::Spare => spare(units.within),
@@ -57,13 +57,14 @@ pub(super) fn left_out(search: &mut Search<'_>, chosen: &BestOfLayout) -> Vec<Le
                 let has = gibibytes_down(has);
                 format!("its memory, {has} for a run, does not hold one sample of its part")
             }
-            LeftOutKind::Link => {
-                let why = "the links of its node are too slow";
-                format!("{why}: {}", with_one(search, chosen, unit_of[devices[0]]))
+            LeftOutKind::Link | LeftOutKind::Speed => {
+                with_one(search, chosen, unit_of[devices[0]], kind)
             }
-            LeftOutKind::Speed => with_one(search, chosen, unit_of[devices[0]]),
         };
-        left_out.push(LeftOutGroup { devices, reason });
+        match left_out.iter_mut().find(|group| group.reason == reason) {
+            Some(group) => group.devices.extend(devices),
+            None => left_out.push(LeftOutGroup { devices, reason }),
+        }
     }
     left_out
 }
@@ -76,7 +77,12 @@ fn spare(within: WithinNode) -> String {
 }
 
 /// The step with one unit more, as the end of a sentence.
-fn with_one(search: &mut Search<'_>, chosen: &BestOfLayout, unit: Option<usize>) -> String {
+fn with_one(
+    search: &mut Search<'_>,
+    chosen: &BestOfLayout,
+    unit: Option<usize>,
+    kind: LeftOutKind,
+) -> String {
     let without_s = chosen.trial.step_s;
     let Some(unit) = unit else { return String::new() };
     if chosen.trial.units.len() >= search.request.batch as usize {
@@ -93,7 +99,8 @@ fn with_one(search: &mut Search<'_>, chosen: &BestOfLayout, unit: Option<usize>)
         let most = percent(GAIN_MIN, 0);
         return format!("all devices like it together shorten a step by less than {most}");
     }
-    let with = milliseconds(trial.step_s);
-    let without = milliseconds(without_s);
-    format!("with one of them a step would take {with} ms, without it {without} ms")
+    let why = if kind == LeftOutKind::Link { "the links of its node are too slow: " } else { "" };
+    let with = duration(trial.step_s);
+    let without = duration(without_s);
+    format!("{why}with one of them a step would take {with}, without it {without}")
 }

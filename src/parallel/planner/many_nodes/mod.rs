@@ -12,6 +12,8 @@ mod sharing;
 mod tests;
 mod units;
 
+use std::ops::Range;
+
 use self::estimate::{RingEstimate, RingTrial};
 use self::left_out::left_out;
 use self::order::{node_costs, ring_order};
@@ -24,6 +26,7 @@ use super::ring_time::{RANKS_MAX, RingStep, RingStepTimes};
 use crate::ParallelOptions;
 use crate::collective::Topology;
 use crate::sim::queue::nanos;
+use potluck_core::format::milliseconds;
 
 pub use units::WithinNode;
 
@@ -49,6 +52,8 @@ pub struct ManyNodesRequest<'a> {
     pub batch: u32,
     /// Most samples of a micro-batch.
     pub micro_batch: u32,
+    /// True to run smaller micro-batches on devices with too little memory.
+    pub fits_micro_batch: bool,
     /// Moments of the optimizer per parameter.
     pub moments: usize,
 }
@@ -130,6 +135,11 @@ pub struct NodesProposal {
     pub advice: Vec<Advice>,
     /// Candidates whose step was estimated.
     pub tried: usize,
+}
+
+/// Formats the seconds of a step: in milliseconds, from 10 s on in seconds.
+pub fn duration(seconds: f64) -> String {
+    if seconds < 10.0 { format!("{} ms", milliseconds(seconds)) } else { format!("{seconds:.1} s") }
 }
 
 /// No device can run the model.
@@ -220,25 +230,45 @@ impl Search<'_> {
             speed.map_or(f64::INFINITY, |speed| speed.sample_s())
         };
         by_speed.sort_by(|a, b| sample_s(a).total_cmp(&sample_s(b)));
+        let limits = limits(&costs);
         let mut trials: Vec<RingTrial> = Vec::new();
-        for limit in limits(&costs) {
-            let fast: Vec<usize> = by_speed
-                .iter()
-                .copied()
-                .filter(|unit| costs[units.all[*unit].node as usize] <= limit)
-                .collect();
-            let most = fast.len().min(self.request.batch as usize);
-            for count in counts(most) {
-                let set = self.in_order(&units, fast[..count].to_vec());
-                trials.extend(self.estimate(&units, &set));
+        let mut best = 0;
+        let mut best_s = f64::INFINITY;
+        let coarse = spread(0..limits.len());
+        // Then those between the best one and its neighbours.
+        for round in 0..2 {
+            let indices = match round {
+                0 => coarse.clone(),
+                _ => spread(between(&coarse, best, limits.len())),
+            };
+            for index in indices {
+                let mut fast = by_speed.clone();
+                fast.retain(|unit| costs[units.all[*unit].node as usize] <= limits[index]);
+                fast.truncate(self.request.batch as usize);
+                let found = self.trials_of(&units, &fast);
+                let found_s = shortest(&found);
+                if found_s < best_s {
+                    best_s = found_s;
+                    best = index;
+                }
+                trials.extend(found);
+                trials.retain(|trial| trial.step_s * (1.0 - GAIN_MIN) <= best_s);
             }
-            self.refine(&units, &fast[..most], &mut trials);
         }
-        let best_s = trials.iter().map(|trial| trial.step_s).fold(f64::INFINITY, f64::min);
         // The fewest units of those that are as fast.
-        let near = trials.into_iter().filter(|trial| trial.step_s * (1.0 - GAIN_MIN) <= best_s);
-        let trial = near.min_by_key(|trial| trial.units.len())?;
+        let trial = trials.into_iter().min_by_key(|trial| trial.units.len())?;
         Some(BestOfLayout { units, trial })
+    }
+
+    /// Tries numbers of these units, the fastest first.
+    fn trials_of(&mut self, units: &Units, fast: &[usize]) -> Vec<RingTrial> {
+        let mut trials = Vec::new();
+        for count in counts(fast.len()) {
+            let set = self.in_order(units, fast[..count].to_vec());
+            trials.extend(self.estimate(units, &set));
+        }
+        self.refine(units, fast, &mut trials);
+        trials
     }
 
     /// Tries numbers of units between those that were tried, around the best.
@@ -346,8 +376,12 @@ impl Search<'_> {
     }
 }
 
-/// Limits of the cost of a node's links that are worth trying: some of those that nodes have, the
-/// highest among them.
+/// Seconds of the shortest step; infinite without one.
+fn shortest(trials: &[RingTrial]) -> f64 {
+    trials.iter().map(|trial| trial.step_s).fold(f64::INFINITY, f64::min)
+}
+
+/// Different costs of nodes' links, ascending: limits below which nodes are taken.
 fn limits(costs: &[f64]) -> Vec<f64> {
     let mut distinct = costs.to_vec();
     distinct.sort_by(f64::total_cmp);
@@ -356,11 +390,23 @@ fn limits(costs: &[f64]) -> Vec<f64> {
     for cost in &mut distinct {
         *cost *= 1.01;
     }
-    let count = distinct.len();
+    distinct
+}
+
+/// Some of the indices of a range, the last one among them.
+fn spread(indices: Range<usize>) -> Vec<usize> {
+    let count = indices.len();
     if count <= LIMITS_MAX {
-        return distinct;
+        return indices.collect();
     }
-    (1..=LIMITS_MAX).map(|part| distinct[part * count / LIMITS_MAX - 1]).collect()
+    (1..=LIMITS_MAX).map(|part| indices.start + part * count / LIMITS_MAX - 1).collect()
+}
+
+/// Indices between the neighbours of one that was tried.
+fn between(tried: &[usize], index: usize, count: usize) -> Range<usize> {
+    let before = tried.iter().rfind(|other| **other < index);
+    let after = tried.iter().find(|other| **other > index);
+    before.map_or(0, |before| before + 1)..after.copied().unwrap_or(count)
 }
 
 /// Numbers of units that are tried: each about a third more than the one before.

@@ -55,7 +55,15 @@ fn request<'a>(
     options: &'a ParallelOptions,
     batch: u32,
 ) -> ManyNodesRequest<'a> {
-    ManyNodesRequest { profile, plans, options, batch, micro_batch: 8, moments: 2 }
+    ManyNodesRequest {
+        profile,
+        plans,
+        options,
+        batch,
+        micro_batch: 8,
+        fits_micro_batch: true,
+        moments: 2,
+    }
 }
 
 fn proposed(profile: &Profile, batch: u32) -> NodesProposal {
@@ -198,4 +206,14 @@ fn two_hundred_unequal_nodes_are_planned() {
     assert!(whole.is_none_or(|whole| whole.step_s > *step_s), "{whole:?}");
     let left: usize = proposal.left_out.iter().map(|group| group.devices.len()).sum();
     assert_eq!(left + units.len(), 200);
+}
+
+#[test]
+fn limits_are_refined_between_those_that_were_tried() {
+    assert_eq!(limits(&[2.0, 1.0, 2.001, 4.0]), [1.01, 2.02, 4.04]);
+    assert_eq!(spread(3..6), [3, 4, 5]);
+    let some = spread(0..100);
+    assert_eq!((some.len(), some[0], some[LIMITS_MAX - 1]), (LIMITS_MAX, 7, 99));
+    assert_eq!(between(&some, 7, 100), 0..15);
+    assert_eq!(between(&some, 99, 100), some[LIMITS_MAX - 2] + 1..100);
 }

@@ -104,7 +104,7 @@ pub(super) struct ModelSizes {
     buckets_of_block: Vec<BTreeSet<BucketId>>,
     /// By block: bytes per sample that cross a cut before it, in both directions.
     cut_bytes: Vec<f64>,
-    /// Sizes of micro-batches: the requested one and its halves.
+    /// Sizes of micro-batches: the requested one, and its halves if they may be smaller.
     rows: Vec<u32>,
 }
 
@@ -112,7 +112,9 @@ impl ModelSizes {
     pub(super) fn of(request: &ManyNodesRequest<'_>) -> Self {
         let plan = request.plans.of_rows(1);
         let mut rows = vec![request.micro_batch.min(request.batch).max(1)];
-        while let Some(last) = rows.last().copied().filter(|last| *last > 1) {
+        while let Some(last) = rows.last().copied().filter(|last| *last > 1)
+            && request.fits_micro_batch
+        {
             rows.push(last / 2);
         }
         let (forward, backward) = plan.passes();
