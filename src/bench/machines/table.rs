@@ -53,7 +53,7 @@ fn range(values: impl Iterator<Item = u32>) -> String {
     }
 }
 
-/// Words that say how many times each name is there.
+/// Words that say how many times each name is there, the most frequent first.
 fn repeated<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for name in names {
@@ -62,6 +62,7 @@ fn repeated<'a>(names: impl Iterator<Item = &'a str>) -> String {
             None => counts.push((name, 1)),
         }
     }
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     let mut words = Vec::new();
     for (name, count) in counts.iter().take(NAMES_MAX) {
         words.push(if *count == 1 { (*name).to_string() } else { format!("{count} x {name}") });

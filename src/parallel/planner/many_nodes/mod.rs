@@ -95,7 +95,8 @@ impl NodesCandidate {
         let units = self.units.len();
         match (self.within, units) {
             (WithinNode::Apart | WithinNode::Fastest, 1) => "alone".into(),
-            (WithinNode::Apart | WithinNode::Fastest, _) => format!("data {units}"),
+            (WithinNode::Apart, _) => format!("data {units}"),
+            (WithinNode::Fastest, _) => format!("data {units} (the fastest device of a node)"),
             (within, 1) => within.to_string(),
             (within, _) => format!("data {units} x {within}"),
         }
@@ -157,7 +158,7 @@ pub struct NoRoom {
 pub fn propose(request: &ManyNodesRequest<'_>) -> Result<NodesProposal, NoRoom> {
     let sizes = ModelSizes::of(request);
     let node_order = ring_order(request.profile, sizes.bytes());
-    let mut search = Search { request, sizes: &sizes, node_order, tried: 0 };
+    let mut search = Search { request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
     let mut found = Vec::new();
     let mut refused = Vec::new();
     for within in WithinNode::of_nodes(request.profile) {
@@ -178,6 +179,8 @@ pub fn propose(request: &ManyNodesRequest<'_>) -> Result<NodesProposal, NoRoom> 
     let mut order: Vec<usize> = (0..found.len()).collect();
     order.sort_by(|a, b| candidates[*a].step_s.total_cmp(&candidates[*b].step_s));
     let chosen = &found[order[0]];
+    // Other steps are estimated, and compared with one that was timed.
+    search.scale = candidates[order[0]].step_s / chosen.trial.step_s;
     let left_out = left_out(&mut search, chosen);
     let advice = search.advice(chosen);
     let mut others: Vec<NodesCandidate> =
@@ -201,6 +204,8 @@ struct Search<'a> {
     /// By node: its place in the ring.
     node_order: Vec<usize>,
     tried: usize,
+    /// Seconds of the chosen step for each that was estimated.
+    scale: f64,
 }
 
 impl Search<'_> {
@@ -369,9 +374,10 @@ impl Search<'_> {
         let estimate = RingEstimate { request: &request, sizes: self.sizes, units: &chosen.units };
         if let Some(trial) = estimate.trial(&chosen.trial.units) {
             let text = format!("links {FASTER_LINKS} times as fast between the same nodes");
-            advice.push(Advice { text, step_s: trial.step_s });
+            advice.push(Advice { text, step_s: self.scale * trial.step_s });
         }
-        advice.retain(|advice| advice.step_s < (1.0 - GAIN_MIN) * before_s);
+        let enough_s = (1.0 - GAIN_MIN) * self.scale * before_s;
+        advice.retain(|advice| advice.step_s < enough_s);
         advice
     }
 }

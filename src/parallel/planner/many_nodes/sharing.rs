@@ -2,8 +2,8 @@
 
 use crate::planner::balance::ThroughputModel;
 
-/// Halvings of the time in which all units are to be done.
-const HALVINGS: usize = 60;
+/// Halvings of the time in which all units are to be done: to a part in 10^12.
+const HALVINGS: usize = 40;
 
 /// Returns the most samples that take no longer than `seconds`, at most `most`.
 fn samples_in(speed: &ThroughputModel, seconds: f64, most: u32) -> u32 {

@@ -100,7 +100,7 @@ fn node_behind_a_slow_link_is_left_out_with_the_reason() {
     assert_eq!(nodes, [0, 1, 3]);
     let [left] = &proposal.left_out[..] else { panic!("{:?}", proposal.left_out) };
     assert_eq!(left.devices, [2]);
-    let begin = "the links of its node are too slow: with one of them a step would take ";
+    let begin = "the links of their nodes are too slow: with the best of them a step would take ";
     assert!(left.reason.starts_with(begin), "{}", left.reason);
     // The whole cluster is named, and is slower.
     assert!(proposal.others.iter().any(|other| other.units.len() == 4));
@@ -113,7 +113,7 @@ fn hopelessly_slow_device_has_no_sample() {
     let samples: Vec<u32> = proposal.chosen.units.iter().map(|unit| unit.samples).collect();
     assert_eq!(samples, [32, 32]);
     let [left] = &proposal.left_out[..] else { panic!("{:?}", proposal.left_out) };
-    assert_eq!(left.reason, "it is too slow for a single sample of the batch");
+    assert_eq!(left.reason, "they are too slow for a single sample of the batch");
 }
 
 #[test]
@@ -165,7 +165,8 @@ fn estimate_is_near_the_recurrence() {
         let sizes = ModelSizes::of(&request);
         let units = Units::new(&request, &sizes, WithinNode::Apart).unwrap();
         let node_order = (0..nodes as usize).collect();
-        let mut search = Search { request: &request, sizes: &sizes, node_order, tried: 0 };
+        let mut search =
+            Search { request: &request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
         let set: Vec<usize> = (0..units.all.len()).collect();
         let trial = search.estimate(&units, &set).unwrap();
         let timed = search.times(&units, &trial).ended as f64 / 1e9;

@@ -16,7 +16,7 @@ use potluck_core::format::gibibytes_up;
 use potluck_core::{BucketId, DType};
 
 use potluck_graph::print::MemoryUsage;
-use potluck_graph::{Bucket, PassKind, Plan, crossings};
+use potluck_graph::{PassKind, Plan, crossings};
 
 /// Most devices of a node that form a unit together.
 const UNIT_MAX: usize = 8;
@@ -92,6 +92,14 @@ struct SegmentStep {
     completes: Vec<usize>,
 }
 
+/// Elements of the buckets that a stage holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StageElements {
+    held: usize,
+    /// Those that are updated.
+    updated: usize,
+}
+
 /// Sizes of a model on which a plan depends.
 pub(super) struct ModelSizes {
     /// Buckets in the order in which their gradients become complete.
@@ -101,7 +109,10 @@ pub(super) struct ModelSizes {
     /// Elements that are exchanged and updated.
     pub elements: usize,
     segments: Vec<SegmentStep>,
-    buckets_of_block: Vec<BTreeSet<BucketId>>,
+    /// By first block and number of blocks less one: elements of a stage.
+    stages: Vec<Vec<StageElements>>,
+    /// By the sizes of micro-batches: memory of the whole model without moments.
+    memory: Vec<MemoryUsage>,
     /// By block: bytes per sample that cross a cut before it, in both directions.
     cut_bytes: Vec<f64>,
     /// Sizes of micro-batches: the requested one, and its halves if they may be smaller.
@@ -147,9 +158,14 @@ impl ModelSizes {
             lengths.push(plan.buckets[bucket.index()].gradient_length());
         }
         let elements = lengths.iter().sum();
-        let buckets_of_block = buckets_of_block(&plan);
+        let mut memory = Vec::with_capacity(rows.len());
+        for rows in &rows {
+            let plan = request.plans.of_rows(*rows);
+            memory.push(MemoryUsage::of_shard(&plan, request.moments, 0));
+        }
+        let stages = stage_elements(&plan);
         let cut_bytes = cut_bytes(&plan);
-        Self { order, lengths, elements, segments, buckets_of_block, cut_bytes, rows }
+        Self { order, lengths, elements, segments, stages, memory, cut_bytes, rows }
     }
 
     /// Bytes of all gradients.
@@ -177,28 +193,31 @@ impl ModelSizes {
         }
         complete.into_iter().map(|at| at.map_or(1.0, |at: f64| at / at_s)).collect()
     }
-
-    /// Elements of the buckets that a stage with these blocks holds, by `length` of a bucket.
-    fn stage_elements(
-        &self,
-        plan: &Plan,
-        blocks: Range<u32>,
-        length: fn(&Bucket) -> usize,
-    ) -> usize {
-        let mut held = BTreeSet::new();
-        for block in blocks {
-            held.extend(&self.buckets_of_block[block as usize]);
-        }
-        held.into_iter().map(|bucket: BucketId| length(&plan.buckets[bucket.index()])).sum()
-    }
 }
 
-fn buckets_of_block(plan: &Plan) -> Vec<BTreeSet<BucketId>> {
-    let mut found = vec![BTreeSet::new(); plan.graph.blocks.len()];
+fn stage_elements(plan: &Plan) -> Vec<Vec<StageElements>> {
+    let blocks = plan.graph.blocks.len();
+    let mut of_block = vec![BTreeSet::new(); blocks];
     for (segment, buckets) in plan.segments.iter().zip(plan.buckets_of_segments()) {
-        found[segment.block as usize].extend(buckets);
+        of_block[segment.block as usize].extend(buckets);
     }
-    found
+    let mut stages = Vec::with_capacity(blocks);
+    for first in 0..blocks {
+        let mut buckets: BTreeSet<BucketId> = BTreeSet::new();
+        let mut of_first = Vec::with_capacity(blocks - first);
+        for block in &of_block[first..] {
+            buckets.extend(block);
+            let mut elements = StageElements { held: 0, updated: 0 };
+            for bucket in &buckets {
+                let bucket = &plan.buckets[bucket.index()];
+                elements.held += bucket.length;
+                elements.updated += bucket.gradient_length();
+            }
+            of_first.push(elements);
+        }
+        stages.push(of_first);
+    }
+    stages
 }
 
 fn cut_bytes(plan: &Plan) -> Vec<f64> {
@@ -483,8 +502,11 @@ impl UnitRequest<'_> {
     /// The pipeline of the size of micro-batches that is done first with an equal share.
     fn of_pipeline(&self) -> Option<UnitSpeed> {
         let mut best: Option<UnitSpeed> = None;
-        for rows in self.sizes.rows.iter().copied().filter(|rows| *rows <= self.share.max(1)) {
-            let Some(speed) = self.pipeline_of(rows) else { continue };
+        for (size, rows) in self.sizes.rows.iter().enumerate() {
+            if *rows > self.share.max(1) {
+                continue;
+            }
+            let Some(speed) = self.pipeline_of(size) else { continue };
             let seconds = speed.seconds(self.share);
             if best.as_ref().is_none_or(|best| seconds < best.seconds(self.share)) {
                 best = Some(speed);
@@ -493,7 +515,9 @@ impl UnitRequest<'_> {
         best
     }
 
-    fn pipeline_of(&self, rows: u32) -> Option<UnitSpeed> {
+    /// The pipeline for the micro-batches of this number in the list of sizes.
+    fn pipeline_of(&self, size: usize) -> Option<UnitSpeed> {
+        let rows = self.sizes.rows[size];
         let stages = self.devices.len();
         let mut times = Vec::with_capacity(stages);
         let mut cut_s = Vec::with_capacity(stages);
@@ -507,7 +531,7 @@ impl UnitRequest<'_> {
             );
             times.push(self.times(index, rows));
         }
-        let need = |stage: &CutStage<'_>| self.stage_need(rows, stage);
+        let need = |stage: &CutStage<'_>| self.stage_need(size, stage);
         let request = CutRequest {
             times: &times,
             cut_s: &cut_s,
@@ -537,19 +561,19 @@ impl UnitRequest<'_> {
 
     /// Memory of a stage: its buckets, its part of what passes keep for each micro-batch in flight,
     /// and the scratch memory of the whole model.
-    fn stage_need(&self, rows: u32, stage: &CutStage<'_>) -> MemoryNeed {
-        let plan = self.request.plans.of_rows(rows);
-        let blocks = stage.blocks[0].clone();
-        let part = blocks.len() as f64 / plan.graph.blocks.len().max(1) as f64;
+    fn stage_need(&self, size: usize, stage: &CutStage<'_>) -> MemoryNeed {
+        let Range { start, end } = stage.blocks[0];
+        let StageElements { held, updated } =
+            self.sizes.stages[start as usize][(end - start) as usize - 1];
+        let MemoryUsage { stash, scratch, states, .. } = self.sizes.memory[size];
+        let blocks = self.sizes.stages.len();
         let in_flight = self.devices.len() - stage.stage;
-        let updated = self.sizes.stage_elements(&plan, blocks.clone(), Bucket::gradient_length);
-        let held = self.sizes.stage_elements(&plan, blocks, |bucket| bucket.length);
+        let stash = stash / blocks * (end - start) as usize * in_flight;
         let owned = updated.div_ceil(self.world.max(1));
-        let whole = MemoryUsage::of_shard(&plan, self.request.moments, owned);
-        let stash = (whole.stash as f64 * part) as usize * in_flight;
-        let values = (held + updated) * DType::F32.bytes();
-        let optimizer = whole.moments + whole.averages;
-        let needed = (values + optimizer + stash + whole.scratch + whole.states) as u64;
+        let options = self.request.plans.model().plan_options(1);
+        let moments = options.moments.bytes(owned) * self.request.moments;
+        let values = (held + updated) * DType::F32.bytes() + options.average_bytes(owned);
+        let needed = (values + moments + stash + scratch + states) as u64;
         MemoryNeed { needed, has: self.device(stage.device).memory }
     }
 
