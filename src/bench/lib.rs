@@ -6,13 +6,15 @@
 //! tables ([`Report`]'s `Display`) or kept as JSON; [`compare()`] compares two reports.
 //! [`collectives::run`] measures the communication between ranks, [`link::run`] the link between
 //! two nodes, [`pipeline::run`] the steps of pipelines under every schedule, and [`scaling::run`]
-//! the step on more and more devices.
+//! the step on more and more devices. [`machines::plan_machines`] plans a run on machines that are
+//! not here.
 
 pub mod collectives;
 pub mod compare;
 mod generation;
 mod large_product;
 pub mod link;
+pub mod machines;
 mod matmul;
 mod peaks;
 pub mod pipeline;
