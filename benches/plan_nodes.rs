@@ -48,13 +48,8 @@ fn planned(nodes: u32, batch: u32, micro_batch: u32) -> Result<(), Box<dyn std::
     let began = Instant::now();
     let plans = Plans::new(ModelGraph::training(gpt(&gpt2())?, true)?);
     let options = ParallelOptions::default();
-    let step = PlannedStep {
-        options: &options,
-        batch,
-        micro_batch,
-        fits_micro_batch: true,
-        moments: 2,
-    };
+    let step =
+        PlannedStep { options: &options, batch, micro_batch, fits_micro_batch: true, moments: 2 };
     let plan = plan_model(&path, plans, step)?;
     let seconds = began.elapsed().as_secs_f64();
     print!("{}", plan.table());

@@ -135,6 +135,10 @@ pub enum DataCommand {
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
+    /// Plan for the machines of this file, which need not be here: cards by name, links by rate and
+    /// latency; nothing is measured
+    #[arg(long, value_name = "FILE", conflicts_with = "devices")]
+    pub machines: Option<PathBuf>,
     /// Print JSON instead of tables
     #[arg(long)]
     pub json: bool,

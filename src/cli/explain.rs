@@ -118,7 +118,10 @@ fn kernels(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<String> {
 
 /// Returns the sizes of the data of the run's model: from a checkpoint if there is one, or else
 /// from the run's data.
-fn data_shape(spec: &RunSpec, saved: &SavedData) -> anyhow::Result<DataShape> {
+///
+/// # Errors
+/// Returns the errors of loading the data.
+pub fn data_shape(spec: &RunSpec, saved: &SavedData) -> anyhow::Result<DataShape> {
     Ok(match saved.shape() {
         Some(shape) => shape,
         None => spec.load_data(saved)?.shape,

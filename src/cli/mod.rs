@@ -39,6 +39,7 @@ use std::sync::OnceLock;
 use crate::ui::log::{self, Level};
 use crate::ui::terminal::{print_error, print_line};
 use args::{Cli, Command};
+use potluck_bench::machines::PlanMachinesError;
 use potluck_core::{Remedy, files};
 use potluck_net::nodes::ClusterHandleError;
 use potluck_train::TrainError;
@@ -158,6 +159,12 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     }
     if let Some(error) = error.downcast_ref::<RuntimeError>() {
         return error.exit_code();
+    }
+    if let Some(error) = error.downcast_ref::<PlanMachinesError>() {
+        return match error {
+            PlanMachinesError::Train(error) => error.exit_code(),
+            PlanMachinesError::Machines(_) | PlanMachinesError::NoRoom(_) => EXIT_CONFIGURATION,
+        };
     }
     if let Some(InterruptedError(signal)) = error.downcast_ref() {
         return signal.exit_code();

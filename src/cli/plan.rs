@@ -2,18 +2,24 @@
 
 mod report;
 
+use std::path::Path;
+
 use super::UsageError;
 use super::args::PlanArgs;
+use super::explain::data_shape;
 use super::schedule_chart::probe;
 use super::train::{DescribedRun, described};
 use crate::ui::terminal::print_line;
+use potluck_bench::machines::plan_machines;
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::planner::plans::Plans;
+use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::{adapters_for, selections};
 use potluck_train::runtime::placement::names::display_names;
 use potluck_train::runtime::placement::open_one::RequestedDevices;
 use potluck_train::runtime::placement::planned::plan_run;
 use potluck_train::runtime::placement::types::PlacementRequest;
+use potluck_train::spec::RunSpec;
 use report::PlanReport;
 
 /// Runs `potluck plan`.
@@ -26,6 +32,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         return Err(UsageError(why.into()).into());
     }
     let DescribedRun { spec, resumed } = described(&args.train)?;
+    if let Some(file) = &args.machines {
+        return plan_elsewhere(file, args.json, &spec, &resumed.data);
+    }
     let probe = probe(&spec, &resumed.data)?;
     let data = spec.load_data(&resumed.data)?;
     let [whole, staged] = spec.training_graphs(&data.shape)?.map(Plans::new);
@@ -55,5 +64,22 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         adapters: &adapters_for(&spec.devices),
     };
     super::print(&if args.json { report.json() } else { report.text() });
+    Ok(())
+}
+
+/// Plans a run on the machines of a file.
+fn plan_elsewhere(
+    file: &Path,
+    is_json: bool,
+    spec: &RunSpec,
+    saved: &SavedData,
+) -> anyhow::Result<()> {
+    let shape = data_shape(spec, saved)?;
+    let plan = plan_machines(file, spec, &shape)?;
+    if is_json {
+        super::print(&format!("{:#}\n", plan.json()));
+    } else {
+        super::print(&plan.table());
+    }
     Ok(())
 }

@@ -55,7 +55,7 @@ fn given_layouts_are_kept_and_each_is_explained() {
     }
     let alone = plan(&desk, "--devices cpu").out;
     assert!(alone.contains("alone"), "{alone}");
-    let error = desk.run(&format!("plan {SMALL} --nodes 2")).ended(2);
+    let error = desk.run(&format!("plan {SMALL} --nodes 2")).ended(78);
     assert!(error.line("error:").contains("leave out --nodes"), "{}", error.err);
 }
 
@@ -80,4 +80,25 @@ fn model_over_memory_is_planned_without_a_flag() {
     let parameters = |run: &str| desk.checkpoint(run, 4, "parameters.safetensors");
     assert!(parameters("run") == parameters("rest"), "a resumed run ends in other bits");
     assert_eq!(desk.manifest("rest", 4)["meta"]["placement"]["mesh"], *mesh);
+}
+
+/// Cards by name, and links by rate: nothing is opened or measured.
+#[test]
+fn machines_of_a_file_are_planned_without_devices() {
+    let desk = Desk::new();
+    let file = "[[node]]\nname = \"desk\"\ndevices = [\"RTX 4090\", \"RTX 3060\"]\nmemory_gib = 64\n\
+                [[node]]\nname = \"attic\"\ncount = 3\ndevices = [\"rx7600\"]\nmemory_gib = 16\n\
+                [network]\nrate_gbit_s = 1\nlatency_ms = 0.2\n";
+    std::fs::write(desk.path("machines.toml"), file).unwrap();
+    let told = plan(&desk, "--machines machines.toml").out;
+    for part in ["RTX 4090", "attic", "step"] {
+        assert!(told.contains(part), "'{part}' is missing in:\n{told}");
+    }
+    let found = plan_json(&desk, "--machines machines.toml");
+    assert!(found["chosen"]["step_ms"].as_f64().unwrap() > 0.0, "{found}");
+    std::fs::write(desk.path("machines.toml"), file.replace("RTX 3060", "RTX 3061")).unwrap();
+    let line = format!("plan {SMALL} --machines machines.toml");
+    let error = desk.run(&line).ended(78);
+    let error = error.line("error:");
+    assert!(error.contains("RTX 3061") && error.contains("RTX 3060"), "{error}");
 }
