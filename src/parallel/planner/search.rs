@@ -48,6 +48,9 @@ pub struct StageQuestion<'a> {
     pub micro_batch: u32,
 }
 
+/// True if a device may have memory for the chunks of a stage.
+pub type StageFits<'a> = dyn Fn(CutStage<'_>) -> bool + 'a;
+
 /// Memory of the devices for parts of a model.
 pub trait MemoryModel {
     /// Returns the memory of each rank of an arrangement, and what its device has.
@@ -55,11 +58,7 @@ pub trait MemoryModel {
 
     /// Calls `cut` with a function that is true if the device, by its place in `question.devices`,
     /// may have memory for these chunks as that stage. [`MemoryModel::needs`] decides in the end.
-    fn with_stage_memory(
-        &self,
-        question: StageQuestion<'_>,
-        cut: &mut dyn FnMut(&dyn Fn(CutStage<'_>) -> bool),
-    );
+    fn with_stage_memory(&self, question: StageQuestion<'_>, cut: &mut dyn FnMut(&StageFits<'_>));
 }
 
 /// Request for a plan.

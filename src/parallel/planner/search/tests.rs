@@ -52,11 +52,7 @@ impl MemoryModel for Memory {
         needs
     }
 
-    fn with_stage_memory(
-        &self,
-        _: StageQuestion<'_>,
-        cut: &mut dyn FnMut(&dyn Fn(CutStage<'_>) -> bool),
-    ) {
+    fn with_stage_memory(&self, _: StageQuestion<'_>, cut: &mut dyn FnMut(&StageFits<'_>)) {
         cut(&|_| true);
     }
 }

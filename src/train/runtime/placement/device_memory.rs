@@ -10,11 +10,10 @@ use crate::runtime::memory;
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
 use potluck_parallel::planner::arrangement::Arrangement;
-use potluck_parallel::planner::cut::CutStage;
 use potluck_parallel::planner::laid_out::LaidOut;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::proposal::MemoryNeed;
-use potluck_parallel::planner::search::{MemoryModel, StageQuestion};
+use potluck_parallel::planner::search::{MemoryModel, StageFits, StageQuestion};
 
 /// Memory of the requested devices.
 pub struct DeviceMemory<'a> {
@@ -57,11 +56,7 @@ impl MemoryModel for DeviceMemory<'_> {
         needs
     }
 
-    fn with_stage_memory(
-        &self,
-        question: StageQuestion<'_>,
-        cut: &mut dyn FnMut(&dyn Fn(CutStage<'_>) -> bool),
-    ) {
+    fn with_stage_memory(&self, question: StageQuestion<'_>, cut: &mut dyn FnMut(&StageFits<'_>)) {
         let StageQuestion { devices, mesh, schedule, chunks, batch, micro_batch } = question;
         let mut parallel = self.request.parallel.clone();
         parallel.pipeline.stages = mesh.pipeline as u32;
