@@ -45,7 +45,8 @@ pub(super) fn left_out(search: &mut Search<'_>, chosen: &BestOfLayout) -> Vec<Le
         let reason = format!("its memory, {has} for a run, does not hold one sample of its part");
         left_out.push(LeftOutGroup { devices, reason });
     }
-    far.sort_by(|a, b| cost(*a).total_cmp(&cost(*b)));
+    let sample_s = |unit: usize| profile.whole_model_s(units.all[unit].devices[0], 1);
+    far.sort_by(|a, b| cost(*a).total_cmp(&cost(*b)).then(sample_s(*a).total_cmp(&sample_s(*b))));
     if let Some(nearest) = far.first() {
         let with = with_one(search, chosen, *nearest);
         let reason = format!("the links of their nodes are too slow: {with}");
@@ -71,7 +72,7 @@ fn slow_groups(
     let all = search.in_order(units, all);
     let trial = search.estimate(units, &all);
     let with_sample: HashSet<usize> =
-        trial.map_or_else(HashSet::new, |t| t.units.into_iter().collect());
+        trial.map_or_else(HashSet::new, |trial| trial.units.into_iter().collect());
     let (mut useful, idle): (Vec<usize>, Vec<usize>) =
         slow.iter().partition(|unit| with_sample.contains(unit));
     let profile = search.request.profile;

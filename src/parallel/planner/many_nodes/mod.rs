@@ -188,7 +188,8 @@ pub fn propose(request: &ManyNodesRequest<'_>) -> Result<NodesProposal, NoRoom> 
     others.extend(search.whole_cluster(chosen));
     others.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
     let chosen = candidates[order[0]].clone();
-    others.retain(|other| other.layout() != chosen.layout());
+    // Layouts in which the same devices do the same.
+    others.retain(|other| other.units != chosen.units);
     Ok(NodesProposal { chosen, others, left_out, refused, advice, tried: search.tried })
 }
 
