@@ -133,8 +133,8 @@ pub struct MachinesPlan {
 /// Plans a run on the machines of a file; `shape` is that of the run's data.
 ///
 /// # Errors
-/// Returns [`PlanMachinesError`] for a file that cannot be used, for a model that cannot be built, and
-/// for one that fits on no device.
+/// Returns [`PlanMachinesError`] for a file that cannot be used, for a model that cannot be built,
+/// and for one that fits on no device.
 pub fn plan_machines(
     path: &Path,
     spec: &RunSpec,

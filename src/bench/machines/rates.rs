@@ -1,5 +1,5 @@
-//! Rates of the devices of a file of machines: of cards by name, of processors by their rate, and of
-//! measured devices by their report.
+//! Rates of the devices of a file of machines: of cards by name, of processors by their rate, and
+//! of measured devices by their report.
 
 use std::fs;
 

@@ -1,7 +1,7 @@
 //! Time of a step of data-parallel ranks in a ring with unequal devices and links, by recurrence:
 //! a chunk passes a link at `max(its arrival, the end of the chunk before it) + bytes / rate`, and
-//! arrives one latency later. It is the part of [`crate::sim`] that decides times, without mailboxes
-//! and values, so that it takes rings of 1,000 ranks.
+//! arrives one latency later. It is the part of [`crate::sim`] that decides times, without
+//! mailboxes and values, so that it takes rings of 1,000 ranks.
 //!
 //! Equal to the simulation to the nanosecond if gradients are added on the host, readback slots are
 //! not limited, nothing is random, and no two chunks reach one link or ring thread in the same
