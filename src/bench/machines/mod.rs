@@ -108,7 +108,8 @@ impl DevicesOfEntries {
                     None => {
                         let at = device.span().start;
                         devices.kinds.push(rates(source, at, device.as_ref(), *memory_gib)?);
-                        let is_measured = matches!(device.as_ref(), file::DeviceEntry::Measured(_));
+                        let is_measured =
+                            matches!(device.as_ref(), file::MachineDevice::Measured(_));
                         devices.are_measured.push(is_measured);
                         known.insert(key, devices.kinds.len() - 1);
                         devices.kinds.len() - 1

@@ -67,7 +67,7 @@ impl RingStep<'_> {
     /// If there are fewer than two ranks, or the lists do not have an entry for each.
     pub fn times(&self) -> RingStepTimes {
         assert!(self.ranks.len() > 1 && self.complete.len() == self.ranks.len(), "no ring");
-        let mut state = State::new(self);
+        let mut state = RingState::new(self);
         let control = nanos(self.control_s);
         // The first message to a rank arrives after the one that began the run.
         let begin = control.max(1);
@@ -116,7 +116,7 @@ struct BucketProgress {
     passed: u32,
 }
 
-struct State<'a> {
+struct RingState<'a> {
     of: &'a RingStep<'a>,
     chunks: Vec<RingChunk>,
     /// By bucket and then by owner: the first of its chunks; one more at the end.
@@ -145,7 +145,7 @@ struct State<'a> {
     final_reads: Vec<Vec<Nanos>>,
 }
 
-impl<'a> State<'a> {
+impl<'a> RingState<'a> {
     fn new(of: &'a RingStep<'a>) -> Self {
         let world = of.ranks.len();
         let mut chunks = Vec::with_capacity(of.layout.chunks.len());

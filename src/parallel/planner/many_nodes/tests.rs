@@ -166,7 +166,7 @@ fn estimate_is_near_the_recurrence() {
         let units = Units::new(&request, &sizes, WithinNode::Apart).unwrap();
         let node_order = (0..nodes as usize).collect();
         let mut search =
-            Search { request: &request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
+            NodesSearch { request: &request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
         let set: Vec<usize> = (0..units.all.len()).collect();
         let trial = search.estimate(&units, &set).unwrap();
         let timed = search.times(&units, &trial).ended as f64 / 1e9;

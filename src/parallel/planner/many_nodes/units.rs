@@ -238,7 +238,7 @@ fn cut_bytes(plan: &Plan) -> Vec<f64> {
 
 /// Devices that hold one model together.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Unit {
+pub(super) struct DeviceUnit {
     pub node: u32,
     /// Indices in the profile, the fastest first.
     pub devices: Vec<usize>,
@@ -250,7 +250,7 @@ pub(super) struct Unit {
 #[derive(Clone, Debug)]
 pub(super) struct Units {
     pub within: WithinNode,
-    pub all: Vec<Unit>,
+    pub all: Vec<DeviceUnit>,
     /// By kind: the devices of one unit of it.
     pub kinds: Vec<Vec<usize>>,
     /// Messages of a tensor group per micro-batch.
@@ -291,7 +291,7 @@ impl Units {
                 if kind == next {
                     units.kinds.push(devices.clone());
                 }
-                units.all.push(Unit { node: node as u32, devices, kind });
+                units.all.push(DeviceUnit { node: node as u32, devices, kind });
             }
         }
         Ok(units)
@@ -432,7 +432,7 @@ impl UnitSpeed {
     }
 }
 
-/// Unit whose speed is asked for.
+/// DeviceUnit whose speed is asked for.
 struct UnitRequest<'a> {
     request: &'a ManyNodesRequest<'a>,
     sizes: &'a ModelSizes,
