@@ -57,7 +57,7 @@ pub(super) struct NodeEntry {
     pub name: String,
     #[serde(default = "one")]
     pub count: usize,
-    pub devices: Vec<Spanned<DeviceEntry>>,
+    pub devices: Vec<Spanned<MachineDevice>>,
     /// Memory of the host.
     pub memory_gib: f64,
     /// Connection of the node, if it is not that of the network.
@@ -91,7 +91,7 @@ pub(super) struct LinkEntry {
 
 /// Device of a node.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum DeviceEntry {
+pub(super) enum MachineDevice {
     /// A card of the table, or `cpu:TFLOPS`.
     Named(String),
     Measured(MeasuredEntry),
@@ -108,7 +108,7 @@ pub(super) struct MeasuredEntry {
     pub memory_gib: Option<f64>,
 }
 
-impl<'de> Deserialize<'de> for DeviceEntry {
+impl<'de> Deserialize<'de> for MachineDevice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(DeviceVisitor)
     }
@@ -117,18 +117,18 @@ impl<'de> Deserialize<'de> for DeviceEntry {
 struct DeviceVisitor;
 
 impl<'de> Visitor<'de> for DeviceVisitor {
-    type Value = DeviceEntry;
+    type Value = MachineDevice;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the name of a card, \"cpu:TFLOPS\", or { bench = \"REPORT.json\" }")
     }
 
-    fn visit_str<E>(self, name: &str) -> Result<DeviceEntry, E> {
-        Ok(DeviceEntry::Named(name.into()))
+    fn visit_str<E>(self, name: &str) -> Result<MachineDevice, E> {
+        Ok(MachineDevice::Named(name.into()))
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<DeviceEntry, M::Error> {
-        MeasuredEntry::deserialize(MapAccessDeserializer::new(map)).map(DeviceEntry::Measured)
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<MachineDevice, M::Error> {
+        MeasuredEntry::deserialize(MapAccessDeserializer::new(map)).map(MachineDevice::Measured)
     }
 }
 
@@ -231,7 +231,7 @@ impl<'a> Source<'a> {
         }
         self.within(at, "memory_gib", *memory_gib, MEMORY_GIB)?;
         for device in devices {
-            if let DeviceEntry::Measured(MeasuredEntry { memory_gib: Some(memory), .. }) =
+            if let MachineDevice::Measured(MeasuredEntry { memory_gib: Some(memory), .. }) =
                 device.as_ref()
             {
                 self.within(device.span().start, "memory_gib", *memory, MEMORY_GIB)?;

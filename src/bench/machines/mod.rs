@@ -18,7 +18,7 @@ use self::work::model_work;
 use potluck_parallel::ParallelOptions;
 use potluck_parallel::planner::many_nodes::{ManyNodesRequest, NoRoom, NodesProposal, propose};
 use potluck_parallel::planner::plans::Plans;
-use potluck_parallel::planner::profile::{DeviceProfile, Profile};
+use potluck_parallel::planner::profile::{DeviceProfile, PlanProfile};
 use potluck_parallel::planner::rates::DeviceRates;
 use potluck_train::TrainError;
 use potluck_train::families::DataShape;
@@ -39,7 +39,7 @@ pub enum PlanMachinesError {
 
 /// Machines of a file with the times of a model on them, which is all that a planner needs.
 pub struct MachinesProfile {
-    pub profile: Profile,
+    pub profile: PlanProfile,
     pub plans: Plans,
     /// Name of each node, by number; equal nodes share one.
     pub names: Vec<String>,
@@ -79,7 +79,7 @@ impl MachinesProfile {
         }
         let links = file.links();
         let farthest = links[0].iter().skip(1).map(|link| link.latency_s).fold(0.0, f64::max);
-        let profile = Profile { devices: profiles, links, control_s: farthest };
+        let profile = PlanProfile { devices: profiles, links, control_s: farthest };
         Ok(Self { profile, plans, names, measured })
     }
 }
@@ -108,7 +108,8 @@ impl DevicesOfEntries {
                     None => {
                         let at = device.span().start;
                         devices.kinds.push(rates(source, at, device.as_ref(), *memory_gib)?);
-                        let is_measured = matches!(device.as_ref(), file::DeviceEntry::Measured(_));
+                        let is_measured =
+                            matches!(device.as_ref(), file::MachineDevice::Measured(_));
                         devices.are_measured.push(is_measured);
                         known.insert(key, devices.kinds.len() - 1);
                         devices.kinds.len() - 1
@@ -133,8 +134,8 @@ pub struct MachinesPlan {
 /// Plans a run on the machines of a file; `shape` is that of the run's data.
 ///
 /// # Errors
-/// Returns [`PlanMachinesError`] for a file that cannot be used, for a model that cannot be built, and
-/// for one that fits on no device.
+/// Returns [`PlanMachinesError`] for a file that cannot be used, for a model that cannot be built,
+/// and for one that fits on no device.
 pub fn plan_machines(
     path: &Path,
     spec: &RunSpec,

@@ -1,9 +1,9 @@
-//! Rates of the devices of a file of machines: of cards by name, of processors by their rate, and of
-//! measured devices by their report.
+//! Rates of the devices of a file of machines: of cards by name, of processors by their rate, and
+//! of measured devices by their report.
 
 use std::fs;
 
-use super::file::{CPU_TFLOPS, DeviceEntry, MachinesError, MeasuredEntry, Source};
+use super::file::{CPU_TFLOPS, MachineDevice, MachinesError, MeasuredEntry, Source};
 use crate::report::{DeviceReport, FigureKind, Report};
 use potluck_core::format::listed;
 use potluck_parallel::planner::cards::card_named;
@@ -26,11 +26,11 @@ const CPU: &str = "cpu:";
 pub(super) fn rates(
     source: &Source<'_>,
     at: usize,
-    device: &DeviceEntry,
+    device: &MachineDevice,
     host_gib: f64,
 ) -> Result<DeviceRates, MachinesError> {
     match device {
-        DeviceEntry::Named(name) => match name.strip_prefix(CPU) {
+        MachineDevice::Named(name) => match name.strip_prefix(CPU) {
             Some(rate) => {
                 let rate: f64 = rate.trim().parse().map_err(|_| {
                     let example = "as in \"cpu:0.5\"";
@@ -44,7 +44,7 @@ pub(super) fn rates(
                 Err(unknown) => Err(source.unknown_card(at, &unknown)),
             },
         },
-        DeviceEntry::Measured(entry) => {
+        MachineDevice::Measured(entry) => {
             let folder = source.path.parent().unwrap_or(source.path);
             let path = folder.join(&entry.bench);
             let text = fs::read_to_string(&path)
@@ -195,14 +195,14 @@ mod tests {
         let text = "\n\ndevices";
         let source = Source::new(Path::new("m.toml"), text);
         let refused = |name: &str| {
-            let device = DeviceEntry::Named(name.into());
+            let device = MachineDevice::Named(name.into());
             rates(&source, 2, &device, 64.0).unwrap_err().to_string()
         };
         let unknown = refused("RTX 4099");
         assert!(unknown.starts_with("m.toml:3: there is no card \"RTX 4099\""), "{unknown}");
         assert!(refused("cpu:fast").contains("has no rate in TFLOP/s"));
         assert!(refused("cpu:0").contains("is 0, and must be from 0.001 to 1000"));
-        let missing = DeviceEntry::Measured(entry(None, None));
+        let missing = MachineDevice::Measured(entry(None, None));
         let missing = rates(&source, 2, &missing, 64.0).unwrap_err().to_string();
         assert!(missing.starts_with("r.json: "), "{missing}");
     }

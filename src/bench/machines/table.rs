@@ -259,6 +259,8 @@ impl MachinesPlan {
         for one in &proposal.advice {
             advice.push(json!({ "text": one.text, "step_ms": 1e3 * one.step_s }));
         }
+        let others: Vec<Value> =
+            proposal.others.iter().map(|other| self.candidate_json(other)).collect();
         let mut nodes = Vec::new();
         for unit in &proposal.chosen.units {
             nodes.push(json!({
@@ -272,7 +274,7 @@ impl MachinesPlan {
         }
         json!({
             "chosen": self.candidate_json(&proposal.chosen),
-            "others": proposal.others.iter().map(|one| self.candidate_json(one)).collect::<Vec<_>>(),
+            "others": others,
             "left_out": left_out,
             "refused": proposal.refused,
             "advice": advice,

@@ -50,8 +50,8 @@ const RDNA2: ReachedFractions =
 const RDNA3: ReachedFractions =
     ReachedFractions { product: 0.375, attention: 0.25, matrix: 0.45, bandwidth: 0.80 };
 
-/// Of the data sheet, of which an A770 reaches 14 of 19.7 TFLOP/s in multiply-adds: half of those in
-/// products, and 0.30 in attention.
+/// Of the data sheet, of which an A770 reaches 14 of 19.7 TFLOP/s in multiply-adds: half of those
+/// in products, and 0.30 in attention.
 const ARC: ReachedFractions =
     ReachedFractions { product: 0.355, attention: 0.21, matrix: 0.0, bandwidth: 0.75 };
 
@@ -106,8 +106,8 @@ pub struct Card {
     pub maker: CardMaker,
     /// Peak in f32 of the vector units, in TFLOP/s.
     pub f32_tflops: f64,
-    /// Peak of the matrix units with f16 operands and f32 sums, in TFLOP/s; `None` if shaders cannot
-    /// use them.
+    /// Peak of the matrix units with f16 operands and f32 sums, in TFLOP/s; `None` if shaders
+    /// cannot use them.
     pub matrix_tflops: Option<f64>,
     /// Memory bandwidth in GB/s.
     pub gb_s: f64,

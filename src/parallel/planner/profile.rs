@@ -1,4 +1,4 @@
-//! Profile of the devices and links of a plan: the times of a model's blocks, transfers, updates
+//! PlanProfile of the devices and links of a plan: the times of a model's blocks, transfers, updates
 //! and memory, as measured or as computed from data sheets. It is all that a plan depends on,
 //! besides the model and the request.
 
@@ -53,7 +53,7 @@ fn line(few: u32, few_s: f64, many: u32, many_s: f64) -> [f64; 2] {
     [(many_s - slope * f64::from(many)).max(0.0), slope]
 }
 
-/// Profile of a device.
+/// PlanProfile of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfile {
     /// Display name.
@@ -89,9 +89,9 @@ pub struct SharedProcessor {
     pub slowdown: f64,
 }
 
-/// Profile of all devices and the links between their nodes.
+/// PlanProfile of all devices and the links between their nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Profile {
+pub struct PlanProfile {
     pub devices: Vec<DeviceProfile>,
     /// Links between nodes, by sender and then by receiver; transfers within a node are part of
     /// the devices' readbacks and uploads.
@@ -100,7 +100,7 @@ pub struct Profile {
     pub control_s: f64,
 }
 
-impl Profile {
+impl PlanProfile {
     /// Returns the link between two devices.
     pub fn link(&self, from: usize, to: usize) -> LinkModel {
         let sender = self.devices[from].node as usize;
@@ -171,7 +171,7 @@ mod tests {
             memory: None,
         };
         let devices = [Some(0), None, Some(0), Some(0), Some(1)].map(device);
-        let profile = Profile { devices: devices.into(), links: Vec::new(), control_s: 0.0 };
+        let profile = PlanProfile { devices: devices.into(), links: Vec::new(), control_s: 0.0 };
         assert_eq!(profile.slowdown(0, &[0]), 1.0);
         assert_eq!(profile.slowdown(0, &[0, 1, 4]), 1.0);
         assert_eq!(profile.slowdown(0, &[0, 1, 3]), 2.0);

@@ -47,7 +47,7 @@ impl MemoryNeed {
 
 /// Device that the chosen candidate does not use.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LeftOut {
+pub struct UnusedDevice {
     /// Index of the device in the profile.
     pub device: usize,
     /// Reason, as a sentence for the user.
@@ -69,7 +69,7 @@ pub struct Proposal {
     pub chosen: Candidate,
     /// Other candidates, the fastest first.
     pub others: Vec<Candidate>,
-    pub left_out: Vec<LeftOut>,
+    pub left_out: Vec<UnusedDevice>,
     pub refused: Vec<Refused>,
     /// Changes of the machine or the request that would help most, with their gain, the largest
     /// first.

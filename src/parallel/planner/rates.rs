@@ -1,5 +1,6 @@
-//! Rates of a device that is not here, and the times of a model's blocks by them: each kernel takes
-//! the longer of its arithmetic and its memory traffic (a roofline), and the overhead of a dispatch.
+//! Rates of a device that is not here, and the times of a model's blocks by them: each kernel
+//! takes the longer of its arithmetic and its memory traffic (a roofline), and the overhead of a
+//! dispatch.
 
 use super::cards::{Card, CardBus};
 use super::cut::BlockTimes;

@@ -1,7 +1,7 @@
 //! Time of a step of data-parallel ranks in a ring with unequal devices and links, by recurrence:
 //! a chunk passes a link at `max(its arrival, the end of the chunk before it) + bytes / rate`, and
-//! arrives one latency later. It is the part of [`crate::sim`] that decides times, without mailboxes
-//! and values, so that it takes rings of 1,000 ranks.
+//! arrives one latency later. It is the part of [`crate::sim`] that decides times, without
+//! mailboxes and values, so that it takes rings of 1,000 ranks.
 //!
 //! Equal to the simulation to the nanosecond if gradients are added on the host, readback slots are
 //! not limited, nothing is random, and no two chunks reach one link or ring thread in the same
@@ -67,7 +67,7 @@ impl RingStep<'_> {
     /// If there are fewer than two ranks, or the lists do not have an entry for each.
     pub fn times(&self) -> RingStepTimes {
         assert!(self.ranks.len() > 1 && self.complete.len() == self.ranks.len(), "no ring");
-        let mut state = State::new(self);
+        let mut state = RingState::new(self);
         let control = nanos(self.control_s);
         // The first message to a rank arrives after the one that began the run.
         let begin = control.max(1);
@@ -116,7 +116,7 @@ struct BucketProgress {
     passed: u32,
 }
 
-struct State<'a> {
+struct RingState<'a> {
     of: &'a RingStep<'a>,
     chunks: Vec<RingChunk>,
     /// By bucket and then by owner: the first of its chunks; one more at the end.
@@ -145,7 +145,7 @@ struct State<'a> {
     final_reads: Vec<Vec<Nanos>>,
 }
 
-impl<'a> State<'a> {
+impl<'a> RingState<'a> {
     fn new(of: &'a RingStep<'a>) -> Self {
         let world = of.ranks.len();
         let mut chunks = Vec::with_capacity(of.layout.chunks.len());

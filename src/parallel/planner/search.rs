@@ -11,8 +11,10 @@ use super::arrangement::Arrangement;
 use super::cut::CutStage;
 use super::laid_out::LaidOut;
 use super::plans::Plans;
-use super::profile::Profile;
-use super::proposal::{Candidate, LeftOut, MemoryNeed, Prediction, Proposal, Refused, mesh_name};
+use super::profile::PlanProfile;
+use super::proposal::{
+    Candidate, MemoryNeed, Prediction, Proposal, Refused, UnusedDevice, mesh_name,
+};
 use super::step_time::{least_step_s, step_time};
 use crate::{Mesh, ParallelOptions, PipelineSchedule};
 use advice::advice;
@@ -64,7 +66,7 @@ pub trait MemoryModel {
 /// Request for a plan.
 #[derive(Clone, Copy)]
 pub struct SearchRequest<'a> {
-    pub profile: &'a Profile,
+    pub profile: &'a PlanProfile,
     /// Plans of devices with the whole model or a part of all its tensors.
     pub whole: &'a Plans,
     /// Plans of stages of pipelines.
@@ -310,7 +312,11 @@ fn divisors(number: usize) -> Vec<usize> {
 }
 
 /// Devices that the chosen candidate does not use, with the reason of each.
-fn left_out(request: &SearchRequest, chosen: &Candidate, others: &[Candidate]) -> Vec<LeftOut> {
+fn left_out(
+    request: &SearchRequest,
+    chosen: &Candidate,
+    others: &[Candidate],
+) -> Vec<UnusedDevice> {
     let mut left = Vec::new();
     let without = milliseconds(chosen.prediction.step_s);
     for (device, profile) in request.profile.devices.iter().enumerate() {
@@ -327,7 +333,7 @@ fn left_out(request: &SearchRequest, chosen: &Candidate, others: &[Candidate]) -
             ),
             None => format!("no layout with {name} fits, or can be as fast as {without} ms"),
         };
-        left.push(LeftOut { device, reason });
+        left.push(UnusedDevice { device, reason });
     }
     left
 }

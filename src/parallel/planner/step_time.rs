@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::arrangement::Arrangement;
 use super::laid_out::LaidOut;
 use super::price::segment_costs;
-use super::profile::{BlockSpeed, DeviceProfile, Profile};
+use super::profile::{BlockSpeed, DeviceProfile, PlanProfile};
 use super::tensor::tensor_parts;
 use crate::SpreadPrograms;
 use crate::comm::SEND_WINDOW;
@@ -33,7 +33,7 @@ pub struct StepTime {
 /// runs ahead, and work between steps such as evaluations. `None` if a device cannot run one of its
 /// blocks.
 pub fn step_time(
-    profile: &Profile,
+    profile: &PlanProfile,
     arrangement: &Arrangement,
     laid_out: &LaidOut,
     overlap: bool,
@@ -51,7 +51,7 @@ pub fn step_time(
 
 /// Returns a lower bound of the seconds of a step on a set of devices: the work of the whole batch
 /// in the largest micro-batches, divided among the devices by their speed, with free messages.
-pub fn least_step_s(profile: &Profile, set: &[usize], batch: u32, micro_batch: u32) -> f64 {
+pub fn least_step_s(profile: &PlanProfile, set: &[usize], batch: u32, micro_batch: u32) -> f64 {
     let mut samples_per_s = 0.0;
     for device in set {
         let seconds = profile.whole_model_s(*device, micro_batch);
@@ -62,7 +62,7 @@ pub fn least_step_s(profile: &Profile, set: &[usize], batch: u32, micro_batch: u
 
 /// Costs of each rank; `None` if a device cannot run one of its blocks.
 fn rank_costs(
-    profile: &Profile,
+    profile: &PlanProfile,
     arrangement: &Arrangement,
     laid_out: &LaidOut,
 ) -> Option<Vec<Costs>> {
@@ -114,7 +114,7 @@ fn tensor_part(arrangement: &Arrangement, whole: &Plan, rank: usize) -> f64 {
 }
 
 /// Links between ranks.
-fn rank_links(profile: &Profile, arrangement: &Arrangement) -> Vec<Vec<LinkModel>> {
+fn rank_links(profile: &PlanProfile, arrangement: &Arrangement) -> Vec<Vec<LinkModel>> {
     let mut links = Vec::with_capacity(arrangement.positions.len());
     for &from in &arrangement.positions {
         links.push(arrangement.positions.iter().map(|to| profile.link(from, *to)).collect());
@@ -125,7 +125,7 @@ fn rank_links(profile: &Profile, arrangement: &Arrangement) -> Vec<Vec<LinkModel
 /// Programs of steps whose all-gathers run in the next one, for replicas on several nodes, as in a
 /// run.
 fn spread(
-    profile: &Profile,
+    profile: &PlanProfile,
     arrangement: &Arrangement,
     laid_out: &LaidOut,
     overlap: bool,
@@ -140,7 +140,7 @@ fn spread(
 }
 
 /// Returns true if all-gathers run in the next step.
-fn spreads(profile: &Profile, arrangement: &Arrangement, overlap: bool) -> bool {
+fn spreads(profile: &PlanProfile, arrangement: &Arrangement, overlap: bool) -> bool {
     let node = |position: &usize| profile.devices[*position].node;
     let mut nodes = arrangement.positions.iter().map(node);
     let first = nodes.next();

@@ -106,8 +106,8 @@ impl RingEstimate<'_> {
         farthest
     }
 
-    /// Seconds of a step: each bucket passes the slowest link of the ring once it is complete on all
-    /// units and the bucket before it has passed; the last value passes all links.
+    /// Seconds of a step: each bucket passes the slowest link of the ring once it is complete on
+    /// all units and the bucket before it has passed; the last value passes all links.
     fn step_s(&self, units: &[usize], speeds: &[Rc<UnitSpeed>], counts: &[u32]) -> f64 {
         let world = units.len() as f64;
         let computing_s = slowest(speeds, counts);

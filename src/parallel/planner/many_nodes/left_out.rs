@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::order::node_costs;
 use super::units::Units;
-use super::{BestOfLayout, GAIN_MIN, LeftOutGroup, Search, WithinNode, duration};
+use super::{BestOfLayout, GAIN_MIN, LeftOutGroup, NodesSearch, WithinNode, duration};
 use potluck_core::format::{gibibytes_down, percent};
 
 /// Returns the devices that the best units of the chosen layout do not have.
-pub(super) fn left_out(search: &mut Search<'_>, chosen: &BestOfLayout) -> Vec<LeftOutGroup> {
+pub(super) fn left_out(search: &mut NodesSearch<'_>, chosen: &BestOfLayout) -> Vec<LeftOutGroup> {
     let profile = search.request.profile;
     let units = &chosen.units;
     let taken: HashSet<usize> = chosen.trial.units.iter().copied().collect();
@@ -45,7 +45,8 @@ pub(super) fn left_out(search: &mut Search<'_>, chosen: &BestOfLayout) -> Vec<Le
         let reason = format!("its memory, {has} for a run, does not hold one sample of its part");
         left_out.push(LeftOutGroup { devices, reason });
     }
-    far.sort_by(|a, b| cost(*a).total_cmp(&cost(*b)));
+    let sample_s = |unit: usize| profile.whole_model_s(units.all[unit].devices[0], 1);
+    far.sort_by(|a, b| cost(*a).total_cmp(&cost(*b)).then(sample_s(*a).total_cmp(&sample_s(*b))));
     if let Some(nearest) = far.first() {
         let with = with_one(search, chosen, *nearest);
         let reason = format!("the links of their nodes are too slow: {with}");
@@ -61,7 +62,7 @@ pub(super) fn left_out(search: &mut Search<'_>, chosen: &BestOfLayout) -> Vec<Le
 
 /// Units that are near enough: those without a sample, also if all take part, and the others.
 fn slow_groups(
-    search: &mut Search<'_>,
+    search: &mut NodesSearch<'_>,
     chosen: &BestOfLayout,
     slow: &[usize],
 ) -> Vec<LeftOutGroup> {
@@ -71,7 +72,7 @@ fn slow_groups(
     let all = search.in_order(units, all);
     let trial = search.estimate(units, &all);
     let with_sample: HashSet<usize> =
-        trial.map_or_else(HashSet::new, |t| t.units.into_iter().collect());
+        trial.map_or_else(HashSet::new, |trial| trial.units.into_iter().collect());
     let (mut useful, idle): (Vec<usize>, Vec<usize>) =
         slow.iter().partition(|unit| with_sample.contains(unit));
     let profile = search.request.profile;
@@ -105,7 +106,7 @@ fn spare_reason(within: WithinNode) -> String {
 }
 
 /// The step with one unit more, the best of those that are left out, as the end of a sentence.
-fn with_one(search: &mut Search<'_>, chosen: &BestOfLayout, unit: usize) -> String {
+fn with_one(search: &mut NodesSearch<'_>, chosen: &BestOfLayout, unit: usize) -> String {
     let without_s = chosen.trial.step_s;
     if chosen.trial.units.len() >= search.request.batch as usize {
         return "the batch has no sample for one more device".into();

@@ -17,10 +17,10 @@ use std::ops::Range;
 use self::estimate::{RingEstimate, RingTrial};
 use self::left_out::left_out;
 use self::order::{node_costs, ring_order};
-use self::units::{ModelSizes, Unit, Units};
+use self::units::{DeviceUnit, ModelSizes, Units};
 use super::laid_out::layout;
 use super::plans::Plans;
-use super::profile::Profile;
+use super::profile::PlanProfile;
 use super::proposal::{Advice, MemoryNeed, Refused};
 use super::ring_time::{RANKS_MAX, RingStep, RingStepTimes};
 use crate::ParallelOptions;
@@ -45,7 +45,7 @@ const FASTER_LINKS: f64 = 10.0;
 /// Model and machines of a plan.
 #[derive(Clone, Copy)]
 pub struct ManyNodesRequest<'a> {
-    pub profile: &'a Profile,
+    pub profile: &'a PlanProfile,
     pub plans: &'a Plans,
     pub options: &'a ParallelOptions,
     /// Samples of a step.
@@ -158,7 +158,7 @@ pub struct NoRoom {
 pub fn propose(request: &ManyNodesRequest<'_>) -> Result<NodesProposal, NoRoom> {
     let sizes = ModelSizes::of(request);
     let node_order = ring_order(request.profile, sizes.bytes());
-    let mut search = Search { request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
+    let mut search = NodesSearch { request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
     let mut found = Vec::new();
     let mut refused = Vec::new();
     for within in WithinNode::of_nodes(request.profile) {
@@ -188,7 +188,8 @@ pub fn propose(request: &ManyNodesRequest<'_>) -> Result<NodesProposal, NoRoom> 
     others.extend(search.whole_cluster(chosen));
     others.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
     let chosen = candidates[order[0]].clone();
-    others.retain(|other| other.layout() != chosen.layout());
+    // Layouts in which the same devices do the same.
+    others.retain(|other| other.units != chosen.units);
     Ok(NodesProposal { chosen, others, left_out, refused, advice, tried: search.tried })
 }
 
@@ -198,7 +199,7 @@ struct BestOfLayout {
     trial: RingTrial,
 }
 
-struct Search<'a> {
+struct NodesSearch<'a> {
     request: &'a ManyNodesRequest<'a>,
     sizes: &'a ModelSizes,
     /// By node: its place in the ring.
@@ -208,7 +209,7 @@ struct Search<'a> {
     scale: f64,
 }
 
-impl Search<'_> {
+impl NodesSearch<'_> {
     /// Predicts a step of these units of a layout; those that have no memory or no sample are left
     /// out. `None` if none is left.
     fn estimate(&mut self, units: &Units, set: &[usize]) -> Option<RingTrial> {
@@ -311,7 +312,7 @@ impl Search<'_> {
         let mut busy_s = 0.0;
         let mut planned = Vec::with_capacity(world);
         for (at, unit) in trial.units.iter().enumerate() {
-            let Unit { node, devices, .. } = &units.all[*unit];
+            let DeviceUnit { node, devices, .. } = &units.all[*unit];
             let speed = &trial.speeds[at];
             let computing_s = speed.seconds(trial.counts[at]);
             busy_s += computing_s;

@@ -1,6 +1,6 @@
 //! Order of the nodes of a ring, and the cost of a node's links.
 
-use crate::planner::profile::Profile;
+use crate::planner::profile::PlanProfile;
 use crate::sim::LinkModel;
 
 fn cost(link: LinkModel, bytes: f64) -> f64 {
@@ -9,7 +9,7 @@ fn cost(link: LinkModel, bytes: f64) -> f64 {
 
 /// Returns the place of each node in a ring in which each node follows its nearest neighbour, from
 /// the first node on: for links that cost `bytes`, the lowest of equally near nodes first.
-pub(super) fn ring_order(profile: &Profile, bytes: f64) -> Vec<usize> {
+pub(super) fn ring_order(profile: &PlanProfile, bytes: f64) -> Vec<usize> {
     let nodes = profile.links.len();
     let mut places = vec![0; nodes];
     let mut left: Vec<usize> = (1..nodes).collect();
@@ -31,7 +31,7 @@ pub(super) fn ring_order(profile: &Profile, bytes: f64) -> Vec<usize> {
 
 /// Returns the seconds that `bytes` take at least to and from a node, by node: over the better of
 /// its links to others, in the slower direction. 0 for a single node.
-pub(super) fn node_costs(profile: &Profile, bytes: f64) -> Vec<f64> {
+pub(super) fn node_costs(profile: &PlanProfile, bytes: f64) -> Vec<f64> {
     let nodes = profile.links.len();
     if nodes < 2 {
         return vec![0.0; nodes];
@@ -53,10 +53,10 @@ pub(super) fn node_costs(profile: &Profile, bytes: f64) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn profile(rates: &[&[f64]]) -> Profile {
+    fn profile(rates: &[&[f64]]) -> PlanProfile {
         let link = |rate: &f64| LinkModel { latency_s: 0.0, bytes_per_s: *rate };
         let links = rates.iter().map(|row| row.iter().map(link).collect()).collect();
-        Profile { devices: Vec::new(), links, control_s: 0.0 }
+        PlanProfile { devices: Vec::new(), links, control_s: 0.0 }
     }
 
     #[test]

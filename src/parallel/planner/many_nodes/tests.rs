@@ -21,7 +21,7 @@ fn plans() -> Plans {
 const LAN: LinkModel = LinkModel { latency_s: 1e-4, bytes_per_s: 1e8 };
 
 /// Nodes with devices of these seconds per sample.
-fn profile(nodes: &[&[f64]], blocks: usize) -> Profile {
+fn profile(nodes: &[&[f64]], blocks: usize) -> PlanProfile {
     let mut devices = Vec::new();
     for (node, speeds) in nodes.iter().enumerate() {
         for row_s in *speeds {
@@ -46,11 +46,11 @@ fn profile(nodes: &[&[f64]], blocks: usize) -> Profile {
             });
         }
     }
-    Profile { devices, links: vec![vec![LAN; nodes.len()]; nodes.len()], control_s: 0.0 }
+    PlanProfile { devices, links: vec![vec![LAN; nodes.len()]; nodes.len()], control_s: 0.0 }
 }
 
 fn request<'a>(
-    profile: &'a Profile,
+    profile: &'a PlanProfile,
     plans: &'a Plans,
     options: &'a ParallelOptions,
     batch: u32,
@@ -66,7 +66,7 @@ fn request<'a>(
     }
 }
 
-fn proposed(profile: &Profile, batch: u32) -> NodesProposal {
+fn proposed(profile: &PlanProfile, batch: u32) -> NodesProposal {
     let (plans, options) = (plans(), ParallelOptions::default());
     propose(&request(profile, &plans, &options, batch)).unwrap()
 }
@@ -166,7 +166,7 @@ fn estimate_is_near_the_recurrence() {
         let units = Units::new(&request, &sizes, WithinNode::Apart).unwrap();
         let node_order = (0..nodes as usize).collect();
         let mut search =
-            Search { request: &request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
+            NodesSearch { request: &request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
         let set: Vec<usize> = (0..units.all.len()).collect();
         let trial = search.estimate(&units, &set).unwrap();
         let timed = search.times(&units, &trial).ended as f64 / 1e9;
@@ -176,7 +176,7 @@ fn estimate_is_near_the_recurrence() {
 }
 
 /// Nodes of four kinds of which no two are equal, in their speeds and their links.
-fn unequal(nodes: usize, blocks: usize) -> Profile {
+fn unequal(nodes: usize, blocks: usize) -> PlanProfile {
     let random = &mut Random::new(11);
     let mut speeds = Vec::new();
     for _ in 0..nodes {

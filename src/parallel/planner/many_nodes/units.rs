@@ -9,7 +9,7 @@ use super::ManyNodesRequest;
 use crate::PipelineSchedule;
 use crate::planner::balance::ThroughputModel;
 use crate::planner::cut::{BlockTimes, Cut, CutRequest, CutStage, cut};
-use crate::planner::profile::{DeviceProfile, Profile};
+use crate::planner::profile::{DeviceProfile, PlanProfile};
 use crate::planner::proposal::MemoryNeed;
 use crate::sim::LinkModel;
 use potluck_core::format::gibibytes_up;
@@ -49,7 +49,7 @@ impl fmt::Display for WithinNode {
 
 impl WithinNode {
     /// Layouts that nodes with these devices may have.
-    pub(super) fn of_nodes(profile: &Profile) -> Vec<Self> {
+    pub(super) fn of_nodes(profile: &PlanProfile) -> Vec<Self> {
         let mut layouts = vec![Self::Apart];
         let sizes: BTreeSet<usize> =
             by_node(profile).iter().map(|devices| devices.len().min(UNIT_MAX)).collect();
@@ -68,7 +68,7 @@ impl WithinNode {
 }
 
 /// Devices of each node, the fastest first.
-pub(super) fn by_node(profile: &Profile) -> Vec<Vec<usize>> {
+pub(super) fn by_node(profile: &PlanProfile) -> Vec<Vec<usize>> {
     let mut nodes = vec![Vec::new(); profile.links.len()];
     for (index, device) in profile.devices.iter().enumerate() {
         nodes[device.node as usize].push(index);
@@ -238,7 +238,7 @@ fn cut_bytes(plan: &Plan) -> Vec<f64> {
 
 /// Devices that hold one model together.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Unit {
+pub(super) struct DeviceUnit {
     pub node: u32,
     /// Indices in the profile, the fastest first.
     pub devices: Vec<usize>,
@@ -250,7 +250,7 @@ pub(super) struct Unit {
 #[derive(Clone, Debug)]
 pub(super) struct Units {
     pub within: WithinNode,
-    pub all: Vec<Unit>,
+    pub all: Vec<DeviceUnit>,
     /// By kind: the devices of one unit of it.
     pub kinds: Vec<Vec<usize>>,
     /// Messages of a tensor group per micro-batch.
@@ -291,7 +291,7 @@ impl Units {
                 if kind == next {
                     units.kinds.push(devices.clone());
                 }
-                units.all.push(Unit { node: node as u32, devices, kind });
+                units.all.push(DeviceUnit { node: node as u32, devices, kind });
             }
         }
         Ok(units)
@@ -432,7 +432,7 @@ impl UnitSpeed {
     }
 }
 
-/// Unit whose speed is asked for.
+/// DeviceUnit whose speed is asked for.
 struct UnitRequest<'a> {
     request: &'a ManyNodesRequest<'a>,
     sizes: &'a ModelSizes,

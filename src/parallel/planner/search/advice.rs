@@ -3,7 +3,7 @@
 use super::SearchRequest;
 use crate::contiguous_shares;
 use crate::planner::laid_out::LaidOut;
-use crate::planner::profile::Profile;
+use crate::planner::profile::PlanProfile;
 use crate::planner::proposal::{Advice, Candidate};
 use crate::planner::step_time::step_time;
 use crate::sim::LinkModel;
@@ -28,7 +28,7 @@ pub(super) fn advice(request: &SearchRequest, chosen: &Candidate) -> Vec<Advice>
 }
 
 /// Step of the chosen arrangement with another profile.
-fn step_with(request: &SearchRequest, chosen: &Candidate, profile: &Profile) -> Option<f64> {
+fn step_with(request: &SearchRequest, chosen: &Candidate, profile: &PlanProfile) -> Option<f64> {
     let arrangement = &chosen.arrangement;
     let laid_out =
         LaidOut::of(request.options, request.plans(arrangement.mesh), arrangement).ok()?;

@@ -1,12 +1,12 @@
 //! Sets of devices to try, and the choice among priced candidates.
 
 use super::{GAIN_MIN, SUBSETS_MAX};
-use crate::planner::profile::Profile;
+use crate::planner::profile::PlanProfile;
 use crate::planner::proposal::Candidate;
 
 /// Returns the sets of devices to try, each ascending, the ones with most speed first. Of devices
 /// of one kind on one node, the first ones are taken.
-pub(super) fn device_sets(profile: &Profile, rows: u32, uses_all: bool) -> Vec<Vec<usize>> {
+pub(super) fn device_sets(profile: &PlanProfile, rows: u32, uses_all: bool) -> Vec<Vec<usize>> {
     let count = profile.devices.len();
     let all: Vec<usize> = (0..count).collect();
     if uses_all {
@@ -30,7 +30,7 @@ fn subsets(count: usize) -> Vec<Vec<usize>> {
 }
 
 /// The fastest 1, 2, 3, .. devices, and those of each node.
-fn prefixes(profile: &Profile, rows: u32) -> Vec<Vec<usize>> {
+fn prefixes(profile: &PlanProfile, rows: u32) -> Vec<Vec<usize>> {
     let mut sets = Vec::new();
     let mut add_prefixes = |mut devices: Vec<usize>| {
         devices.sort_by(|a, b| {
@@ -54,7 +54,7 @@ fn prefixes(profile: &Profile, rows: u32) -> Vec<Vec<usize>> {
 }
 
 /// Returns false if a device is missing while a later one of its kind and node is there.
-fn is_first_of_kinds(profile: &Profile, set: &[usize]) -> bool {
+fn is_first_of_kinds(profile: &PlanProfile, set: &[usize]) -> bool {
     for device in set {
         let own = &profile.devices[*device];
         for (earlier, other) in profile.devices[..*device].iter().enumerate() {

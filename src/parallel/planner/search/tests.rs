@@ -79,13 +79,13 @@ fn device(kind: usize, node: u32, seconds: f64) -> DeviceProfile {
     }
 }
 
-fn profile(devices: Vec<DeviceProfile>, link: LinkModel) -> Profile {
+fn profile(devices: Vec<DeviceProfile>, link: LinkModel) -> PlanProfile {
     let nodes = devices.iter().map(|device| device.node as usize + 1).max().unwrap();
-    Profile { devices, links: vec![vec![link; nodes]; nodes], control_s: 0.0 }
+    PlanProfile { devices, links: vec![vec![link; nodes]; nodes], control_s: 0.0 }
 }
 
 fn searched(
-    profile: &Profile,
+    profile: &PlanProfile,
     options: &ParallelOptions,
     bytes: u64,
     uses_all: bool,

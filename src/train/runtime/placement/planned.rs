@@ -13,13 +13,13 @@ use crate::runtime::RuntimeError;
 use potluck_core::Setting;
 use potluck_kernels::autotune;
 use potluck_parallel::planner::plans::Plans;
-use potluck_parallel::planner::profile::Profile;
+use potluck_parallel::planner::profile::PlanProfile;
 use potluck_parallel::planner::proposal::Proposal;
 use potluck_parallel::planner::search::{DEVICES_MAX, SearchRequest, search};
 
 /// Plan with its basis.
 pub struct PlannedRun {
-    pub profile: Profile,
+    pub profile: PlanProfile,
     pub proposal: Proposal,
     /// True if the profile is an earlier one of the same devices and model.
     pub is_kept: bool,

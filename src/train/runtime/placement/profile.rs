@@ -19,7 +19,7 @@ use potluck_kernels::device::{AdapterKind, DeviceError, Selection};
 use potluck_kernels::exec::{BlockTiming, Executor, Moments};
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::links::RingLinks;
-use potluck_parallel::planner::profile::{BlockSpeed, DeviceProfile, Profile, SharedProcessor};
+use potluck_parallel::planner::profile::{BlockSpeed, DeviceProfile, PlanProfile, SharedProcessor};
 use potluck_parallel::sim::LinkModel;
 
 /// Part of the samples of a micro-batch in the second measurement, which tells the fixed time of
@@ -48,7 +48,7 @@ pub fn measure_profile(
     request: &PlacementRequest,
     devices: RequestedDevices,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Profile, RuntimeError> {
+) -> Result<PlanProfile, RuntimeError> {
     let many_rows = request.micro_batch.min(request.batch).max(1);
     let many = measure_blocks(request, devices, many_rows, report)?;
     let few_rows = many_rows.div_ceil(FEWER);
@@ -85,7 +85,7 @@ pub fn measure_profile(
         links_between(&request.nodes.measure_links()?)
     };
     let slowest = links.iter().flatten().map(|link| link.latency_s).fold(0.0, f64::max);
-    Ok(Profile { devices: profiles, links, control_s: THREAD_MESSAGE_S + slowest })
+    Ok(PlanProfile { devices: profiles, links, control_s: THREAD_MESSAGE_S + slowest })
 }
 
 fn node_of(selection: &Selection) -> u32 {

@@ -11,7 +11,7 @@ use potluck_core::files;
 use potluck_graph::print::graph_table;
 use potluck_kernels::autotune::cache;
 use potluck_kernels::device::Selection;
-use potluck_parallel::planner::profile::Profile;
+use potluck_parallel::planner::profile::PlanProfile;
 
 /// Version of the files, and of what is measured.
 const FORMAT: u32 = 1;
@@ -48,7 +48,7 @@ impl ProfileFile {
     }
 
     /// Returns the profile, unless there is none or the file is damaged.
-    pub fn read(&self) -> Option<Profile> {
+    pub fn read(&self) -> Option<PlanProfile> {
         postcard::from_bytes(&std::fs::read(&self.path).ok()?).ok()
     }
 
@@ -56,7 +56,7 @@ impl ProfileFile {
     ///
     /// # Errors
     /// Returns the system's error.
-    pub fn write(&self, profile: &Profile) -> io::Result<()> {
+    pub fn write(&self, profile: &PlanProfile) -> io::Result<()> {
         if let Some(directory) = self.path.parent() {
             std::fs::create_dir_all(directory)?;
         }
