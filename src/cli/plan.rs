@@ -15,7 +15,8 @@ use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::planner::plans::Plans;
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::{adapters_for, selections};
-use potluck_train::runtime::placement::names::display_names;
+use potluck_train::runtime::placement::device_limits::cut_plans;
+use potluck_train::runtime::placement::names::{display_names, is_named};
 use potluck_train::runtime::placement::open_one::RequestedDevices;
 use potluck_train::runtime::placement::planned::plan_run;
 use potluck_train::runtime::placement::types::PlacementRequest;
@@ -37,10 +38,12 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     }
     let probe = probe(&spec, &resumed.data)?;
     let data = spec.load_data(&resumed.data)?;
-    let [whole, staged] = spec.training_graphs(&data.shape)?.map(Plans::new);
+    let plans = Plans::new(spec.training_graph(&data.shape)?);
     let selections = selections(&spec.devices)?;
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
+    let cut = cut_plans(&plans, is_named(&spec.devices), devices, None)?;
+    let plans = cut.as_ref().map_or(&plans, |cut| &cut.plans);
     let tuning = TuneOptions::default();
     let options = spec.trainer_options();
     let parallel = options.parallel();
@@ -54,13 +57,13 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         probe: Some(probe),
         notify: &notify,
         retune: args.train.retune,
-        ..options.placement_request(&parallel, &whole, &tuning)
+        ..options.placement_request(&parallel, plans, &tuning)
     };
-    let planned = plan_run(&request, devices, &staged, &mut |_, _| {})?;
+    let planned = plan_run(&request, devices, &mut |_, _| {})?;
     let report = PlanReport {
         spec: &spec,
         planned: &planned,
-        graph: whole.model().whole(),
+        graph: plans.model().whole(),
         adapters: &adapters_for(&spec.devices),
     };
     super::print(&if args.json { report.json() } else { report.text() });

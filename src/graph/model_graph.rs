@@ -110,6 +110,11 @@ impl ModelGraph {
         Self { averages, ..self }
     }
 
+    /// Returns the arithmetic of matrix products.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
     /// Returns the graph with this arithmetic of matrix products.
     pub fn with_precision(self, precision: Precision) -> Self {
         Self { precision, ..self }.rebuilt()

@@ -543,16 +543,6 @@ impl RunSpec {
         self.trainer_options().training_graph(self.forward_graph(data)?)
     }
 
-    /// Builds the training graphs of the model for devices that run all of it, and for the stages
-    /// of a pipeline.
-    ///
-    /// # Errors
-    /// Returns the errors of [`RunSpec::training_graph`].
-    pub fn training_graphs(&self, data: &DataShape) -> Result<[ModelGraph; 2], TrainError> {
-        let staged = self.trainer_options().staged_graph(self.forward_graph(data)?)?;
-        Ok([staged.clone().with_merged_backward(), staged])
-    }
-
     /// Builds the forward graph of the model with its loss.
     ///
     /// # Errors

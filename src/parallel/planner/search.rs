@@ -15,7 +15,7 @@ use super::profile::PlanProfile;
 use super::proposal::{
     Candidate, MemoryNeed, Prediction, Proposal, Refused, UnusedDevice, mesh_name,
 };
-use super::step_time::{least_step_s, step_time};
+use super::step_time::{least_replica_step_s, least_step_s, step_time};
 use crate::{Mesh, ParallelOptions, PipelineSchedule};
 use advice::advice;
 use layouts::{DividedLayout, divided, replicas};
@@ -48,6 +48,8 @@ pub struct StageQuestion<'a> {
     pub chunks: usize,
     pub batch: u32,
     pub micro_batch: u32,
+    /// False if a fast upper bound suffices.
+    pub is_exact: bool,
 }
 
 /// True if a device may have memory for the chunks of a stage.
@@ -177,11 +179,14 @@ impl Search<'_> {
 
     /// Tries every device of a set with the whole model.
     fn try_replicas(&mut self, set: &[usize]) {
-        if self.is_hopeless(set, self.request.micro_batch) {
+        let SearchRequest { profile, batch, micro_batch, .. } = *self.request;
+        if self.is_slower(least_replica_step_s(profile, set, batch, micro_batch)) {
             return;
         }
         match replicas(self.request, set) {
-            Ok(Some(arrangement)) => self.price(arrangement, self.request.micro_batch),
+            Ok(Some(arrangement)) => {
+                self.price(arrangement, micro_batch);
+            }
             Ok(None) => {}
             Err(reason) => self.refuse(Mesh::of_pipelines(set.len(), 1), reason),
         }
@@ -194,45 +199,65 @@ impl Search<'_> {
             return self.refuse(mesh, reason);
         }
         for micro_batch in micro_batches(request, mesh) {
-            if self.is_hopeless(set, micro_batch) {
+            if self.is_slower(least_step_s(request.profile, set, request.batch, micro_batch)) {
                 continue;
             }
             for (schedule, chunks) in schedules(request, mesh) {
-                let layout = DividedLayout { mesh, schedule, chunks, micro_batch };
-                match divided(request, set, layout) {
-                    Ok(arrangement) => self.price(arrangement, micro_batch),
-                    Err(reason) => self.refuse(mesh, reason),
+                // The memory of stages by a fast bound, and exactly if that was too little.
+                for is_exact in [false, true] {
+                    let layout = DividedLayout { mesh, schedule, chunks, micro_batch, is_exact };
+                    let has_memory = match divided(request, set, layout) {
+                        Ok(arrangement) => self.price(arrangement, micro_batch),
+                        Err(reason) => {
+                            self.refuse(mesh, reason);
+                            false
+                        }
+                    };
+                    if has_memory || mesh.pipeline == 1 {
+                        break;
+                    }
                 }
             }
         }
     }
 
-    /// Returns true if the devices cannot be faster than the best candidate, even if nothing but
-    /// the work of the batch took time.
-    fn is_hopeless(&self, set: &[usize], micro_batch: u32) -> bool {
-        let request = self.request;
-        let least = least_step_s(request.profile, set, request.batch, micro_batch);
+    /// Returns true if a lower bound of a step is above the best candidate.
+    fn is_slower(&self, least_s: f64) -> bool {
         let best = self.candidates.iter().map(|one| one.prediction.step_s);
-        least > best.fold(f64::INFINITY, f64::min)
+        least_s > best.fold(f64::INFINITY, f64::min)
     }
 
-    /// Predicts the step of an arrangement, and keeps it if it fits.
-    fn price(&mut self, arrangement: Arrangement, micro_batch: u32) {
+    /// Predicts the step of an arrangement, and keeps it if it is possible; returns false if its
+    /// memory does not suffice.
+    fn price(&mut self, arrangement: Arrangement, micro_batch: u32) -> bool {
         let request = self.request;
         let mesh = arrangement.mesh;
         let laid_out = match LaidOut::of(request.options, request.plans(mesh), &arrangement) {
             Ok(laid_out) => laid_out,
-            Err(error) => return self.refuse(mesh, error.to_string()),
+            Err(error) => {
+                self.refuse(mesh, error.to_string());
+                return true;
+            }
         };
+        let rows_min = laid_out.whole().rows_min();
+        let mut micro_batches =
+            laid_out.written.programs.iter().flat_map(|program| &program.micro_batches);
+        if micro_batches.any(|one| one.rows < rows_min) {
+            let why = format!("batch normalization needs micro-batches of {rows_min} samples");
+            self.refuse(mesh, why);
+            return true;
+        }
         let memory = request.memory.needs(&arrangement, &laid_out);
         if let Some(rank) = memory.iter().position(|need| !need.fits()) {
             let name = &request.profile.devices[arrangement.positions[rank]].name;
-            return self.refuse(mesh, format!("{name} has too little memory for its part"));
+            self.refuse(mesh, format!("{name} has too little memory for its part"));
+            return false;
         }
         self.tried += 1;
         let overlap = request.options.overlap;
         let Some(time) = step_time(request.profile, &arrangement, &laid_out, overlap) else {
-            return self.refuse(mesh, "a device cannot run one of its blocks".into());
+            self.refuse(mesh, "a device cannot run one of its blocks".into());
+            return true;
         };
         let prediction = Prediction {
             step_s: time.seconds,
@@ -241,6 +266,7 @@ impl Search<'_> {
             memory,
         };
         self.candidates.push(Candidate { arrangement, micro_batch, prediction });
+        true
     }
 
     /// Records why layouts are not possible; the first reason of each kind of layouts is kept.

@@ -49,15 +49,33 @@ pub fn step_time(
     Some(StepTime { seconds, without_messages_s, busy_s })
 }
 
-/// Returns a lower bound of the seconds of a step on a set of devices: the work of the whole batch
-/// in the largest micro-batches, divided among the devices by their speed, with free messages.
-pub fn least_step_s(profile: &PlanProfile, set: &[usize], batch: u32, micro_batch: u32) -> f64 {
+/// Returns a lower bound of the seconds of a step of devices that each hold the whole model: the
+/// work of the batch in the largest micro-batches, divided by speed, with free messages.
+pub fn least_replica_step_s(
+    profile: &PlanProfile,
+    set: &[usize],
+    batch: u32,
+    micro_batch: u32,
+) -> f64 {
     let mut samples_per_s = 0.0;
     for device in set {
         let seconds = profile.whole_model_s(*device, micro_batch);
         samples_per_s += f64::from(micro_batch) / seconds;
     }
     f64::from(batch) / samples_per_s
+}
+
+/// Returns a lower bound of the seconds of a step on a set of devices in any layout: each block of
+/// the whole batch on the device that is the fastest for it, all devices busy all the time.
+pub fn least_step_s(profile: &PlanProfile, set: &[usize], batch: u32, micro_batch: u32) -> f64 {
+    let blocks = set.first().map_or(0, |device| profile.devices[*device].blocks.len());
+    let mut all_s = 0.0;
+    for block in 0..blocks {
+        let seconds =
+            set.iter().map(|device| profile.devices[*device].blocks[block].at(micro_batch).sum_s());
+        all_s += seconds.fold(f64::INFINITY, f64::min);
+    }
+    all_s / f64::from(micro_batch.max(1)) * f64::from(batch) / set.len().max(1) as f64
 }
 
 /// Costs of each rank; `None` if a device cannot run one of its blocks.

@@ -506,7 +506,7 @@ fn time_concurrently(
 }
 
 /// Guard that counts a device as timed when it is dropped, also without a start of its job.
-struct Timed(Arc<AtomicUsize>);
+pub(crate) struct Timed(pub Arc<AtomicUsize>);
 
 impl Drop for Timed {
     fn drop(&mut self) {

@@ -219,17 +219,12 @@ impl TrainerOptions {
     }
 
     pub(crate) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
-        let staged = self.staged_graph(forward)?;
-        Ok(if self.pipeline.has_stages() { staged } else { staged.with_merged_backward() })
-    }
-
-    /// Training graph for the stages of a pipeline, which send the gradients of their inputs before
-    /// pass W.
-    pub(crate) fn staged_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
         let forward = assign_groups(forward, &self.groups)?;
         let training = ModelGraph::training(forward, self.fuse)?;
         let training = training.with_recompute(self.recompute).with_moments(self.moments);
-        Ok(training.with_averages(self.ema > 0.0).with_precision(self.precision))
+        let training = training.with_averages(self.ema > 0.0).with_precision(self.precision);
+        // The stages of a pipeline send the gradients of their inputs before pass W.
+        Ok(if self.pipeline.has_stages() { training } else { training.with_merged_backward() })
     }
 
     fn is_measured(&self) -> bool {

@@ -1,6 +1,8 @@
 //! Arrangements of a set of devices by the times of a profile: the fastest shares of replicas, and
 //! the fastest cuts of pipelines and shares of tensor groups.
 
+use std::cmp::Reverse;
+
 use super::{SearchRequest, StageQuestion};
 use crate::planner::arrangement::Arrangement;
 use crate::planner::balance::{ThroughputModel, apportion, give_at_least, give_each_a_sample};
@@ -23,6 +25,8 @@ pub(super) struct DividedLayout {
     /// Model chunks of a stage.
     pub chunks: usize,
     pub micro_batch: u32,
+    /// False if the memory of stages is a fast upper bound.
+    pub is_exact: bool,
 }
 
 /// Arrangement of devices with the whole model, with samples by speed, in micro-batches that fit
@@ -38,7 +42,9 @@ pub(super) fn replicas(
         let laid_out = LaidOut::of(request.options, request.whole, &arrangement)
             .map_err(|error| error.to_string())?;
         let needs = request.memory.needs(&arrangement, &laid_out);
-        let Some(rank) = needs.iter().position(|need| !need.fits()) else {
+        // Of the ranks that lack memory, the one with the most rows.
+        let unfit = (0..needs.len()).filter(|rank| !needs[*rank].fits());
+        let Some(rank) = unfit.max_by_key(|rank| (rows[*rank], Reverse(*rank))) else {
             return Ok(Some(arrangement));
         };
         if !request.fits_micro_batch || rows[rank] == 1 {
@@ -112,7 +118,7 @@ pub(super) fn divided(
     set: &[usize],
     layout: DividedLayout,
 ) -> Result<Arrangement, String> {
-    let DividedLayout { mesh, schedule, chunks, micro_batch } = layout;
+    let DividedLayout { mesh, schedule, chunks, micro_batch, .. } = layout;
     let tensor_shares = tensor_shares(request, set, layout);
     let groups: Vec<&[usize]> = set.chunks(mesh.tensor).collect();
     let times = group_times(request, set, &groups, &tensor_shares, micro_batch);
@@ -233,7 +239,7 @@ fn partition(
     times: &[Vec<BlockTimes>],
     layout: DividedLayout,
 ) -> Result<PipelinePartition, String> {
-    let DividedLayout { mesh, schedule, chunks, micro_batch } = layout;
+    let DividedLayout { mesh, schedule, chunks, micro_batch, is_exact } = layout;
     let round = match schedule {
         PipelineSchedule::Interleaved => mesh.pipeline as u32,
         _ => 1,
@@ -251,6 +257,7 @@ fn partition(
             chunks,
             batch: request.batch,
             micro_batch,
+            is_exact,
         };
         let kinds: Vec<usize> =
             groups.iter().map(|group| kind_of(request, groups, group)).collect();

@@ -1,7 +1,7 @@
 //! Assembly of a worker group from a request: selects and opens the devices, decides their shares,
 //! and starts the group. All measured results are recorded before step 1 and kept on resume.
 
-use super::automatic_layout::{PlannedLayout, planned_layout, resumed_layout, with_layout};
+use super::automatic_layout::{PlannedLayout, planned_layout, with_layout};
 use super::candidates::{adapters_for, candidates};
 use super::decision::{decide, saved_of};
 use super::device_limits::cut_plans;
@@ -44,14 +44,12 @@ pub fn assemble_on(
 ) -> Result<PlacedWorkers, RuntimeError> {
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
-    let resumed = resumed_layout(request, &selections);
-    let request = &with_layout(request, resumed.as_ref());
     let saved = saved_of(request, &selections);
     let cut = cut_plans(request.plans, is_named(request.selector), devices, saved)?;
     let plans = cut.as_ref().map_or(request.plans, |cut| &cut.plans);
     let request = &PlacementRequest { plans, ..request.clone() };
     let planned = planned_layout(request, devices, report)?;
-    let request = &with_layout(request, planned.as_ref().map(|planned| &planned.layout));
+    let request = &with_layout(request, planned.as_ref());
     let mut repeated = None;
     let ready = if let Some(PlannedLayout { decision, flags, .. }) = planned.as_ref() {
         repeated.clone_from(flags);

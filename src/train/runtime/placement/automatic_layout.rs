@@ -1,9 +1,10 @@
-//! Layout of a run without given pipelines or tensor groups, whose devices do not all hold the
-//! whole model: the resumed run's, or a planned one.
+//! Planned layout of a run without given pipelines or tensor groups, whose devices do not all hold
+//! the whole model. A run that resumes asks for the recorded layout.
 
 use super::candidate_flags::candidate_flags;
-use super::candidates::{adapters_for, candidates};
+use super::candidates::adapters_for;
 use super::decision::PlacementDecision;
+use super::names::is_named;
 use super::open_one::RequestedDevices;
 use super::open_plan::lack_of_memory;
 use super::planned::{PlannedRun, plan_run};
@@ -13,52 +14,32 @@ use crate::runtime::expected_step::ExpectedStep;
 use potluck_core::format::milliseconds;
 use potluck_graph::ModelGraph;
 use potluck_kernels::autotune;
-use potluck_kernels::device::Selection;
 use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::proposal::layout_name;
 use potluck_parallel::{Mesh, ParallelOptions};
 
-/// Options and plans of a layout.
-pub(crate) struct AutomaticLayout {
+/// Planned layout.
+pub(crate) struct PlannedLayout {
+    /// Options and plans that ask for it.
     parallel: ParallelOptions,
     plans: Plans,
-}
-
-/// Planned layout with its arrangement.
-pub(crate) struct PlannedLayout {
-    pub layout: AutomaticLayout,
     pub decision: PlacementDecision,
     /// Flags that repeat it without a measurement, if there are any.
     pub flags: Option<String>,
 }
 
-/// Returns a request for a layout, or the same request without one.
+/// Returns a request for a planned layout, or the same request without one.
 pub(crate) fn with_layout<'a>(
     request: &PlacementRequest<'a>,
-    layout: Option<&'a AutomaticLayout>,
+    layout: Option<&'a PlannedLayout>,
 ) -> PlacementRequest<'a> {
     match layout {
-        Some(AutomaticLayout { parallel, plans }) => {
+        Some(PlannedLayout { parallel, plans, .. }) => {
             PlacementRequest { parallel, plans, ..request.clone() }
         }
         None => request.clone(),
     }
-}
-
-/// Returns the layout of the resumed run if that was planned for the same devices.
-pub(crate) fn resumed_layout(
-    request: &PlacementRequest,
-    selections: &[Selection],
-) -> Option<AutomaticLayout> {
-    let saved = request.saved.filter(|saved| {
-        !request.retune && has_no_layout(request) && saved.is_of(&candidates(selections), true)
-    })?;
-    let mut parallel = request.parallel.clone();
-    parallel.pipeline = saved.options.pipeline.clone();
-    parallel.tensor = saved.options.tensor.clone();
-    let plans = plans_of(request.plans.model(), saved.mesh);
-    Some(AutomaticLayout { parallel, plans })
 }
 
 /// Returns the layout that is planned for a run because a device does not hold the whole model;
@@ -66,7 +47,7 @@ pub(crate) fn resumed_layout(
 /// one, so that the devices are refused or left out with their reasons.
 ///
 /// # Errors
-/// Returns the error of a device that fails during the measurement.
+/// Returns the error of a named device that fails during the measurement.
 pub(crate) fn planned_layout(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -87,11 +68,15 @@ pub(crate) fn planned_layout(
         "planning a layout, because not every device holds the whole model: {}",
         lack_text(&lack)
     ));
-    let staged = Plans::new(request.plans.model().clone().with_separate_backward());
-    let planned = match plan_run(request, devices, &staged, report) {
+    let planned = match plan_run(request, devices, report) {
         Ok(planned) => planned,
         Err(RuntimeError::Unplaceable(_)) => return Ok(None),
-        Err(error) => return Err(error),
+        Err(error) if is_named(request.selector) => return Err(error),
+        // Devices that fail are left out where they are not named.
+        Err(error) => {
+            (request.notify)(&format!("no layout is planned: {error}"));
+            return Ok(None);
+        }
     };
     let arrangement = &planned.proposal.chosen.arrangement;
     if !arrangement.mesh.is_divided() {
@@ -103,10 +88,6 @@ pub(crate) fn planned_layout(
         request.selector,
         &adapters_for(request.selector),
     );
-    let layout = AutomaticLayout {
-        parallel: options_of(request.parallel, arrangement),
-        plans: plans_of(request.plans.model(), arrangement.mesh),
-    };
     let decision = PlacementDecision {
         arrangement: arrangement.clone(),
         measured: None,
@@ -119,7 +100,12 @@ pub(crate) fn planned_layout(
         is_kept: false,
         notes: notes(&planned),
     };
-    Ok(Some(PlannedLayout { layout, decision, flags }))
+    Ok(Some(PlannedLayout {
+        parallel: options_of(request.parallel, arrangement),
+        plans: plans_of(request.plans.model(), arrangement.mesh),
+        decision,
+        flags,
+    }))
 }
 
 /// Figures of a device that lacks memory, without the advice of the error.

@@ -57,7 +57,8 @@ impl MemoryModel for DeviceMemory<'_> {
     }
 
     fn with_stage_memory(&self, question: StageQuestion<'_>, cut: &mut dyn FnMut(&StageFits<'_>)) {
-        let StageQuestion { devices, mesh, schedule, chunks, batch, micro_batch } = question;
+        let StageQuestion { devices, mesh, schedule, chunks, batch, micro_batch, is_exact } =
+            question;
         let mut parallel = self.request.parallel.clone();
         parallel.pipeline.stages = mesh.pipeline as u32;
         parallel.pipeline.schedule = schedule;
@@ -77,6 +78,6 @@ impl MemoryModel for DeviceMemory<'_> {
         let micro_batches = per_pipeline.div_ceil(micro_batch.max(1)) as usize;
         let memory =
             StageMemory::of(&request, &selections, &kinds, micro_batches.max(1), micro_batch);
-        cut(&|stage| memory.fits(stage, false));
+        cut(&|stage| memory.fits(stage, is_exact));
     }
 }

@@ -4,12 +4,14 @@
 use std::time::Instant;
 
 use super::device_memory::DeviceMemory;
-use super::names::is_auto;
+use super::names::is_named;
 use super::open_one::RequestedDevices;
+use super::pipeline::checks::{require_devices, require_model};
 use super::profile::measure_profile;
 use super::profile_file::ProfileFile;
+use super::requested_pipelines::RequestedPipelines;
 use super::types::PlacementRequest;
-use crate::runtime::RuntimeError;
+use crate::runtime::{RuntimeError, memory};
 use potluck_core::Setting;
 use potluck_kernels::autotune;
 use potluck_parallel::planner::plans::Plans;
@@ -29,8 +31,7 @@ pub struct PlannedRun {
 }
 
 /// Measures the requested devices, and searches for the fastest layout of a run on them. All
-/// devices take part unless the selector is `auto`. The plans of the request are of devices that
-/// run the whole model, `staged` of stages of pipelines.
+/// named devices take part.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if there are too many devices or no layout is possible, and
@@ -38,7 +39,6 @@ pub struct PlannedRun {
 pub fn plan_run(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    staged: &Plans,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<PlannedRun, RuntimeError> {
     let count = devices.selections.len();
@@ -49,13 +49,19 @@ pub fn plan_run(
             Setting::Devices
         )));
     }
+    let requested = RequestedPipelines::of(request);
+    require_devices(&requested, count)?;
+    require_model(&requested, request.plans)?;
+    let model = request.plans.model();
+    let whole = Plans::new(model.clone().with_merged_backward());
+    let staged = Plans::new(model.clone().with_separate_backward());
     let begun = Instant::now();
-    let of_stages = PlacementRequest { plans: staged, ..request.clone() };
+    let of_stages = PlacementRequest { plans: &staged, ..request.clone() };
     let kept = ProfileFile::of(&of_stages, devices);
     let known = kept.as_ref().filter(|_| !request.retune).and_then(ProfileFile::read);
     let is_kept = known.is_some();
     let profile = match known {
-        Some(profile) => profile,
+        Some(profile) => renewed(profile, request, devices),
         None => measure_profile(&of_stages, devices, report)?,
     };
     if !is_kept && let Some(file) = &kept {
@@ -65,14 +71,14 @@ pub fn plan_run(
     let measured_s = begun.elapsed().as_secs_f64();
     let proposal = search(&SearchRequest {
         profile: &profile,
-        whole: request.plans,
-        staged,
+        whole: &whole,
+        staged: &staged,
         options: request.parallel,
-        uses_all: !is_auto(request.selector),
+        uses_all: is_named(request.selector),
         batch: request.batch,
         micro_batch: request.micro_batch,
         fits_micro_batch: request.fits_micro_batch,
-        memory: &DeviceMemory { request, devices, staged },
+        memory: &DeviceMemory { request, devices, staged: &staged },
     })
     .map_err(|error| {
         RuntimeError::unplaceable(format_args!(
@@ -83,4 +89,19 @@ pub fn plan_run(
     })?;
     let searched_s = begun.elapsed().as_secs_f64() - measured_s;
     Ok(PlannedRun { profile, proposal, is_kept, measured_s, searched_s })
+}
+
+/// A kept profile with the names and the memory that the devices have now.
+fn renewed(
+    mut profile: PlanProfile,
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+) -> PlanProfile {
+    let setting = request.opening.device_memory_mib;
+    let now = devices.selections.iter().zip(devices.names);
+    for (device, (selection, name)) in profile.devices.iter_mut().zip(now) {
+        device.name.clone_from(name);
+        device.memory = memory::limit(selection, setting).map(|(bytes, _)| bytes);
+    }
+    profile
 }

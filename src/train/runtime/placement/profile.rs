@@ -10,6 +10,7 @@ use super::types::PlacementRequest;
 use crate::runtime::device_thread::PendingJob;
 use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::remote::FIRST_NODE;
+use crate::runtime::timing::Timed;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::DType;
 use potluck_core::rng::Key;
@@ -327,8 +328,10 @@ fn slowdowns(
     for one in opened {
         let rows = one.device.rows;
         let inputs = probe(rows as usize);
-        let untimed = Arc::clone(&untimed);
+        let timed = Timed(Arc::clone(&untimed));
         pending.push(one.device.driver.submit("timing blocks", move |device| {
+            let untimed = Arc::clone(&timed.0);
+            let mut timed = Some(timed);
             let mut sum = 0.0;
             let mut count = 0;
             while count < REPEATS || (untimed.load(Ordering::Relaxed) > 0 && Instant::now() < until)
@@ -338,7 +341,7 @@ fn slowdowns(
                 sum += forward_s + backward_input_s + backward_weight_s;
                 count += 1;
                 if count == REPEATS {
-                    untimed.fetch_sub(1, Ordering::Relaxed);
+                    timed.take();
                 }
             }
             Ok(sum / count as f64)
@@ -353,7 +356,8 @@ fn slowdowns(
             times.sum_s()
         });
         // Noise cannot make a device faster beside others.
-        slowdowns.push((one.position, (seconds / alone).max(1.0)));
+        let slowdown = if alone > 0.0 { (seconds / alone).max(1.0) } else { 1.0 };
+        slowdowns.push((one.position, slowdown));
     }
     Ok(slowdowns)
 }

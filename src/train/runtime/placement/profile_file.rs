@@ -40,9 +40,18 @@ impl ProfileFile {
             hasher.update(b"\n");
         }
         hasher.update(&request.opening.device_memory_mib.to_le_bytes());
-        hasher.update(&(request.optimizer.moments() as u64).to_le_bytes());
+        let model = request.plans.model();
+        let of_run = format!(
+            "{:?} {:?} {:?} {} {}",
+            request.optimizer,
+            model.precision(),
+            model.plan_options(1),
+            request.tuning.seconds,
+            request.opening.submission_ms
+        );
+        hasher.update(of_run.as_bytes());
         hasher.update(&rows.to_le_bytes());
-        hasher.update(graph_table(request.plans.model().whole()).as_bytes());
+        hasher.update(graph_table(model.whole()).as_bytes());
         let name = &hasher.finalize().to_hex()[..32];
         Some(Self { path: cache::directory()?.join("profiles").join(format!("{name}.bin")) })
     }
