@@ -41,6 +41,9 @@ use super::layout::{ShardLayout, Topology};
 use super::{CollectiveKind, ExchangeError, Positions};
 use potluck_core::{BucketId, ChunkId, Nanos, Position};
 
+/// Window of the rings of a run. It hides the latency of one hop, and fits a cache.
+pub const SEND_WINDOW: usize = 4;
+
 /// A collective operation of all ranks of a group on one bucket.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,

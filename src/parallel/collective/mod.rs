@@ -14,7 +14,7 @@ pub(crate) mod rooted;
 pub use bucket_groups::{BucketGroups, Positions};
 pub use cost::CommCost;
 pub use error::ExchangeError;
-pub use exchange::{Action, Collective, Event, Exchange};
+pub use exchange::{Action, Collective, Event, Exchange, SEND_WINDOW};
 pub use group::{Member, RankGroup, RankGroupError};
 pub use kind::CollectiveKind;
 pub(crate) use layout::ring_chunk_length;

@@ -32,7 +32,7 @@ pub use process_group::remote::{ArrivingPacket, PacketReceiver, init_over};
 pub use process_group::remote_process::{PacketLink, PacketValues, RemoteProcess, process_name};
 pub use process_group::{ProcessGroup, init};
 pub use ring::{
-    HostWork, RingMsg, RingOutput, RingWorker, SEND_WINDOW, arriving_bytes_max, ring_inbox_max,
+    HostWork, RingMsg, RingOutput, RingWorker, arriving_bytes_max, ring_inbox_max,
     ring_pool_bytes_max, send_restart,
 };
 

@@ -13,10 +13,6 @@ use super::{
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Positions, ShardLayout};
 use potluck_core::{BucketId, ChunkId, DType, EdgePiece, Nanos, Position, Round};
 
-/// Send window of a ring: the number of partial sums that a rank begins beyond the received ones.
-/// It hides the latency of one hop, and fits a cache.
-pub const SEND_WINDOW: usize = 4;
-
 impl From<ExchangeError> for Closed {
     /// Reason with which a ring thread ends after the error.
     fn from(error: ExchangeError) -> Self {

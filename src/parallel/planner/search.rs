@@ -1,4 +1,4 @@
-//! Search for the fastest way to spread a run: over all sets of devices, data x pipeline x tensor
+//! LayoutSearch for the fastest way to spread a run: over all sets of devices, data x pipeline x tensor
 //! parallelism, schedules and micro-batches, each priced by a simulated step.
 
 mod advice;
@@ -130,11 +130,11 @@ fn sentence(refused: &[Refused]) -> String {
 pub fn search(request: &SearchRequest) -> Result<Proposal, NoPlan> {
     let devices = request.profile.devices.len();
     assert!((1..=DEVICES_MAX).contains(&devices), "a search over {devices} devices");
-    let mut found = Search { request, candidates: Vec::new(), refused: Vec::new(), tried: 0 };
+    let mut found = LayoutSearch { request, candidates: Vec::new(), refused: Vec::new(), tried: 0 };
     for set in device_sets(request.profile, request.micro_batch, request.uses_all) {
         found.try_set(&set);
     }
-    let Search { candidates, mut refused, tried, .. } = found;
+    let LayoutSearch { candidates, mut refused, tried, .. } = found;
     // Layouts that fit with other micro-batches are possible.
     refused.retain(|one| {
         candidates.iter().all(|other| mesh_name(other.arrangement.mesh) != one.layouts)
@@ -150,14 +150,14 @@ pub fn search(request: &SearchRequest) -> Result<Proposal, NoPlan> {
 }
 
 /// State of a search.
-struct Search<'a> {
+struct LayoutSearch<'a> {
     request: &'a SearchRequest<'a>,
     candidates: Vec<Candidate>,
     refused: Vec<Refused>,
     tried: usize,
 }
 
-impl Search<'_> {
+impl LayoutSearch<'_> {
     /// Tries all layouts of a set of devices, ascending.
     fn try_set(&mut self, set: &[usize]) {
         let request = self.request;

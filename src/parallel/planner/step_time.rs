@@ -9,7 +9,7 @@ use super::price::segment_costs;
 use super::profile::{BlockSpeed, DeviceProfile, PlanProfile};
 use super::tensor::tensor_parts;
 use crate::SpreadPrograms;
-use crate::comm::SEND_WINDOW;
+use crate::collective::SEND_WINDOW;
 use crate::pipeline::runs;
 use crate::sim::{Costs, LinkModel, MachineModel, ModelPart, Scenario, one_step, run};
 use potluck_core::Rank;

@@ -15,10 +15,10 @@ use potluck_kernels::device::panics::{PanicText, catch_quietly};
 use potluck_kernels::exec::Readback;
 use potluck_kernels::ops::norm;
 use potluck_parallel::EdgeLayout;
-use potluck_parallel::collective::{BucketGroups, Chunk, Collective, ShardLayout};
+use potluck_parallel::collective::{BucketGroups, Chunk, Collective, SEND_WINDOW, ShardLayout};
 use potluck_parallel::comm::{
     BufferPool, Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput,
-    RingWorker, SEND_WINDOW, SharedBuffer,
+    RingWorker, SharedBuffer,
 };
 
 /// Mailboxes and settings of a ring thread.
