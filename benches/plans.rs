@@ -133,7 +133,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let here = System::here();
     println!("{}, {} cores; medians of {} repeats", here.cpu, here.cores, options.repeats);
     println!(
-        "setting              layout                            predicted  measured     spread  error"
+        "{:20} {:34} {:>8}  {:>8}  {:>6}  error",
+        "setting", "layout", "predicted", "ms", "+-"
     );
     let mut errors = Vec::new();
     let mut losses = Vec::new();

@@ -91,9 +91,19 @@ fn model_over_memory_is_planned_without_a_flag() {
 #[test]
 fn machines_of_a_file_are_planned_without_devices() {
     let desk = Desk::new();
-    let file = "[[node]]\nname = \"desk\"\ndevices = [\"RTX 4090\", \"RTX 3060\"]\nmemory_gib = 64\n\
-                [[node]]\nname = \"attic\"\ncount = 3\ndevices = [\"rx7600\"]\nmemory_gib = 16\n\
-                [network]\nrate_gbit_s = 1\nlatency_ms = 0.2\n";
+    let file = "\
+        [[node]]\n\
+        name = \"desk\"\n\
+        devices = [\"RTX 4090\", \"RTX 3060\"]\n\
+        memory_gib = 64\n\
+        [[node]]\n\
+        name = \"attic\"\n\
+        count = 3\n\
+        devices = [\"rx7600\"]\n\
+        memory_gib = 16\n\
+        [network]\n\
+        rate_gbit_s = 1\n\
+        latency_ms = 0.2\n";
     std::fs::write(desk.path("machines.toml"), file).unwrap();
     let told = plan(&desk, "--machines machines.toml").out;
     for part in ["RTX 4090", "attic", "step"] {

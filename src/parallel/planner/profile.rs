@@ -1,4 +1,4 @@
-//! PlanProfile of the devices and links of a plan: the times of a model's blocks, transfers, updates
+//! Profile of the devices and links of a plan: the times of a model's blocks, transfers, updates
 //! and memory, as measured or as computed from data sheets. It is all that a plan depends on,
 //! besides the model and the request.
 
@@ -53,7 +53,7 @@ fn line(few: u32, few_s: f64, many: u32, many_s: f64) -> [f64; 2] {
     [(many_s - slope * f64::from(many)).max(0.0), slope]
 }
 
-/// PlanProfile of a device.
+/// Profile of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfile {
     /// Display name.
@@ -89,7 +89,7 @@ pub struct SharedProcessor {
     pub slowdown: f64,
 }
 
-/// PlanProfile of all devices and the links between their nodes.
+/// Profile of all devices and the links between their nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanProfile {
     pub devices: Vec<DeviceProfile>,

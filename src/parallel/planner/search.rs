@@ -1,4 +1,4 @@
-//! LayoutSearch for the fastest way to spread a run: over all sets of devices, data x pipeline x tensor
+//! Search for the fastest way to spread a run: over all sets of devices, data x pipeline x tensor
 //! parallelism, schedules and micro-batches, each priced by a simulated step.
 
 mod advice;
