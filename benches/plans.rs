@@ -30,22 +30,26 @@ const MODELS: [Model; 5] = [
     Model {
         name: "gpt",
         arguments: "--set model.width=128 --set model.layers=4 --set model.heads=4 \
-                    --set model.context=64 --batch 12",
+                    --set model.context=64 --batch 12 \
+                    --set train.sample_tokens=0",
     },
     Model {
         name: "gpt-wide",
         arguments: "--set model.width=256 --set model.layers=6 --set model.heads=8 \
-                    --set model.context=128 --batch 8",
+                    --set model.context=128 --batch 8 \
+                    --set train.sample_tokens=0",
     },
     Model {
         name: "gpt-small",
         arguments: "--set model.width=64 --set model.layers=2 --set model.heads=2 \
-                    --set model.context=32 --batch 32",
+                    --set model.context=32 --batch 32 \
+                    --set train.sample_tokens=0",
     },
     Model {
         name: "llama",
         arguments: "--set model.kind=llama --set model.width=128 --set model.layers=4 \
-                    --set model.heads=4 --set model.context=64 --batch 16",
+                    --set model.heads=4 --set model.context=64 --batch 16 \
+                    --set train.sample_tokens=0",
     },
     Model { name: "lenet", arguments: "--data pictures --set model.kind=cnn --batch 64" },
 ];
@@ -272,7 +276,7 @@ fn step_ms(
         .arg("train")
         .args(model.arguments.split_whitespace())
         .args(flags.split_whitespace())
-        .args(["--quiet", "--eval-every", "0", "--set", "train.sample_tokens=0"])
+        .args(["--quiet", "--eval-every", "0"])
         .args(["--set", "train.checkpoint_every=0", "--steps", &STEPS.to_string(), "--out"])
         .arg(run)
         .output()?;
