@@ -39,17 +39,24 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
 }
 
-/// Repeats a run by the flags at the end of its note on the changes.
-fn repeat(desk: &Desk, out: &str, ran: &Ran) -> Ran {
-    let note = ran.err.lines().find(|line| line.starts_with("the shares have changed")).unwrap();
+/// The flags at the end of a run's note on the changes.
+fn flags_of(ran: &Ran) -> &str {
+    let note = ran.err.lines().find(|line| line.starts_with("the shares have changed"));
+    let note = note.unwrap_or_else(|| panic!("no change: {}", ran.err));
     let (_, flags) = note.split_once("; to repeat this run on these devices, add ").unwrap();
-    assert!(!flags.contains("in other bits"), "{note}");
-    let mut command = desk.command(&line(out));
+    flags
+}
+
+/// Repeats a run by the flags of its note on the changes, behind those of a command line.
+fn repeat(desk: &Desk, line: &str, ran: &Ran) -> Ran {
+    let flags = flags_of(ran);
+    assert!(!flags.contains("in other bits"), "{flags}");
+    let mut command = desk.command(line);
     // A value has spaces, and the quotes around it are for a shell.
     for setting in flags.replace('\'', "").split("--set ").skip(1) {
         command.args(["--set", setting.trim()]);
     }
-    finish(command.spawn().unwrap(), note).ok()
+    finish(command.spawn().unwrap(), flags).ok()
 }
 
 fn assert_same_bits(desk: &Desk, run: &str, other: &str) {
@@ -85,7 +92,7 @@ fn shares_follow_a_device_and_repeat() {
     assert!(resolved.contains(&history), "{history}: {resolved}");
 
     // The flags of the note repeat the run on devices that are both fast.
-    let repeated = repeat(&desk, "b", &measured);
+    let repeated = repeat(&desk, &line("b"), &measured);
     assert_eq!(desk.losses("b"), desk.losses("a"));
     assert_same_bits(&desk, "b", "a");
     let of_b = changes(&desk, "b");
@@ -99,6 +106,9 @@ fn shares_follow_a_device_and_repeat() {
         let out = format!("{run}-continued");
         let resumed = desk.run_with(SLOW, &format!("train --resume {from} --out {out}")).ok();
         assert!(!resumed.err.contains("bits will differ"), "{}", resumed.err);
+        // Given shares begin with those of step 1, and the note on them is followed by the change.
+        let told = format!(" from step {}, as given by parallel.share_changes", saved + 1);
+        assert_eq!(resumed.err.contains(&told), run == "b", "{}", resumed.err);
         assert_same_bits(&desk, &out, "a");
         assert_eq!(shares_of_step(&desk, &out, saved + 1), after);
     }
@@ -106,6 +116,31 @@ fn shares_follow_a_device_and_repeat() {
     desk.run("train --resume b/checkpoints/step-00000015 --out b-early --quiet").ok();
     assert_same_bits(&desk, "b-early", "a");
     assert_eq!(shares_of_step(&desk, "b-early", 16), before);
+}
+
+/// Each device computes its samples at once, and the fast one has more of them after the change.
+#[test]
+fn shares_repeat_in_whole_micro_batches() {
+    let desk = Desk::new();
+    let whole = |out: &str| format!("{} --set train.micro_batch_size=24", line(out));
+    // Micro-batches are halved where that measures clearly faster, as on a busy machine.
+    for attempt in 0..5 {
+        let [a, b] = ["a", "b"].map(|run| format!("{run}{attempt}"));
+        let measured = desk.run_with(SLOW, &whole(&a)).ok();
+        let flags = flags_of(&measured);
+        if flags.contains("micro_batch_size") || flags.contains("in other bits") {
+            continue;
+        }
+        let of_a = changes(&desk, &a);
+        let change = &of_a[0];
+        let [before, after] = ["before", "shares"].map(|shares| numbers(&change[shares]));
+        assert!(after[0] > before[0], "{change}");
+        repeat(&desk, &whole(&b), &measured);
+        assert_eq!(desk.losses(&b), desk.losses(&a));
+        assert_same_bits(&desk, &b, &a);
+        return;
+    }
+    panic!("micro-batches were halved in every measurement");
 }
 
 /// The device of a joined node becomes slow; the node has its samples sent, or reads them itself.
@@ -126,7 +161,7 @@ fn shares_follow_a_node_and_repeat() {
         assert_eq!(shares_of_step(&desk, out, STEPS), after);
         let told = format!("from step {}: ", change["from_step"]);
         assert!(other.err.contains(&told), "{}", other.err);
-        repeat(&desk, "one", &first);
+        repeat(&desk, &line("one"), &first);
         assert_same_bits(&desk, out, "one");
     }
 }

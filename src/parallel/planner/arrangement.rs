@@ -48,13 +48,14 @@ impl Arrangement {
         Self { tensor_shares, ..self }
     }
 
-    /// Enlarges the plans of ranks with the whole model for the samples of later shares.
-    pub fn with_rows_for(mut self, changes: &[ShareChange]) -> Self {
-        for change in changes {
-            for (rank, share) in change.shares.iter().enumerate() {
-                let rows = self.shares[rank].micro_batch.min(*share);
-                self.rows[rank] = self.rows[rank].max(rows);
-            }
+    /// Enlarges the micro-batches and the plans of ranks with the whole model for the samples of
+    /// later shares, to at most `micro_batch` samples.
+    pub fn with_rows_for(mut self, changes: &[ShareChange], micro_batch: u32) -> Self {
+        let later = micro_batches_for(changes, micro_batch);
+        for (rank, rows) in later.into_iter().enumerate() {
+            let share = &mut self.shares[rank];
+            share.micro_batch = share.micro_batch.max(rows);
+            self.rows[rank] = self.rows[rank].max(rows);
         }
         self
     }
@@ -63,6 +64,19 @@ impl Arrangement {
     pub fn rows_max(&self) -> u32 {
         self.rows.iter().copied().max().unwrap_or(1)
     }
+}
+
+/// Returns the samples of the largest micro-batch of each rank with any of these shares, in
+/// micro-batches of at most `micro_batch` samples; empty without shares.
+pub fn micro_batches_for(shares: &[ShareChange], micro_batch: u32) -> Vec<u32> {
+    let mut largest: Vec<u32> = Vec::new();
+    for change in shares {
+        largest.resize(change.shares.len(), 1);
+        for (rows, count) in largest.iter_mut().zip(&change.shares) {
+            *rows = micro_batch.min(*count).max(*rows);
+        }
+    }
+    largest
 }
 
 /// Returns the pipelines of a mesh, each cut into its model chunks.
@@ -82,15 +96,22 @@ mod tests {
     #[test]
     fn plans_have_rows_for_later_shares() {
         let chunks = vec![std::iter::once(0..3).collect(); 2];
-        let shares = contiguous_shares(&[12, 12], &[16, 8]);
         let mesh = Mesh::of_pipelines(2, 1);
         let schedule = PipelineSchedule::default();
-        let arranged = Arrangement::of(mesh, vec![0, 1], &chunks, shares, schedule);
-        assert_eq!(arranged.rows, [12, 8]);
         let change = |step, shares: &[u32]| ShareChange { step, shares: shares.to_vec() };
         let changes = [change(9, &[14, 10]), change(34, &[20, 4])];
-        let enlarged = arranged.with_rows_for(&changes);
-        assert_eq!(enlarged.rows, [16, 8], "at most a micro-batch");
-        assert_eq!((enlarged.shares[0].count, enlarged.shares[1].count), (12, 12));
+        // The micro-batches of the first shares are at most these shares.
+        for (micro_batch, first, largest) in
+            [(24, [12, 12], [20, 12]), (16, [12, 12], [16, 12]), (8, [8, 8], [8, 8])]
+        {
+            let shares = contiguous_shares(&[12, 12], &first);
+            let arranged = Arrangement::of(mesh, vec![0, 1], &chunks, shares, schedule);
+            assert_eq!(arranged.rows, first);
+            assert_eq!(arranged.clone().with_rows_for(&[], micro_batch), arranged);
+            let enlarged = arranged.with_rows_for(&changes, micro_batch);
+            assert_eq!(enlarged.rows, largest, "{micro_batch}");
+            assert_eq!(enlarged.shares, contiguous_shares(&[12, 12], &largest), "{micro_batch}");
+        }
+        assert_eq!(micro_batches_for(&changes, 16), [16, 10]);
     }
 }

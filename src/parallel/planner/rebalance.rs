@@ -155,6 +155,11 @@ impl ShareBalancer {
         self.steps = 0;
     }
 
+    /// Discards the seconds of earlier steps, which do not precede the next one.
+    pub fn forget_steps(&mut self) {
+        self.window.clear();
+    }
+
     fn batch(&self) -> u32 {
         self.shares.iter().sum()
     }

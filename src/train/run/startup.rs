@@ -65,7 +65,10 @@ pub(super) fn open(
         return Err(error.into());
     }
     let mut trainer = Trainer::of(opened, plans.model().clone(), trainer_options);
-    trainer.session.continue_after(taken);
+    // The notes so far have the shares of step 1.
+    if let Some(change) = trainer.session.continue_after(taken) {
+        trainer.notes.push(change.sentence());
+    }
     Ok(trainer)
 }
 

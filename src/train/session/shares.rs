@@ -22,6 +22,10 @@ pub(super) struct SessionShares {
     balancer: Option<ShareBalancer>,
     /// True if the placement is the resumed run's.
     is_placement_kept: bool,
+    /// Steps with which the session has begun; `None` before these are known.
+    first_taken: Option<u64>,
+    /// True after the first step of the session.
+    has_trained: bool,
 }
 
 impl SessionShares {
@@ -37,11 +41,12 @@ impl SessionShares {
             && !placement.mesh.is_divided()
             && placement.ranks.len() > 1;
         let balancer = follows_speed.then(|| ShareBalancer::new(first.clone(), limits));
-        Self { first, balancer, is_placement_kept }
+        Self { first, balancer, is_placement_kept, first_taken: None, has_trained: false }
     }
 
     /// Takes note of a step on all ranks.
     pub fn observe(&mut self, reports: &[StepReport]) {
+        self.has_trained = true;
         let Some(balancer) = &mut self.balancer else { return };
         let mut step = StepSeconds { step_s: 0.0, work_s: Vec::with_capacity(reports.len()) };
         for report in reports {
@@ -50,21 +55,29 @@ impl SessionShares {
         }
         balancer.observe(step);
     }
+
+    /// Returns true if the history of the placement leads to this number of completed steps: it is
+    /// the resumed run's, or that of a session without any step.
+    fn has_history_of(&mut self, steps: u64) -> bool {
+        let first = *self.first_taken.get_or_insert(steps);
+        !self.has_trained && steps == first && (self.is_placement_kept || steps == 0)
+    }
 }
 
 impl Session {
-    /// Sets the completed steps, and the shares that the options give for the next one.
-    pub(crate) fn continue_after(&mut self, taken: StepsTaken) {
+    /// Sets the completed steps, and the shares that the options give for the next one; returns the
+    /// change, if they are others. The history of measured shares begins with the next step, unless
+    /// it is the resumed run's.
+    pub(crate) fn continue_after(&mut self, taken: StepsTaken) -> Option<ShareRecord> {
         self.taken = taken;
-        if self.shares.balancer.is_some() {
-            let history = &mut self.placement.share_history;
-            if !self.shares.is_placement_kept && taken.steps > 0 && history.is_empty() {
-                let shares = self.shares.first.clone();
-                history.push(ShareChange { step: taken.steps + 1, shares });
-            }
-            return;
+        if !self.shares.has_history_of(taken.steps)
+            && let Some(balancer) = &mut self.shares.balancer
+        {
+            balancer.forget_steps();
+            let shares = self.placement.shares();
+            self.placement.share_history = vec![ShareChange { step: taken.steps + 1, shares }];
         }
-        self.take_given_shares();
+        self.take_given_shares()
     }
 
     /// Changes the shares for the next step to those that the options give for it; returns the

@@ -146,6 +146,9 @@ fn given_changes_of_shares_have_the_same_bits_in_any_calls() {
         let directory = directory.clone();
         halves.fit(&waves(), &FitOptions { directory, ..steps(first) }).unwrap();
         let saved = Trainer::load(wave_model(), &options, place.path()).unwrap();
+        let told = saved.notes().join("\n");
+        let given = format!("from step {}, as given by TrainerOptions::share_changes", first + 1);
+        assert!(told.contains("shares 3 : 3 -> ") && told.contains(&given), "{told}");
         for mut trainer in [halves, saved] {
             trainer.fit(&waves(), &steps(12)).unwrap();
             assert_eq!(bits(&trainer), bits(&whole), "{first}");
@@ -160,6 +163,52 @@ fn given_changes_of_shares_have_the_same_bits_in_any_calls() {
     assert_eq!(bits(&by_hand), bits(&whole));
     let even = fitted("cpu*2").0;
     assert_ne!(bits(&even), bits(&whole), "shares change the order of sums");
+}
+
+#[test]
+fn a_restored_trainer_has_the_changes_of_shares_that_lead_to_its_state() {
+    let measured = TrainerOptions { shares: Shares::Measured, ..options("cpu*2") };
+    let mut trainer = Trainer::on_data(wave_model(), &measured, &waves()).unwrap();
+    let shares = trainer.placement().shares();
+    let change = |step| ShareChange { step, shares: shares.clone() };
+    trainer.session.placement.share_history = vec![change(1), change(3)];
+    trainer.fit(&waves(), &steps(5)).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    trainer.save(place.path()).unwrap();
+    let loaded = Trainer::load(wave_model(), &measured, place.path()).unwrap();
+    assert_eq!(loaded.placement().share_history, [change(1), change(3)]);
+    // The shares of the open devices may be others than those that led to the save.
+    trainer.fit(&waves(), &steps(7)).unwrap();
+    for _ in 0..2 {
+        trainer.restore(place.path()).unwrap();
+        assert_eq!(trainer.placement().share_history, [change(6)]);
+    }
+    let anew = TrainerOptions { retune: true, ..measured };
+    let loaded = Trainer::load(wave_model(), &anew, place.path()).unwrap();
+    let history = &loaded.placement().share_history;
+    assert_eq!((history.len(), history[0].step), (1, 6));
+    assert_eq!(history[0].shares, loaded.placement().shares());
+}
+
+#[test]
+fn later_shares_have_enough_samples_for_batch_normalization() {
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, 2]);
+    let y = b.input("y", &[1, 1]);
+    let w = b.parameter("w", &[1, 2], Init::Normal { std: 0.5 });
+    let h = b.linear(x, w, None).unwrap();
+    let h = b.batch_norm("norm", h).unwrap();
+    b.squared_error_loss(h, y).unwrap();
+    let graph = b.finish();
+    let opened = |shares: [u32; 2]| {
+        let share_changes = vec![ShareChange { step: 5, shares: shares.to_vec() }];
+        let even = TrainerOptions { micro_batch_size: 6, ..options("cpu*2") };
+        Trainer::new(graph.clone(), &TrainerOptions { share_changes, ..even })
+    };
+    let notes = opened([4, 2]).unwrap().notes().join("\n");
+    assert!(notes.contains("as few as 2 samples"), "{notes}");
+    let error = opened([5, 1]).err().unwrap().to_string();
+    assert!(error.contains("one value per channel"), "{error}");
 }
 
 #[test]

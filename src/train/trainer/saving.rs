@@ -10,6 +10,7 @@ use crate::carried::STATES_OF_ZEROS;
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::error::TrainError;
 use crate::session::{SessionState, StepsTaken};
+use potluck_core::setting::as_fields;
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{Graph, MomentFormat};
 
@@ -176,7 +177,8 @@ impl Trainer {
 
     /// Writes a checked state to the devices, and restores its record of the data.
     pub(super) fn restore_checkpoint(&mut self, state: &Checkpoint) -> Result<(), TrainError> {
-        self.bring(state)?;
+        // Notes are texts, in the words of the library.
+        as_fields(|| self.bring(state))?;
         let meta = state.meta.clone();
         self.best = meta.best;
         self.evaluations_since_best = meta.evaluations_since_best;
@@ -200,7 +202,9 @@ impl Trainer {
             ));
         }
         self.notes.extend(self.session.loss_scale.restore(meta.loss_scale));
-        self.session.continue_after(StepsTaken::of(meta));
+        if let Some(change) = self.session.continue_after(StepsTaken::of(meta)) {
+            self.notes.push(change.sentence());
+        }
         self.samples = meta.samples;
         Ok(())
     }

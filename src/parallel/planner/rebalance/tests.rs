@@ -223,3 +223,21 @@ fn proposal_says_what_changed_and_what_it_gains() {
     }
     assert_eq!(wrong.propose().unwrap().cause, None);
 }
+
+#[test]
+fn forgotten_steps_do_not_count() {
+    let mut devices = Devices::equal(2);
+    devices.row_s[1] *= 2.0;
+    let mut balancer = balancer(&[48, 48]);
+    for _ in 0..WINDOW {
+        balancer.observe(devices.step(&[48, 48]));
+    }
+    assert!(balancer.propose().is_some());
+    balancer.forget_steps();
+    for _ in 1..WINDOW {
+        balancer.observe(devices.step(&[48, 48]));
+    }
+    assert_eq!(balancer.propose(), None);
+    balancer.observe(devices.step(&[48, 48]));
+    assert!(balancer.propose().is_some());
+}

@@ -136,7 +136,7 @@ fn given(
     let mut given = in_given_order(request, devices.len(), &counts);
     if !parallel.is_divided() {
         require_changes(parallel, units)?;
-        given = given.with_rows_for(&parallel.share_changes);
+        given = given.with_rows_for(&parallel.share_changes, request.micro_batch);
     }
     Ok(Some(fitted(request, devices, given, saved)))
 }

@@ -4,13 +4,13 @@ use super::rank_memory::RankMemory;
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
 use potluck_core::{Rank, Setting, Wording};
-use potluck_graph::ShardError;
+use potluck_graph::{Plan, ShardError};
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::Moments;
-use potluck_parallel::PipelinePrograms;
 use potluck_parallel::comm::ring_pool_bytes_max;
 use potluck_parallel::planner::arrangement::Arrangement;
-use potluck_parallel::planner::laid_out::LaidOut;
+use potluck_parallel::planner::laid_out::{LaidOut, programs_of_replicas};
+use potluck_parallel::{PipelinePrograms, Program, contiguous_shares};
 
 /// Writes the programs of an arrangement, and lays out their buckets.
 ///
@@ -21,6 +21,27 @@ pub fn lay_out(
     arrangement: &Arrangement,
 ) -> Result<LaidOut, RuntimeError> {
     LaidOut::of(request.parallel, request.plans, arrangement).map_err(|error| cannot_divide(&error))
+}
+
+/// Returns the programs of all ranks with each of the later shares that a request gives.
+pub(crate) fn later_programs(
+    request: &PlacementRequest,
+    arrangement: &Arrangement,
+    plan: &Plan,
+) -> Vec<Program> {
+    let mut programs = Vec::new();
+    if arrangement.mesh.is_divided() {
+        return programs;
+    }
+    let mut micro_batches = Vec::new();
+    for (share, rows) in arrangement.shares.iter().zip(&arrangement.rows) {
+        micro_batches.push(share.micro_batch.min(*rows));
+    }
+    for change in &request.parallel.share_changes {
+        let shares = contiguous_shares(&change.shares, &micro_batches);
+        programs.extend(programs_of_replicas(request.parallel, plan, &shares));
+    }
+    programs
 }
 
 /// Returns the moments of a rank: for its shards, or for all parameters on a single rank.

@@ -1,7 +1,7 @@
 //! Opening of the devices of an arrangement.
 
 use super::decision::PlacementDecision;
-use super::laid_out::{lay_out, memory_of_ranks, moments_of_rank};
+use super::laid_out::{later_programs, lay_out, memory_of_ranks, moments_of_rank};
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::pipeline::{expected_step, require_shared_memory};
 use super::rank_memory::{host_bytes, pools_of};
@@ -30,7 +30,9 @@ pub(crate) fn open_decided(
 ) -> Result<ReadyRanks, RuntimeError> {
     let PlacementDecision { arrangement, measured, mut expected, is_kept, mut notes } = decision;
     let laid_out = lay_out(request, &arrangement)?;
-    notes.extend(require_statistics(laid_out.whole(), laid_out.written.programs.iter())?);
+    let later = later_programs(request, &arrangement, laid_out.whole());
+    let programs = laid_out.written.programs.iter().chain(&later);
+    notes.extend(require_statistics(laid_out.whole(), programs)?);
     let on = arrangement.positions.iter().map(|position| &devices.selections[*position]);
     let ranks = memory_of_ranks(&laid_out, request, on);
     memory::require(host_bytes(request, ranks.iter().copied(), pools_of(&ranks)))?;

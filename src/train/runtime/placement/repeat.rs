@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use super::candidates::adapters_for;
 use super::pipeline::names_of_runs;
 use super::types::{PlacedWorkers, PlacementRequest};
 use potluck_core::Setting;
 use potluck_core::format::{counted, percent};
 use potluck_graph::Plan;
 use potluck_kernels::device::{Adapter, selector_of};
+use potluck_parallel::planner::arrangement::micro_batches_for;
 use potluck_parallel::planner::laid_out::programs_of_replicas;
 use potluck_parallel::planner::tensor::tensor_parts;
 use potluck_parallel::{Mesh, Placement, RankPlacement, contiguous_shares};
@@ -95,14 +97,12 @@ pub(crate) fn repeated_by(
         return None;
     }
     let mut flags = Vec::new();
-    let positions: Vec<usize> = placement.ranks.iter().map(|rank| rank.position).collect();
-    if !positions.iter().copied().eq(0..placement.candidates.len()) {
+    if !has_all_devices(placement) {
         // No selector names devices of other nodes.
         if !request.nodes.devices.is_empty() {
             return None;
         }
-        let selector = selector_of(request.selector, &positions, adapters)?;
-        flags.push(Setting::Devices.given(selector).to_string());
+        flags.push(devices_flag(request.selector, placement, adapters)?);
     }
     if mesh.pipeline > 1 && mesh.tensor == 1 {
         flags.push(cut_flag(placement));
@@ -119,6 +119,20 @@ pub(crate) fn repeated_by(
         flags.extend(micro_batch_flag(request, placement, plan));
     }
     Some(flags.join(" "))
+}
+
+/// Returns true if the ranks are all requested devices in their order.
+fn has_all_devices(placement: &Placement) -> bool {
+    let positions = placement.ranks.iter().map(|rank| rank.position);
+    positions.eq(0..placement.candidates.len())
+}
+
+/// Flag that requests the devices of the ranks among those that `selector` chooses; `None` if no
+/// selector names them.
+fn devices_flag(selector: &str, placement: &Placement, adapters: &[Adapter]) -> Option<String> {
+    let positions: Vec<usize> = placement.ranks.iter().map(|rank| rank.position).collect();
+    let selector = selector_of(selector, &positions, adapters)?;
+    Some(Setting::Devices.given(selector).to_string())
 }
 
 /// Flag with the cut of all pipelines, or a remark if their cuts differ.
@@ -175,15 +189,30 @@ pub(crate) fn changes_note(placement: &Placement, plan: &Plan, micro_batch: u32)
              {step}"
         ));
     }
+    let mut flags = Vec::new();
+    if !has_all_devices(placement) {
+        let selector = &placement.devices_asked;
+        let mut named = None;
+        // No selector names devices of other nodes.
+        if placement.cluster.is_none() {
+            named = devices_flag(selector, placement, &adapters_for(selector));
+        }
+        let Some(flag) = named else {
+            return Some(format!(
+                "{told}; no flags repeat the run, because no selector names its devices alone"
+            ));
+        };
+        flags.push(flag);
+    }
     let changes: Vec<String> = history[1..].iter().map(|change| format!("\"{change}\"")).collect();
     let shares = &first.shares;
-    let mut flags = vec![
-        Setting::Shares.given(format_args!("{shares:?}")).to_string(),
-        Setting::ShareChanges.given(format_args!("[{}]", changes.join(", "))).to_string(),
-    ];
+    flags.push(Setting::Shares.given(format_args!("{shares:?}")).to_string());
+    let changes = format!("[{}]", changes.join(", "));
+    flags.push(Setting::ShareChanges.given(changes).to_string());
     let largest = placement.ranks.iter().map(|rank| rank.micro_batch).max().unwrap_or(micro_batch);
     let repeats = |micro_batch: u32| {
-        history.iter().all(|of| repeats_shares(placement, plan, &of.shares, micro_batch))
+        let given = micro_batches_for(history, micro_batch);
+        history.iter().all(|of| repeats_shares(placement, plan, &of.shares, &given))
     };
     if !repeats(micro_batch) {
         flags.push(if repeats(largest) {
@@ -195,13 +224,13 @@ pub(crate) fn changes_note(placement: &Placement, plan: &Plan, micro_batch: u32)
     Some(format!("{told}; to repeat this run on these devices, add {}", flags.join(" ")))
 }
 
-/// Returns true if replicas with these samples and micro-batches of up to `micro_batch` samples
+/// Returns true if replicas with these samples, in micro-batches of up to `given` samples by rank,
 /// have the micro-batches that the ranks of a placement have with these samples.
-fn repeats_shares(placement: &Placement, plan: &Plan, counts: &[u32], micro_batch: u32) -> bool {
-    let measured: Vec<u32> = placement.ranks.iter().map(|rank| rank.micro_batch).collect();
-    let given = vec![micro_batch; counts.len()];
-    let [measured, given] = [measured, given].map(|micro_batches| {
-        let shares = contiguous_shares(counts, &micro_batches);
+fn repeats_shares(placement: &Placement, plan: &Plan, counts: &[u32], given: &[u32]) -> bool {
+    let measured: Vec<u32> =
+        placement.ranks.iter().map(|rank| rank.micro_batch.min(rank.rows)).collect();
+    let [measured, given] = [&measured[..], given].map(|micro_batches| {
+        let shares = contiguous_shares(counts, micro_batches);
         programs_of_replicas(&placement.options, plan, &shares)
     });
     measured == given

@@ -11,7 +11,7 @@ use super::open_measured::open_measured;
 use super::open_one::RequestedDevices;
 use super::open_plan::{admit, reserves_hold};
 use super::open_ranks::open_decided;
-use super::repeat::repeated_by;
+use super::repeat::{changes_note, repeated_by};
 use super::shares::tests::model;
 use super::start::ReadyRanks;
 use super::types::{PlacedWorkers, PlacementRequest};
@@ -31,7 +31,9 @@ use potluck_kernels::exec::host_staging_bytes;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::planner::laid_out::layout_of;
 use potluck_parallel::planner::plans::Plans;
-use potluck_parallel::{Mesh, ParallelOptions, Placement, RankPlacement, Shares};
+use potluck_parallel::{
+    Mesh, ParallelOptions, PlacedCluster, Placement, RankPlacement, ShareChange, Shares,
+};
 
 const BATCH: u32 = 4;
 const MIB: usize = 1 << 20;
@@ -344,4 +346,32 @@ fn measured_shares_are_repeated_by_flags_or_said_to_end_in_other_bits() {
     let alone = alone.unwrap();
     assert_eq!(alone, "--devices cpu");
     assert_eq!(flags(&|placement| placement.candidates.truncate(1)), None, "nothing was measured");
+}
+
+#[test]
+fn changes_of_shares_are_repeated_by_flags_with_their_devices() {
+    let shares = Shares::Fixed(vec![2, 2]);
+    let parallel = ParallelOptions { shares, ..ParallelOptions::default() };
+    let placed = with_request(&Options { parallel, ..Options::new("cpu*2") }, place).unwrap();
+    let mut placement = placed.placement.clone();
+    let change = |step, shares: &[u32]| ShareChange { step, shares: shares.to_vec() };
+    placement.share_history = vec![change(1, &[2, 2]), change(51, &[3, 1])];
+    for rank in &mut placement.ranks {
+        (rank.micro_batch, rank.rows) = (BATCH, BATCH);
+    }
+    let note = |placement: &Placement| changes_note(placement, &placed.plan, BATCH).unwrap();
+    let flags = "--set parallel.shares='[2, 2]' --set parallel.share_changes='[\"51: 3 1\"]'";
+    let of_all = note(&placement);
+    assert!(of_all.ends_with(&format!(", add {flags}")), "{of_all}");
+    // The second of three devices is left out.
+    placement.devices_asked = "cpu*3".into();
+    let identity = placement.candidates[0].clone();
+    placement.candidates.push(identity);
+    placement.ranks[1].position = 2;
+    let of_two = note(&placement);
+    assert!(of_two.ends_with(&format!(", add --devices 'cpu*2' {flags}")), "{of_two}");
+    placement.cluster = Some(PlacedCluster { run: String::new(), nodes: Vec::new() });
+    let over_nodes = note(&placement);
+    let expected = "no flags repeat the run, because no selector names its devices alone";
+    assert!(over_nodes.ends_with(expected), "{over_nodes}");
 }
