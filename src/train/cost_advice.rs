@@ -176,7 +176,7 @@ fn remedy_of_imbalance(layout: CostLayout) -> String {
     if layout.mesh.data == 1 {
         remedy_of_one_pipeline(layout.mesh)
     } else if layout.share_min <= 1 || layout.follows_speed() {
-        format!("a larger {} can be divided more evenly", Setting::Batch)
+        format!("a larger {} divides more evenly", Setting::Batch)
     } else if layout.measures_shares {
         format!("time the devices again with {}", Setting::Retune)
     } else {
@@ -321,7 +321,7 @@ mod tests {
         let uneven = || vec![rank("a", 0.39, 0.0, 0.02), rank("b", 0.0, 0.0, 0.01)];
         let held = "rank 1, b, holds the others up, which wait";
         let larger_batch =
-            format!("{held} 40 % of the time: a larger train.batch can be divided more evenly");
+            format!("{held} 40 % of the time: a larger train.batch divides more evenly");
         assert_advice(uneven(), DATA, &larger_batch);
         let fixed = CostLayout { measures_shares: false, ..DATA };
         let fewer_samples = "give it fewer samples with parallel.shares";
