@@ -20,7 +20,7 @@ use potluck_graph::model::gpt;
 use potluck_graph::optim::Optimizer;
 use potluck_graph::{Graph, ModelGraph, Precision};
 use potluck_kernels::autotune::TuneOptions;
-use potluck_kernels::device::{Adapter, Selection, select_all};
+use potluck_kernels::device::{Adapter, Selection, select_all, selector_of};
 use potluck_parallel::ParallelOptions;
 use potluck_parallel::planner::plans::Plans;
 use potluck_train::TrainError;
@@ -174,10 +174,18 @@ impl ScalingWorkload {
     }
 
     /// Opens devices, and takes the steps before the measured ones.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails, or if one is left out.
     fn open(&self, positions: Vec<usize>) -> Result<ScalingCase, TrainError> {
-        let selections = positions.iter().map(|position| self.selections[*position].clone());
-        let request = self.request();
+        // Devices that are named must all take part.
+        let mut ascending = positions.clone();
+        ascending.sort_unstable();
+        let selector = self.selector_of_case(&ascending)?;
+        let selections = ascending.iter().map(|position| self.selections[*position].clone());
+        let request = self.request(&selector);
         let placed = assemble_on(&request, &self.adapters, selections.collect(), &mut |_, _| {})?;
+        require_all(&selector, positions.len(), placed.placement.ranks.len(), &placed.notes)?;
         let options = SessionOptions {
             optimizer: self.optimizer,
             ema: 0.0,
@@ -195,10 +203,20 @@ impl ScalingWorkload {
         Ok(case)
     }
 
-    fn request(&self) -> PlacementRequest<'_> {
+    /// Returns the selector of the requested devices at these ascending positions.
+    fn selector_of_case(&self, positions: &[usize]) -> Result<String, TrainError> {
+        let found = selector_of(&self.selector, positions, &self.adapters);
+        found.ok_or_else(|| {
+            let count = positions.len();
+            let why = format!("no selector names {count} of the devices {}", self.selector);
+            TrainError::InvalidRequest(why)
+        })
+    }
+
+    fn request<'a>(&'a self, selector: &'a str) -> PlacementRequest<'a> {
         PlacementRequest {
             nodes: &NO_NODES,
-            selector: &self.selector,
+            selector,
             parallel: &self.parallel,
             batch: self.batch,
             micro_batch: self.batch,
@@ -283,6 +301,31 @@ impl ScalingWorkload {
     }
 }
 
+/// Refuses a case of `devices` devices that trains with another number of ranks, whose notes may
+/// have the reason.
+///
+/// # Errors
+/// Returns `TrainError::InvalidRequest` with the notes.
+fn require_all(
+    selector: &str,
+    devices: usize,
+    ranks: usize,
+    notes: &[String],
+) -> Result<(), TrainError> {
+    if ranks == devices {
+        return Ok(());
+    }
+    let mut why = format!(
+        "the devices {selector} cannot be compared with others: only {ranks} of {devices} train; \
+         name devices that train together with --devices"
+    );
+    for note in notes {
+        why.push_str("; ");
+        why.push_str(note);
+    }
+    Err(TrainError::InvalidRequest(why))
+}
+
 /// Name of the figure of a device alone, in the order of speed.
 fn name_alone(index: usize) -> String {
     match index {
@@ -361,6 +404,21 @@ mod tests {
         let slower = scaling(names(1), 1.0, &[0.5, 1.0, 2.0], None);
         assert_eq!((slower.speedup, slower.efficiency), (0.5, 1.0));
         assert_eq!([0, 1].map(name_alone), ["scaling.1_device", "scaling.alone_2"]);
+    }
+
+    #[test]
+    fn a_case_names_its_devices_and_has_them_all() {
+        let options = ScalingOptions { devices: "cpu*3".into(), effort: Effort::Tiny, batch: None };
+        let workload = ScalingWorkload::new(&options).unwrap();
+        assert_eq!(workload.selector_of_case(&[0, 2]).unwrap(), "cpu*2");
+        let error = workload.selector_of_case(&[3]).unwrap_err().to_string();
+        assert_eq!(error, "no selector names 1 of the devices cpu*3");
+
+        let notes = ["left out: a device is slow".to_string()];
+        assert!(require_all("cpu*2", 2, 2, &notes).is_ok());
+        let error = require_all("cpu*2", 2, 1, &notes).unwrap_err().to_string();
+        assert!(error.contains("only 1 of 2 train; name devices that"), "{error}");
+        assert!(error.ends_with("; left out: a device is slow"), "{error}");
     }
 
     #[test]

@@ -13,9 +13,14 @@ const STEPS_MIN: u64 = 5;
 /// Maximum number of steps whose times are kept.
 const STEPS_KEPT: usize = 1000;
 
-/// Meter of the steps of one placement. Its memory does not grow with the number of steps.
+/// Meter of the steps of one placement, with the same shares and counted in one unit: it restarts
+/// when these change. Its memory does not grow with the number of steps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CostMeter {
+    /// Samples of each rank for which the step was predicted: those at the start.
+    predicted_shares: Vec<u32>,
+    /// Samples of each rank in the measured steps.
+    shares: Vec<u32>,
     /// Steps taken, with those that are not measured.
     taken: u64,
     steps: u64,
@@ -54,13 +59,25 @@ struct MeteredRank {
 }
 
 impl CostMeter {
-    /// Adds a step of several ranks; a single rank has no cost.
-    pub fn add(&mut self, step: MeteredStep, reports: &[StepReport]) {
-        self.taken += 1;
-        if reports.len() < 2 || self.taken <= WARM_UP {
+    /// Returns the meter of a placement that starts with these samples of each rank.
+    pub fn new(shares: Vec<u32>) -> Self {
+        Self { shares: shares.clone(), predicted_shares: shares, ..Self::default() }
+    }
+
+    /// Adds a step of the several ranks of a placement; a single rank has no cost.
+    pub fn add(&mut self, step: MeteredStep, placement: &Placement, reports: &[StepReport]) {
+        if reports.len() < 2 {
             return;
         }
         let MeteredStep { number, seconds, unit, count } = step;
+        let shares = placement.shares();
+        if shares != self.shares || unit != self.unit {
+            self.restart(shares, unit);
+        }
+        self.taken += 1;
+        if self.taken <= WARM_UP {
+            return;
+        }
         if self.recent_s.len() < STEPS_KEPT {
             self.recent_s.push(seconds);
         } else {
@@ -69,7 +86,6 @@ impl CostMeter {
         self.steps += 1;
         self.last = number;
         self.wall_s += seconds;
-        self.unit = unit;
         self.units += count as f64;
         self.ranks.resize_with(reports.len(), MeteredRank::default);
         for (sums, report) in self.ranks.iter_mut().zip(reports) {
@@ -83,11 +99,20 @@ impl CostMeter {
         }
     }
 
-    /// Returns the cost of the steps; `None` after too few steps, and for a single rank.
+    /// Forgets the measured steps, for steps with other shares or in another unit.
+    fn restart(&mut self, shares: Vec<u32>, unit: Unit) {
+        let predicted_shares = std::mem::take(&mut self.predicted_shares);
+        *self = Self { predicted_shares, shares, unit, ..Self::default() };
+    }
+
+    /// Returns the cost of the steps; `None` after too few steps with the shares of the placement,
+    /// and for a single rank. A prediction for other shares is left out.
     pub fn cost(&self, placement: &Placement, expected: Option<&ExpectedStep>) -> Option<RunCost> {
-        if self.steps < STEPS_MIN || self.ranks.len() != placement.ranks.len() {
+        if self.steps < STEPS_MIN || self.shares != placement.shares() {
             return None;
         }
+        let is_predicted = self.shares == self.predicted_shares;
+        let predicted = expected.filter(|_| is_predicted);
         let step_s = median(&self.recent_s);
         let steps = self.steps as f64;
         let time_s: f64 = self.ranks.iter().map(|rank| rank.time_s).sum();
@@ -103,7 +128,7 @@ impl CostMeter {
             step: self.last,
             steps: self.steps,
             step_s,
-            predicted_s: expected.and_then(|expected| expected.step_s),
+            predicted_s: predicted.and_then(|expected| expected.step_s),
             unit: self.unit,
             per_s: self.units / self.wall_s,
             fastest: expected.and_then(|expected| expected.fastest.clone()),
@@ -208,11 +233,12 @@ mod tests {
     }
 
     fn metered(steps: u64, reports: &[StepReport]) -> CostMeter {
-        let mut meter = CostMeter::default();
+        let placement = placement(reports.len());
+        let mut meter = CostMeter::new(placement.shares());
         // The first step takes long.
-        meter.add(step(1, 1.0), reports);
+        meter.add(step(1, 1.0), &placement, reports);
         for number in 2..2 + steps {
-            meter.add(step(number, 0.1), reports);
+            meter.add(step(number, 0.1), &placement, reports);
         }
         meter
     }
@@ -245,7 +271,7 @@ mod tests {
     fn expectations_are_compared_with_the_median_step() {
         let reports = [report(0, 0), report(0, 0)];
         let mut meter = metered(6, &reports);
-        meter.add(step(8, 0.9), &reports);
+        meter.add(step(8, 0.9), &placement(2), &reports);
         let fastest = SoloSpeed { name: "device 1".into(), step_s: 0.15 };
         let expected = ExpectedStep {
             step_s: Some(0.09),
@@ -270,9 +296,63 @@ mod tests {
     fn times_of_old_steps_are_forgotten() {
         let reports = [report(0, 0), report(0, 0)];
         let mut meter = metered(STEPS_KEPT as u64, &reports);
+        let placement = placement(2);
         for number in 0..STEPS_KEPT as u64 {
-            meter.add(step(2000 + number, 0.05), &reports);
+            meter.add(step(2000 + number, 0.05), &placement, &reports);
         }
         assert_eq!(meter.recent_s, vec![0.05; STEPS_KEPT]);
+    }
+
+    #[test]
+    fn other_shares_are_measured_anew_without_the_prediction() {
+        let reports = [report(0, 0), report(0, 0)];
+        let mut meter = metered(9, &reports);
+        let fastest = Some(SoloSpeed { name: "device 1".into(), step_s: 0.15 });
+        let expected = ExpectedStep { step_s: Some(0.09), solo_s: vec![0.3, 0.15], fastest };
+        let cost = meter.cost(&placement(2), Some(&expected)).unwrap();
+        assert_eq!((cost.steps, cost.predicted_s), (9, Some(0.09)));
+
+        let mut changed = placement(2);
+        changed.ranks[0].share = 3;
+        changed.ranks[1].share = 5;
+        assert_eq!(meter.cost(&changed, Some(&expected)), None, "no step has these shares");
+        // Again the first step takes long.
+        meter.add(step(11, 1.0), &changed, &reports);
+        for number in 12..17 {
+            assert_eq!(meter.cost(&changed, Some(&expected)), None, "step {number}");
+            meter.add(step(number, 0.2), &changed, &reports);
+        }
+        let cost = meter.cost(&changed, Some(&expected)).unwrap();
+        assert_eq!((cost.step, cost.steps, cost.predicted_s), (16, 5, None));
+        assert!((cost.step_s - 0.2).abs() < 1e-9 && (cost.per_s - 40.0).abs() < 1e-6);
+        // The devices alone have no shares.
+        assert_eq!(cost.fastest, expected.fastest);
+        assert!(cost.efficiency.is_some());
+    }
+
+    #[test]
+    fn counts_of_other_units_are_not_added() {
+        let reports = [report(0, 0), report(0, 0)];
+        let placement = placement(2);
+        let mut meter = metered(9, &reports);
+        for number in 11..17 {
+            let of_tokens = MeteredStep { unit: Unit::Tokens, count: 800, ..step(number, 0.1) };
+            meter.add(of_tokens, &placement, &reports);
+        }
+        let cost = meter.cost(&placement, None).unwrap();
+        assert_eq!((cost.steps, cost.unit), (5, Unit::Tokens));
+        assert!((cost.per_s - 8000.0).abs() < 1e-6, "{}", cost.per_s);
+    }
+
+    #[test]
+    fn advice_knows_the_largest_micro_batch_and_the_smallest_share() {
+        let mut placement = placement(2);
+        placement.ranks[0].share = 5;
+        placement.ranks[0].micro_batches = vec![2, 3];
+        placement.ranks[1].share = 1;
+        placement.ranks[1].micro_batches = vec![1];
+        let layout = CostLayout::of(&placement);
+        assert_eq!((layout.micro_batch_max, layout.share_min), (3, 1));
+        assert!(layout.measures_shares && layout.overlaps, "by the default options");
     }
 }

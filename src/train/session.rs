@@ -95,7 +95,7 @@ pub struct Session {
     /// Expected step, if the devices were timed.
     expected: Option<ExpectedStep>,
     /// Meter of the steps.
-    pub(crate) meter: CostMeter,
+    meter: CostMeter,
     /// Initial states of the next step.
     states: CarriedStates,
     /// Parameters replaced by averages on the devices for an evaluation.
@@ -127,6 +127,7 @@ impl Session {
         let states = CarriedStates::zeros(graph, batch);
         let loss_scale = DynamicLossScale::new(options.precision, graph.loss_rows(batch));
         let shares = SessionShares::of(&placed.placement, &placed.plan, placed.is_kept);
+        let meter = CostMeter::new(placed.placement.shares());
         Self {
             group: placed.group,
             plan: placed.plan,
@@ -137,7 +138,7 @@ impl Session {
             pipelines: placed.pipelines,
             placement: placed.placement,
             expected: placed.expected,
-            meter: CostMeter::default(),
+            meter,
             taken: StepsTaken::default(),
             loss_scale,
             options,
@@ -474,10 +475,16 @@ impl Session {
     pub fn measure_samples(&mut self, samples: u64, seconds: f64, reports: &[StepReport]) {
         let number = self.taken.steps;
         let step = MeteredStep { number, seconds, unit: Unit::Samples, count: samples };
-        self.meter.add(step, reports);
+        self.measure(step, reports);
     }
 
-    /// Returns the cost of the measured steps on several ranks; `None` before there are enough.
+    /// Measures a step for the cost.
+    pub(crate) fn measure(&mut self, step: MeteredStep, reports: &[StepReport]) {
+        self.meter.add(step, &self.placement, reports);
+    }
+
+    /// Returns the cost of the measured steps on several ranks since their shares last changed;
+    /// `None` before there are enough.
     pub fn cost(&self) -> Option<RunCost> {
         self.meter.cost(&self.placement, self.expected.as_ref())
     }

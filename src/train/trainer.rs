@@ -215,9 +215,10 @@ impl Trainer {
         self.session.taken.steps
     }
 
-    /// Returns the cost of the steps on several devices since they were opened: how long they
+    /// Returns the cost of the steps on several devices since they were opened, or since their
+    /// shares or the counted unit ([`Trainer::step`] counts samples) last changed: how long they
     /// compute and wait, compared with the timings before the first step, and a sentence on the
-    /// change that would help the most. `None` for one device, and before 6 steps.
+    /// change that would help the most. `None` for one device, and before 6 such steps.
     pub fn cost(&self) -> Option<RunCost> {
         as_fields(|| self.session.cost())
     }

@@ -14,11 +14,13 @@ use super::event::Unit;
 pub struct RunCost {
     /// Number of steps done; left out of the cost, as the line of the record has it.
     pub step: u64,
-    /// Measured steps: all since the devices were opened, without the first one.
+    /// Measured steps: all since the devices were opened, or since their shares or the unit last
+    /// changed, without the first one.
     pub steps: u64,
     /// Median seconds of the last measured steps.
     pub step_s: f64,
-    /// Seconds of a step as predicted from the timings of the devices before the run.
+    /// Seconds of a step as predicted from the timings of the devices before the run; `None` while
+    /// the shares are others than at its start.
     pub predicted_s: Option<f64>,
     pub unit: Unit,
     /// Tokens or samples per second.

@@ -262,7 +262,7 @@ impl Trainer {
         let skipped = record.skipped.clone();
         fit.loss = Some(record.loss);
         let StepRecord { step: number, ms, unit, count, .. } = record;
-        self.session.meter.add(MeteredStep { number, seconds: ms / 1e3, unit, count }, &reports);
+        self.session.measure(MeteredStep { number, seconds: ms / 1e3, unit, count }, &reports);
         fit.emit(hooks, Event::Step(record))?;
         let Some(reason) = skipped else {
             fit.skipped = 0;

@@ -30,9 +30,12 @@ pub(crate) fn expected_step(
         alone_s.push(if fits { micro_batches * blocks_s } else { f64::INFINITY });
     }
     let is_priced = arrangement.mesh.tensor == 1 && measured.rows == arrangement.rows_max();
-    let price = price_of(measured, &arrangement.positions, laid_out).ok().filter(|_| is_priced);
+    let mut step_s = None;
+    if is_priced && let Ok(price) = price_of(measured, &arrangement.positions, laid_out) {
+        step_s = Some(price.seconds);
+    }
     ExpectedStep {
-        step_s: price.map(|price| price.seconds),
+        step_s,
         solo_s: arrangement.positions.iter().map(|position| alone_s[*position]).collect(),
         fastest: fastest_alone(devices.names.iter().map(String::as_str), &alone_s),
     }
