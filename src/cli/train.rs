@@ -52,18 +52,37 @@ pub struct DescribedRun {
 /// Returns the errors of the configuration, and of the checkpoint or the model with which the run
 /// begins.
 pub fn described(args: &TrainArgs) -> anyhow::Result<DescribedRun> {
-    let point = match &args.resume {
-        Some(from) => Some(ResumePoint::find(from, args.out.as_deref())?),
-        None => None,
-    };
-    let saved = match &point {
-        Some(point) => Some(resumed_config(&point.checkpoint, args.nodes.is_some())?),
-        None => None,
-    };
-    let init = args.init.as_deref().map(starting_model).transpose()?;
-    let (resolved, _) = configuration(args, saved.as_ref(), init.as_ref())?;
+    let ResolvedStart { point, init, resolved, .. } = ResolvedStart::of(args)?;
     let resumed = resumed_parts(&resolved, init.as_ref(), point);
     Ok(DescribedRun { spec: RunSpec::resolved(&resolved), resumed })
+}
+
+/// Configuration of a run, and the checkpoint or the model with which it begins.
+struct ResolvedStart {
+    point: Option<ResumePoint>,
+    /// Configuration of the checkpoint.
+    saved: Option<Resolved>,
+    init: Option<StartingModel>,
+    resolved: Resolved,
+    /// Tokens of the model that are known before more are added.
+    known_tokens: Option<usize>,
+}
+
+impl ResolvedStart {
+    /// Reads what the arguments name.
+    fn of(args: &TrainArgs) -> anyhow::Result<Self> {
+        let point = match &args.resume {
+            Some(from) => Some(ResumePoint::find(from, args.out.as_deref())?),
+            None => None,
+        };
+        let saved = match &point {
+            Some(point) => Some(resumed_config(&point.checkpoint, args.nodes.is_some())?),
+            None => None,
+        };
+        let init = args.init.as_deref().map(starting_model).transpose()?;
+        let (resolved, known_tokens) = configuration(args, saved.as_ref(), init.as_ref())?;
+        Ok(Self { point, saved, init, resolved, known_tokens })
+    }
 }
 
 /// Parts of the checkpoint or the model with which a run begins.
@@ -109,16 +128,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             writable(path, flag)?;
         }
     }
-    let point = match &args.resume {
-        Some(from) => Some(ResumePoint::find(from, args.out.as_deref())?),
-        None => None,
-    };
-    let saved = match &point {
-        Some(point) => Some(resumed_config(&point.checkpoint, args.nodes.is_some())?),
-        None => None,
-    };
-    let init = args.init.as_deref().map(starting_model).transpose()?;
-    let (mut resolved, known_tokens) = configuration(args, saved.as_ref(), init.as_ref())?;
+    let ResolvedStart { point, saved, init, mut resolved, known_tokens } = ResolvedStart::of(args)?;
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
