@@ -64,7 +64,7 @@ struct ResolvedStart {
     saved: Option<Resolved>,
     init: Option<StartingModel>,
     resolved: Resolved,
-    /// Tokens of the model that are known before more are added.
+    /// The model's number of tokens, if more are added.
     known_tokens: Option<usize>,
 }
 
