@@ -72,6 +72,8 @@ fn model_over_memory_is_planned_without_a_flag() {
     let mib: f64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
     let limit = format!("--set train.device_memory_mib={}", (mib / 1.6) as u64);
     let line = format!("{LARGE} {limit} --devices cpu*2");
+    let told = desk.run(&format!("{line} --out run --explain memory")).ended(78).out;
+    assert!(told.contains("a run divides it among them if that fits"), "{told}");
     let ran = desk.run(&format!("{line} --steps 4 --out run")).ok();
     assert!(ran.err.contains("planning a layout, because not every device holds"), "{}", ran.err);
     assert!(ran.err.contains("ms per step are predicted"), "{}", ran.err);

@@ -88,6 +88,13 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
     if !fits && !placement.is_divided() {
         last.push_str(&savings(placement, &ranks));
     }
+    let may_plan = !placement.is_divided() && request.parallel.shares.are_measured();
+    if fitting < world && world > 1 && may_plan {
+        last.push_str(
+            "not every device holds the whole model: a run divides it among them if that fits, as \
+             potluck plan shows\n",
+        );
+    }
     let count = request.optimizer.moments();
     if let [plan] = &plans[..] {
         let text = memory_table(plan, count, ranks[0].workspace, &limits[0]) + &last;
