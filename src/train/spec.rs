@@ -458,6 +458,7 @@ impl RunSpec {
         TrainerOptions {
             devices: self.devices.clone(),
             shares: self.parallel.shares.clone(),
+            follows_speed: true,
             share_changes: self.parallel.share_changes.clone(),
             pipeline: self.parallel.pipeline.clone(),
             tensor: self.parallel.tensor.clone(),

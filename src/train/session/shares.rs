@@ -96,12 +96,9 @@ impl Session {
         Some(ShareRecord { step, before, shares, predicted: None })
     }
 
-    /// Changes the shares from the next step on, if the options give others or the speed of the
-    /// devices has changed; returns the change.
-    pub(crate) fn change_shares_if_due(&mut self) -> Option<ShareRecord> {
-        if let Some(given) = self.take_given_shares() {
-            return Some(given);
-        }
+    /// Changes the shares from the next step on, if the speed of the devices has changed; returns
+    /// the change.
+    pub(crate) fn change_shares_by_speed(&mut self) -> Option<ShareRecord> {
         let step = self.taken.steps;
         let before = self.placement.shares();
         let proposed = self.shares.balancer.as_ref()?.propose()?;

@@ -24,9 +24,13 @@ use potluck_parallel::{
 pub struct TrainerOptions {
     /// Device selector, as for `potluck train --devices`.
     pub devices: String,
-    /// Samples of each device per step. Measured ones follow the speed of the devices in
-    /// [`Trainer::fit`](super::Trainer::fit), which changes the last bits of results.
+    /// Samples of each device per step.
     pub shares: Shares,
+    /// True if measured shares follow the speed of the devices in
+    /// [`Trainer::fit`](super::Trainer::fit), as in a run of the program. When they change depends
+    /// on timings, and with it the last bits of results;
+    /// [`Placement::share_history`](potluck_parallel::Placement::share_history) has the changes.
+    pub follows_speed: bool,
     /// Later shares of devices with the whole model, in the order of their steps. With them and the
     /// first ones as [`Shares::Fixed`], a trainer repeats the changes of measured shares
     /// ([`Placement::share_history`](potluck_parallel::Placement::share_history)).
@@ -122,6 +126,7 @@ impl TrainerOptions {
         Self {
             devices: devices.to_string(),
             shares: Shares::default(),
+            follows_speed: false,
             share_changes: Vec::new(),
             pipeline: PipelineOptions::default(),
             tensor: TensorOptions::default(),

@@ -296,7 +296,11 @@ impl Trainer {
         if self.steps() >= fit.last {
             return Ok(());
         }
-        let Some(change) = self.session.change_shares_if_due() else { return Ok(()) };
+        let change = match self.session.take_given_shares() {
+            None if self.options.follows_speed => self.session.change_shares_by_speed(),
+            given => given,
+        };
+        let Some(change) = change else { return Ok(()) };
         fit.loader = self.loader(&fit.source, fit.last)?;
         fit.emit(hooks, Event::Shares(change))
     }
