@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::Command;
 
 use potluck_bench::System;
+use potluck_core::arithmetic::median;
 use serde_json::{Value, json};
 
 /// Steps of a run, and those at its beginning that are not counted.
@@ -124,12 +125,6 @@ impl Layout {
         let nearest = self.predicted.clamp(fastest, slowest);
         (self.predicted - nearest).abs() / self.median()
     }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

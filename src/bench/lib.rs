@@ -26,6 +26,7 @@ pub mod step;
 mod system;
 mod table;
 mod target;
+mod training;
 pub mod units;
 
 pub use compare::compare;

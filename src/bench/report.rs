@@ -5,8 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::sample::{Effort, median};
+use super::sample::Effort;
 use super::system::System;
+use potluck_core::arithmetic::median;
 use potluck_core::metrics::RankCost;
 use potluck_parallel::PipelineSchedule;
 

@@ -1,5 +1,6 @@
 //! Sampling of measurements: number of samples and duration of each.
 
+use potluck_core::arithmetic::median;
 use std::time::{Duration, Instant};
 
 /// Thoroughness of a benchmark.
@@ -208,28 +209,10 @@ pub fn fastest<E>(
     Ok((fastest.way, fastest.samples))
 }
 
-/// Returns the middle value, or the mean of the two in the middle.
-///
-/// # Panics
-/// Panics if there is no sample.
-pub fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::convert::Infallible;
-
-    #[test]
-    fn medians_of_even_and_odd_numbers() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median(&[7.0]), 7.0);
-    }
 
     #[test]
     fn slow_figures_have_fewer_samples() {

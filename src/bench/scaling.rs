@@ -4,35 +4,27 @@
 //! All cases are open at the same time and are measured in turns, so that a machine that slows down
 //! affects all alike.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::collectives::devices::apis;
 use crate::report::{
     DeviceReport, Direction, Figure, FigureKind, FigureRecorder, Report, ScalingFigure,
 };
-use crate::sample::{Effort, SamplingPlan, median};
+use crate::sample::{Effort, SamplingPlan};
 use crate::step::small;
-use potluck_core::faults::Faults;
+use crate::training::TrainingWorkload;
+use potluck_core::arithmetic::median;
 use potluck_core::metrics::RunCost;
-use potluck_core::{DType, HostTensor};
+use potluck_graph::ModelGraph;
 use potluck_graph::model::gpt;
-use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, ModelGraph, Precision};
-use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::{Adapter, Selection, select_all, selector_of};
 use potluck_parallel::ParallelOptions;
-use potluck_parallel::planner::plans::Plans;
 use potluck_train::TrainError;
-use potluck_train::runtime::open::OpenOptions;
 use potluck_train::runtime::placement::assemble::assemble_on;
 use potluck_train::runtime::placement::candidates::adapters_for;
 use potluck_train::runtime::placement::names::display_names;
 use potluck_train::runtime::placement::types::PlacementRequest;
-use potluck_train::runtime::remote::NO_NODES;
-use potluck_train::runtime::step::Inputs;
-use potluck_train::runtime::timing::Probe;
-use potluck_train::session::{Session, SessionOptions};
+use potluck_train::session::Session;
 
 /// Steps of each case before the measured ones.
 const WARM_UP: usize = 2;
@@ -40,7 +32,6 @@ const WARM_UP: usize = 2;
 const TURN: usize = 3;
 /// Fewest turns of a case, regardless of their duration.
 const TURNS_MIN: usize = 2;
-const LEARNING_RATE: f64 = 1e-3;
 
 /// Options of a benchmark of scaling.
 #[derive(Clone, Debug)]
@@ -54,11 +45,8 @@ pub struct ScalingOptions {
 
 /// Model and options that all cases share.
 struct ScalingWorkload {
-    plans: Plans,
-    optimizer: Optimizer,
-    tuning: TuneOptions,
+    training: TrainingWorkload,
     parallel: ParallelOptions,
-    inputs: Probe,
     batch: u32,
     /// Requested devices with their names, and the adapters among which they were found.
     selector: String,
@@ -123,14 +111,8 @@ impl ScalingWorkload {
             )));
         }
         let model = ModelGraph::training(gpt(&small())?, false)?;
-        // With almost no measurements, the tuning would take most of the time.
-        let seconds =
-            if options.effort == Effort::Tiny { 0.0 } else { OpenOptions::default().tune_s };
         Ok(Self {
-            inputs: inputs_of(model.whole()),
-            plans: Plans::new(model),
-            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 },
-            tuning: TuneOptions { seconds, ..TuneOptions::default() },
+            training: TrainingWorkload::new(model, small().vocabulary, options.effort),
             parallel: ParallelOptions::default(),
             batch: batch as u32,
             selector: options.devices.clone(),
@@ -183,19 +165,11 @@ impl ScalingWorkload {
         ascending.sort_unstable();
         let selector = self.selector_of_case(&ascending)?;
         let selections = ascending.iter().map(|position| self.selections[*position].clone());
-        let request = self.request(&selector);
+        let request = self.training.request(&selector, &self.parallel, self.batch);
+        let request = PlacementRequest { fits_micro_batch: true, ..request };
         let placed = assemble_on(&request, &self.adapters, selections.collect(), &mut |_, _| {})?;
         require_all(&selector, positions.len(), placed.placement.ranks.len(), &placed.notes)?;
-        let options = SessionOptions {
-            optimizer: self.optimizer,
-            ema: 0.0,
-            clip: 1.0,
-            precision: Precision::F32,
-            seed: 0,
-            faults: Faults::none(),
-        };
-        let mut session = Session::new(placed, options);
-        session.initialize()?;
+        let session = self.training.session(placed)?;
         let mut case = ScalingCase { positions, session, steps: Vec::new() };
         for _ in 0..WARM_UP {
             self.step(&mut case)?;
@@ -211,28 +185,6 @@ impl ScalingWorkload {
             let why = format!("no selector names {count} of the devices {}", self.selector);
             TrainError::InvalidRequest(why)
         })
-    }
-
-    fn request<'a>(&'a self, selector: &'a str) -> PlacementRequest<'a> {
-        PlacementRequest {
-            nodes: &NO_NODES,
-            selector,
-            parallel: &self.parallel,
-            batch: self.batch,
-            micro_batch: self.batch,
-            fits_micro_batch: true,
-            optimizer: &self.optimizer,
-            plans: &self.plans,
-            probe: Some(self.inputs.clone()),
-            seed: 0,
-            opening: OpenOptions { tune_s: self.tuning.seconds, ..OpenOptions::default() },
-            tuning: &self.tuning,
-            saved: None,
-            retune: false,
-            notify: &|_| {},
-            trace: None,
-            faults: Faults::none(),
-        }
     }
 
     fn measure_in_turns(
@@ -270,21 +222,8 @@ impl ScalingWorkload {
 
     /// Performs a step; returns its seconds.
     fn step(&self, case: &mut ScalingCase) -> Result<f64, TrainError> {
-        let session = &mut case.session;
-        let mut ranks = Vec::with_capacity(session.programs.len());
-        for program in &session.programs {
-            let micro_batches = program.micro_batches.iter();
-            ranks.push(micro_batches.map(|one| (self.inputs)(one.rows as usize)).collect());
-        }
-        let inputs = session.inputs(ranks, LEARNING_RATE);
-        let started = Instant::now();
-        let reports = session.step(&inputs)?;
-        let seconds = started.elapsed().as_secs_f64();
-        session.measure_samples(u64::from(self.batch), seconds, &reports);
-        if !reports.iter().all(|report| report.is_updated()) {
-            let number = session.taken.steps;
-            return Err(TrainError::Defect(format!("step {number} updated no parameters")));
-        }
+        let (seconds, reports) = self.training.step(&mut case.session)?;
+        case.session.measure_samples(u64::from(self.batch), seconds, &reports);
         Ok(seconds)
     }
 
@@ -364,30 +303,6 @@ fn scaling(
         figure.advice = Some(cost.advice.into_owned());
     }
     figure
-}
-
-/// Returns inputs of the model, the same for every micro-batch.
-fn inputs_of(graph: &Graph) -> Probe {
-    let vocabulary = small().vocabulary;
-    let mut wanted = Vec::with_capacity(graph.inputs.len());
-    for (_, id) in &graph.inputs {
-        let tensor = graph.tensor(*id);
-        wanted.push((*id, tensor.dtype, tensor.shape.per_row()));
-    }
-    Arc::new(move |rows: usize| -> Inputs {
-        let mut inputs = Vec::with_capacity(wanted.len());
-        for (id, dtype, per_row) in &wanted {
-            let count = rows * per_row;
-            let values = match dtype {
-                DType::U32 => {
-                    HostTensor::Int((0..count).map(|at| (at * 7 % vocabulary) as u32).collect())
-                }
-                DType::F32 => HostTensor::Float(vec![1.0; count]),
-            };
-            inputs.push((*id, values));
-        }
-        inputs
-    })
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@ use super::report::{
     DeviceReport, Figure, FigureKind, GFLOPS, LinkFigure, Report, ScalingFigure, Skipped,
     highest_rate,
 };
-use super::sample::median;
 use super::units::{number, size};
 use potluck_core::Table;
+use potluck_core::arithmetic::median;
 use potluck_core::format::percent;
 
 fn spread(figure: &Figure) -> String {

@@ -764,16 +764,12 @@ pub struct BenchArgs {
     /// Fewer and shorter samples: about 15 s per device instead of up to 60 s
     #[arg(long)]
     pub quick: bool,
-    /// Smoke test: as little work as possible, to check that everything runs
-    #[arg(long, hide = true, conflicts_with = "quick")]
-    pub tiny: bool,
     /// Also benchmark the training steps of a LeNet, a ResNet, an LSTM and a GRU, and on hardware
     /// GPUs that of GPT-2 124M at context 1024
     #[arg(long)]
     pub full: bool,
-    /// Write the report as JSON to a file, or with - to stdout instead of the table
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: ReportArgs,
     /// Parts to measure
     #[arg(
         long,
@@ -832,6 +828,17 @@ pub enum BenchCommand {
     Scaling(ScalingArgs),
 }
 
+/// Arguments of all benchmarks, which have a flag `quick` each.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Smoke test: as little work as possible, to check that everything runs
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Write the report as JSON to a file, or with - to stdout instead of the table
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+}
+
 /// Arguments of `bench scaling`.
 #[derive(Debug, Args)]
 pub struct ScalingArgs {
@@ -844,12 +851,8 @@ pub struct ScalingArgs {
     /// Fewer steps
     #[arg(long)]
     pub quick: bool,
-    /// Smoke test: as little work as possible, to check that everything runs
-    #[arg(long, hide = true, conflicts_with = "quick")]
-    pub tiny: bool,
-    /// Write the report as JSON to a file, or with - to stdout instead of the table
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: ReportArgs,
     /// Draw throughput and efficiency over the number of devices to an SVG file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -908,12 +911,8 @@ pub struct PipelineArgs {
     /// Fewer steps
     #[arg(long)]
     pub quick: bool,
-    /// Smoke test: as little work as possible, to check that everything runs
-    #[arg(long, hide = true, conflicts_with = "quick")]
-    pub tiny: bool,
-    /// Write the report as JSON to a file, or with - to stdout instead of the table
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: ReportArgs,
     /// Draw throughput and bubble over micro-batches to an SVG file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -962,15 +961,11 @@ pub struct CollectivesArgs {
     /// Fewer sizes and samples: some seconds instead of about a minute
     #[arg(long)]
     pub quick: bool,
-    /// Smoke test: as little work as possible, to check that everything runs
-    #[arg(long, hide = true, conflicts_with = "quick")]
-    pub tiny: bool,
     /// Every power of two and every number of ranks: some minutes
     #[arg(long)]
     pub full: bool,
-    /// Write the report as JSON to a file, or with - to stdout instead of the table
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: ReportArgs,
     /// Write a plot of the bus bandwidth of all-reduce over its size to an SVG file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -1013,12 +1008,8 @@ pub struct LinkArgs {
     /// Fewer sizes and samples
     #[arg(long)]
     pub quick: bool,
-    /// Smoke test: as little work as possible, to check that everything runs
-    #[arg(long, hide = true, conflicts_with = "quick")]
-    pub tiny: bool,
-    /// Write the report as JSON to a file, or with - to stdout instead of the table
-    #[arg(long, value_name = "FILE|-")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: ReportArgs,
 }
 
 /// Part of the benchmark suite.

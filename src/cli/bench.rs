@@ -32,19 +32,19 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
         Some(BenchCommand::Pipeline(args)) => pipelines(args),
         Some(BenchCommand::Scaling(args)) => scale(args),
         None => {
-            writable(args.json.as_deref(), "--json")?;
+            writable(args.report.json.as_deref(), "--json")?;
             let report = potluck_bench::run(&options(args), &mut |progress| print_line(progress))?;
-            deliver(&report, args.json.as_deref())
+            deliver(&report, args.report.json.as_deref())
         }
     }
 }
 
 fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
-    writable(args.json.as_deref(), "--json")?;
+    writable(args.report.json.as_deref(), "--json")?;
     writable(args.svg.as_deref(), "--svg")?;
     let options = collectives::CollectiveOptions {
         devices: args.devices.clone(),
-        effort: effort(args.tiny, args.quick),
+        effort: effort(args.report.tiny, args.quick),
         ranks: args.ranks.iter().map(|ranks| *ranks as usize).collect(),
         full: args.full,
     };
@@ -56,24 +56,24 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         None => collectives::run(&options, &mut |progress| print_line(progress))?,
     };
     draw(args.svg.as_deref(), || charts::collectives::draw(&report))?;
-    deliver(&report, args.json.as_deref())
+    deliver(&report, args.report.json.as_deref())
 }
 
 fn link(args: &LinkArgs) -> anyhow::Result<i32> {
     let Some(address) = &args.address else { return bench_nodes::answer_link(args) };
-    writable(args.json.as_deref(), "--json")?;
-    let report = bench_nodes::measure_link(args, address, effort(args.tiny, args.quick))?;
-    deliver(&report, args.json.as_deref())
+    writable(args.report.json.as_deref(), "--json")?;
+    let report = bench_nodes::measure_link(args, address, effort(args.report.tiny, args.quick))?;
+    deliver(&report, args.report.json.as_deref())
 }
 
 /// Runs the benchmark of pipelines. If none of the requested pipelines can run, that is an error of
 /// the command line, although there is a report of the reasons.
 fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
-    writable(args.json.as_deref(), "--json")?;
+    writable(args.report.json.as_deref(), "--json")?;
     writable(args.svg.as_deref(), "--svg")?;
     let report = pipeline::run(&pipeline_options(args), &mut |progress| print_line(progress))?;
     draw(args.svg.as_deref(), || charts::pipelines::draw(&report))?;
-    let code = deliver(&report, args.json.as_deref())?;
+    let code = deliver(&report, args.report.json.as_deref())?;
     let is_empty = report.devices.iter().all(|device| device.figures.is_empty());
     if code == 0 && is_empty {
         print_error("no pipeline could run; the report has the reasons");
@@ -83,23 +83,23 @@ fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
 }
 
 fn scale(args: &ScalingArgs) -> anyhow::Result<i32> {
-    writable(args.json.as_deref(), "--json")?;
+    writable(args.report.json.as_deref(), "--json")?;
     writable(args.svg.as_deref(), "--svg")?;
     let options = scaling::ScalingOptions {
         devices: args.devices.clone(),
-        effort: effort(args.tiny, args.quick),
+        effort: effort(args.report.tiny, args.quick),
         batch: args.batch.map(|batch| batch as usize),
     };
     let report = scaling::run(&options, &mut |progress| print_line(progress))?;
     draw(args.svg.as_deref(), || charts::scaling::draw(&report))?;
-    deliver(&report, args.json.as_deref())
+    deliver(&report, args.report.json.as_deref())
 }
 
 fn pipeline_options(args: &PipelineArgs) -> pipeline::PipelineBenchOptions {
-    let (width, layers, context) = if args.tiny { (16, 2, 8) } else { (128, 8, 64) };
+    let (width, layers, context) = if args.report.tiny { (16, 2, 8) } else { (128, 8, 64) };
     pipeline::PipelineBenchOptions {
         devices: args.devices.clone(),
-        effort: effort(args.tiny, args.quick),
+        effort: effort(args.report.tiny, args.quick),
         schedules: if args.schedules.is_empty() {
             PipelineSchedule::ALL.to_vec()
         } else {
@@ -196,7 +196,7 @@ fn options(args: &BenchArgs) -> Options {
             BenchPart::Generation => Part::Generation,
         });
     }
-    let effort = effort(args.tiny, args.quick);
+    let effort = effort(args.report.tiny, args.quick);
     Options { devices: args.devices.clone(), effort, parts, full: args.full }
 }
 

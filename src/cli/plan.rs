@@ -36,9 +36,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.machines {
         return plan_elsewhere(file, args.json, &spec, &resumed.data);
     }
-    let probe = probe(&spec, &resumed.data)?;
     let data = spec.load_data(&resumed.data)?;
     let plans = Plans::new(spec.training_graph(&data.shape)?);
+    let probe = probe(&spec, &data, plans.model().whole())?;
     let selections = selections(&spec.devices)?;
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };

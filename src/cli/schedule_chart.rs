@@ -7,10 +7,10 @@ use super::explain::placement::{ExplainedPlacement, with_placement};
 use super::{UsageError, write_named};
 use potluck::gantt::{Chart, RunsOfRow, SegmentRun, chart_of_runs};
 use potluck_core::format::counted;
-use potluck_graph::PassKind;
+use potluck_graph::{Graph, PassKind};
 use potluck_parallel::planner::price::{LinkModel, PricedSpan, UnknownTime, price};
 use potluck_parallel::{Coordinates, Placement};
-use potluck_train::run_data::SavedData;
+use potluck_train::run_data::{RunData, SavedData};
 use potluck_train::runtime::RuntimeError;
 use potluck_train::runtime::timing::Probe;
 use potluck_train::spec::RunSpec;
@@ -35,7 +35,8 @@ pub fn explain(
     saved_data: &SavedData,
     saved: Option<&Placement>,
 ) -> anyhow::Result<String> {
-    let probe = probe(spec, saved_data)?;
+    let data = spec.load_data(saved_data)?;
+    let probe = probe(spec, &data, spec.training_graph(&data.shape)?.whole())?;
     if !spec.parallel.is_divided() {
         let why = "--explain schedule needs parallel.pipeline_stages or parallel.tensor_ranks of \
                    2 or more; give --pipeline K or --tensor K";
@@ -75,14 +76,12 @@ fn not_measured(placement: &ExplainedPlacement, unknown: UnknownTime) -> Runtime
     ))
 }
 
-/// Returns inputs for the measurement of blocks, from the run's first step.
+/// Returns inputs for the measurement of a training graph, from the run's first step.
 ///
 /// # Errors
-/// Returns the errors of loading the data and building the graph.
-pub fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
-    let data = spec.load_data(saved_data)?;
-    let training = spec.training_graph(&data.shape)?;
-    let source = spec.batch_source(training.whole(), &data, 0, 0)?;
+/// Returns the errors of data that do not fit the graph.
+pub fn probe(spec: &RunSpec, data: &RunData, graph: &Graph) -> anyhow::Result<Probe> {
+    let source = spec.batch_source(graph, data, 0, 0)?;
     Ok(Arc::new(move |rows| source.probe(1, rows as u32)))
 }
 

@@ -1,5 +1,6 @@
 //! Instructions, and the program of one rank for one step.
 
+use crate::Mesh;
 use std::fmt;
 use std::sync::Arc;
 
@@ -243,6 +244,13 @@ pub struct SpreadPrograms {
 }
 
 impl SpreadPrograms {
+    /// Returns true if the all-gathers of a run run in the next step: for replicas on several
+    /// nodes. On one node they are fast, and the loss of a device would cost more than the step.
+    pub fn are_used(overlap: bool, mesh: Mesh, nodes: &[u32]) -> bool {
+        let is_over_nodes = nodes.iter().any(|node| *node != nodes[0]);
+        overlap && is_over_nodes && !mesh.is_divided()
+    }
+
     /// Derives the programs from those of all ranks, which have the whole plan each.
     pub fn of_ranks(programs: &[Program], plan: &Plan) -> Vec<Self> {
         let needs = plan.buckets_of_segments();

@@ -22,11 +22,13 @@ pub(crate) struct CostLayout {
     /// Samples of the smallest share.
     pub share_min: u32,
     pub measures_shares: bool,
+    /// True if the shares follow the speed of the devices while a run trains.
+    pub follows_speed: bool,
     pub overlaps: bool,
 }
 
 impl CostLayout {
-    pub fn of(placement: &Placement) -> Self {
+    pub fn of(placement: &Placement, follows_speed: bool) -> Self {
         let Placement { mesh, ranks, options, .. } = placement;
         let micro_batches = ranks.iter().flat_map(|rank| &rank.micro_batches);
         Self {
@@ -34,17 +36,13 @@ impl CostLayout {
             micro_batch_max: micro_batches.copied().max().unwrap_or(0),
             share_min: ranks.iter().map(|rank| rank.share).min().unwrap_or(0),
             measures_shares: options.shares.are_measured(),
+            follows_speed,
             overlaps: options.overlap,
         }
     }
 
     fn has_stages(self) -> bool {
         self.mesh.pipeline > 1
-    }
-
-    /// Returns true if the shares follow the speed of the devices while a run trains.
-    fn follows_speed(self) -> bool {
-        self.measures_shares && !self.mesh.is_divided()
     }
 }
 
@@ -175,7 +173,7 @@ fn advice_on(loss: StepLoss, lost: f64, cost: &RunCost, layout: CostLayout) -> S
 fn remedy_of_imbalance(layout: CostLayout) -> String {
     if layout.mesh.data == 1 {
         remedy_of_one_pipeline(layout.mesh)
-    } else if layout.share_min <= 1 || layout.follows_speed() {
+    } else if layout.share_min <= 1 || layout.follows_speed {
         format!("a larger {} divides more evenly", Setting::Batch)
     } else if layout.measures_shares {
         format!("time the devices again with {}", Setting::Retune)
@@ -223,13 +221,15 @@ mod tests {
         micro_batch_max: 4,
         share_min: 4,
         measures_shares: true,
+        follows_speed: true,
         overlaps: true,
     };
     /// Two stages of one pipeline.
-    const STAGES: CostLayout = CostLayout { mesh: Mesh::of_pipelines(1, 2), ..DATA };
+    const STAGES: CostLayout =
+        CostLayout { mesh: Mesh::of_pipelines(1, 2), follows_speed: false, ..DATA };
     /// Two ranks of one tensor group.
     const TENSORS: CostLayout =
-        CostLayout { mesh: Mesh { data: 1, pipeline: 1, tensor: 2 }, ..DATA };
+        CostLayout { mesh: Mesh { data: 1, pipeline: 1, tensor: 2 }, ..STAGES };
 
     /// Rank that waits for gradients, tensors and the ends of others.
     fn rank(name: &str, gradients: f64, tensors: f64, others: f64) -> RankCost {
@@ -323,7 +323,7 @@ mod tests {
         let larger_batch =
             format!("{held} 40 % of the time: a larger train.batch divides more evenly");
         assert_advice(uneven(), DATA, &larger_batch);
-        let fixed = CostLayout { measures_shares: false, ..DATA };
+        let fixed = CostLayout { measures_shares: false, follows_speed: false, ..DATA };
         let fewer_samples = "give it fewer samples with parallel.shares";
         assert_advice(uneven(), fixed, &format!("{held} 40 % of the time: {fewer_samples}"));
         assert_advice(uneven(), CostLayout { share_min: 1, ..fixed }, &larger_batch);
@@ -336,7 +336,7 @@ mod tests {
         assert_advice(of_four(), DATA, &larger_batch);
 
         // The measured shares of several pipelines do not follow their speed.
-        let pipelines = CostLayout { mesh: Mesh::of_pipelines(2, 2), ..DATA };
+        let pipelines = CostLayout { mesh: Mesh::of_pipelines(2, 2), follows_speed: false, ..DATA };
         let timed = format!("{held} 40 % of the time: time the devices again with --retune");
         assert_advice(of_four(), pipelines, &timed);
         assert_advice(of_four(), CostLayout { share_min: 1, ..pipelines }, &larger_batch);

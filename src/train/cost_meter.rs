@@ -3,6 +3,7 @@
 use crate::cost_advice::{CostLayout, advice};
 use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::step::StepReport;
+use potluck_core::arithmetic::median;
 use potluck_core::metrics::{RankCost, RunCost, Unit};
 use potluck_parallel::Placement;
 
@@ -21,6 +22,8 @@ pub(crate) struct CostMeter {
     predicted_shares: Vec<u32>,
     /// Samples of each rank in the measured steps.
     shares: Vec<u32>,
+    /// True if the shares follow the speed of the devices.
+    follows_speed: bool,
     /// Steps taken, with those that are not measured.
     taken: u64,
     steps: u64,
@@ -59,9 +62,10 @@ struct MeteredRank {
 }
 
 impl CostMeter {
-    /// Returns the meter of a placement that starts with these samples of each rank.
-    pub fn new(shares: Vec<u32>) -> Self {
-        Self { shares: shares.clone(), predicted_shares: shares, ..Self::default() }
+    /// Returns the meter of a placement that starts with these samples of each rank, which may
+    /// follow the speed of the devices.
+    pub fn new(shares: Vec<u32>, follows_speed: bool) -> Self {
+        Self { shares: shares.clone(), predicted_shares: shares, follows_speed, ..Self::default() }
     }
 
     /// Adds a step of the several ranks of a placement; a single rank has no cost.
@@ -102,7 +106,8 @@ impl CostMeter {
     /// Forgets the measured steps, for steps with other shares or in another unit.
     fn restart(&mut self, shares: Vec<u32>, unit: Unit) {
         let predicted_shares = std::mem::take(&mut self.predicted_shares);
-        *self = Self { predicted_shares, shares, unit, ..Self::default() };
+        let follows_speed = self.follows_speed;
+        *self = Self { predicted_shares, shares, follows_speed, unit, ..Self::default() };
     }
 
     /// Returns the cost of the steps; `None` after too few steps with the shares of the placement,
@@ -139,7 +144,7 @@ impl CostMeter {
             ranks,
             advice: "".into(),
         };
-        cost.advice = advice(&cost, CostLayout::of(placement)).into();
+        cost.advice = advice(&cost, CostLayout::of(placement, self.follows_speed)).into();
         Some(cost)
     }
 }
@@ -159,15 +164,6 @@ impl MeteredRank {
             between: ((wall_s - time_s) / wall_s).max(0.0),
         }
     }
-}
-
-/// Median of at least one value.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let upper = sorted[sorted.len() / 2];
-    let lower = sorted[(sorted.len() - 1) / 2];
-    f64::midpoint(lower, upper)
 }
 
 #[cfg(test)]
@@ -234,7 +230,7 @@ mod tests {
 
     fn metered(steps: u64, reports: &[StepReport]) -> CostMeter {
         let placement = placement(reports.len());
-        let mut meter = CostMeter::new(placement.shares());
+        let mut meter = CostMeter::new(placement.shares(), true);
         // The first step takes long.
         meter.add(step(1, 1.0), &placement, reports);
         for number in 2..2 + steps {
@@ -351,7 +347,7 @@ mod tests {
         placement.ranks[0].micro_batches = vec![2, 3];
         placement.ranks[1].share = 1;
         placement.ranks[1].micro_batches = vec![1];
-        let layout = CostLayout::of(&placement);
+        let layout = CostLayout::of(&placement, true);
         assert_eq!((layout.micro_batch_max, layout.share_min), (3, 1));
         assert!(layout.measures_shares && layout.overlaps, "by the default options");
     }

@@ -43,6 +43,8 @@ pub struct SessionOptions {
     /// Arithmetic of matrix products; if it is mixed, gradients have a dynamic loss scale.
     pub precision: Precision,
     pub seed: u64,
+    /// True if measured shares follow the speed of the devices.
+    pub follows_speed: bool,
     /// Faults to inject, for tests.
     pub faults: Faults,
 }
@@ -126,8 +128,8 @@ impl Session {
         let (graph, batch) = (&placed.plan.graph, batch_of(&placed.programs));
         let states = CarriedStates::zeros(graph, batch);
         let loss_scale = DynamicLossScale::new(options.precision, graph.loss_rows(batch));
-        let shares = SessionShares::of(&placed.placement, &placed.plan, placed.is_kept);
-        let meter = CostMeter::new(placed.placement.shares());
+        let shares = SessionShares::of(&placed, options.follows_speed);
+        let meter = CostMeter::new(placed.placement.shares(), shares.follow_speed());
         Self {
             group: placed.group,
             plan: placed.plan,

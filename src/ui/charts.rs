@@ -7,6 +7,7 @@ pub mod curves;
 #[cfg(test)]
 #[path = "../../tests/common/golden.rs"]
 mod golden;
+mod pairs;
 pub mod pipelines;
 pub mod scaling;
 

@@ -12,8 +12,9 @@ use super::{GIB, GIBS, Kind};
 use crate::report::{
     CollectiveFigure, DeviceReport, Direction, Figure, FigureKind, FigureRecorder,
 };
-use crate::sample::{Effort, SamplingPlan, median};
+use crate::sample::{Effort, SamplingPlan};
 use crate::units::size;
+use potluck_core::arithmetic::median;
 use potluck_core::{BucketId, DType, Lock, Rank};
 use potluck_graph::{Builder, Init, Plan, PlanOptions, Region, differentiate};
 use potluck_kernels::autotune::TuneOptions;

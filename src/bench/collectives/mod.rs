@@ -13,9 +13,10 @@ pub mod host;
 pub mod nodes;
 
 use crate::report::{CollectiveFigure, DeviceReport, Figure, FigureKind, FigureRecorder, Report};
-use crate::sample::{Effort, median};
+use crate::sample::Effort;
 use crate::units::{number, size};
 use host::{GridPoint, PointError, TimedCalls};
+use potluck_core::arithmetic::median;
 use potluck_kernels::device::host::available_memory;
 use potluck_parallel::comm::ProcessGroup;
 use potluck_train::TrainError;

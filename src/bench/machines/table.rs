@@ -36,10 +36,7 @@ impl UnitGroup<'_> {
 
     /// The unit whose device has the least memory left.
     fn fullest(&self) -> Option<&PlannedUnit> {
-        let left = |unit: &PlannedUnit| {
-            unit.memory.has.unwrap_or(u64::MAX).saturating_sub(unit.memory.needed)
-        };
-        self.units.iter().copied().min_by_key(|unit| left(unit))
+        self.units.iter().copied().min_by_key(|unit| unit.memory.left())
     }
 }
 

@@ -1,38 +1,28 @@
 //! Steps of pipelines on devices, timed as a run would take them.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::price::{PredictedStep, predict};
 use super::{CutChoice, PipelineBenchOptions, PipelineCase};
-use crate::sample::{Effort, SamplingPlan};
-use potluck_core::faults::Faults;
-use potluck_core::{DType, HostTensor};
+use crate::sample::SamplingPlan;
+use crate::training::TrainingWorkload;
 use potluck_graph::model::{GptConfig, gpt};
-use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, ModelGraph, Precision, Unary};
-use potluck_kernels::autotune::TuneOptions;
+use potluck_graph::{ModelGraph, Unary};
 use potluck_parallel::planner::cut::even;
-use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{ParallelOptions, PipelineOptions, ReduceSite, Shares};
 use potluck_train::TrainError;
 use potluck_train::runtime::RuntimeError;
-use potluck_train::runtime::open::OpenOptions;
 use potluck_train::runtime::placement::assemble::assemble;
 use potluck_train::runtime::placement::candidates::selections;
 use potluck_train::runtime::placement::names::display_names;
 use potluck_train::runtime::placement::open_one::RequestedDevices;
 use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks};
 use potluck_train::runtime::placement::types::PlacementRequest;
-use potluck_train::runtime::remote::NO_NODES;
-use potluck_train::runtime::step::Inputs;
-use potluck_train::runtime::timing::Probe;
-use potluck_train::session::{Session, SessionOptions};
+use potluck_train::session::Session;
 
 const VOCABULARY: usize = 65;
 /// Channels of an attention head, if they divide the width.
 const HEAD: usize = 32;
-const LEARNING_RATE: f64 = 1e-3;
 /// Steps before the measured ones.
 const WARM_UP: usize = 1;
 /// Fewest measured steps, regardless of their duration.
@@ -54,13 +44,10 @@ pub(super) struct TimedSteps {
 
 /// Model and options that all cases share.
 pub(super) struct PipelineWorkload {
-    plans: Plans,
-    optimizer: Optimizer,
-    tuning: TuneOptions,
+    training: TrainingWorkload,
     sampling_plan: SamplingPlan,
     samples: u32,
     cut: CutChoice,
-    inputs: Probe,
 }
 
 impl PipelineWorkload {
@@ -81,14 +68,8 @@ impl PipelineWorkload {
             activation: Unary::Gelu,
         };
         let model = ModelGraph::training(gpt(&config)?, true)?;
-        // With almost no measurements, the tuning would take most of the time.
-        let seconds =
-            if options.effort == Effort::Tiny { 0.0 } else { OpenOptions::default().tune_s };
         Ok(Self {
-            inputs: inputs_of(model.whole()),
-            plans: Plans::new(model),
-            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 },
-            tuning: TuneOptions { seconds, ..TuneOptions::default() },
+            training: TrainingWorkload::new(model, VOCABULARY, options.effort),
             sampling_plan: options.effort.sampling_plan(),
             samples: options.samples as u32,
             cut: options.cut,
@@ -97,7 +78,7 @@ impl PipelineWorkload {
 
     /// Returns the number of blocks of the model.
     pub fn blocks(&self) -> usize {
-        self.plans.of_rows(self.samples).graph.blocks.len()
+        self.training.plans.of_rows(self.samples).graph.blocks.len()
     }
 
     /// Opens the pipeline of a case, predicts its step, and times some steps. `measured` keeps the
@@ -124,16 +105,7 @@ impl PipelineWorkload {
                 blocks.push(chunk.end - chunk.start);
             }
         }
-        let options = SessionOptions {
-            optimizer: self.optimizer,
-            ema: 0.0,
-            clip: 1.0,
-            precision: Precision::F32,
-            seed: 0,
-            faults: Faults::none(),
-        };
-        let mut session = Session::new(placed, options);
-        session.initialize()?;
+        let mut session = self.training.session(placed)?;
         let (steps, bubbles) = self.steps(&mut session)?;
         Ok(TimedSteps { steps, bubbles, blocks, predicted })
     }
@@ -165,25 +137,9 @@ impl PipelineWorkload {
         selector: &'a str,
         parallel: &'a ParallelOptions,
     ) -> PlacementRequest<'a> {
-        PlacementRequest {
-            nodes: &NO_NODES,
-            selector,
-            parallel,
-            batch: case.shape.micro_batches as u32 * self.samples,
-            micro_batch: self.samples,
-            fits_micro_batch: false,
-            optimizer: &self.optimizer,
-            plans: &self.plans,
-            probe: Some(self.inputs.clone()),
-            seed: 0,
-            opening: OpenOptions { tune_s: self.tuning.seconds, ..OpenOptions::default() },
-            tuning: &self.tuning,
-            saved: None,
-            retune: false,
-            notify: &|_| {},
-            trace: None,
-            faults: Faults::none(),
-        }
+        let batch = case.shape.micro_batches as u32 * self.samples;
+        let request = self.training.request(selector, parallel, batch);
+        PlacementRequest { micro_batch: self.samples, ..request }
     }
 
     /// Performs steps; returns the seconds and the idle shares of the measured ones.
@@ -207,19 +163,7 @@ impl PipelineWorkload {
 
     /// Performs a step; returns its seconds and its idle share.
     fn step(&self, session: &mut Session) -> Result<(f64, f64), TrainError> {
-        let mut ranks = Vec::with_capacity(session.programs.len());
-        for program in &session.programs {
-            let micro_batches = program.micro_batches.iter();
-            ranks.push(micro_batches.map(|one| (self.inputs)(one.rows as usize)).collect());
-        }
-        let inputs = session.inputs(ranks, LEARNING_RATE);
-        let started = Instant::now();
-        let reports = session.step(&inputs)?;
-        let seconds = started.elapsed().as_secs_f64();
-        if !reports.iter().all(|report| report.is_updated()) {
-            let number = session.taken.steps;
-            return Err(TrainError::Defect(format!("step {number} updated no parameters")));
-        }
+        let (seconds, reports) = self.training.step(session)?;
         let mut idle = 0.0;
         let mut total = 0.0;
         for report in &reports {
@@ -229,30 +173,6 @@ impl PipelineWorkload {
         }
         Ok((seconds, idle / total))
     }
-}
-
-/// Returns inputs of a model of tokens, the same for every micro-batch.
-fn inputs_of(graph: &Graph) -> Probe {
-    let mut wanted = Vec::with_capacity(graph.inputs.len());
-    for (_, id) in &graph.inputs {
-        let tensor = graph.tensor(*id);
-        wanted.push((*id, tensor.dtype, tensor.shape.per_row()));
-    }
-    Arc::new(move |rows: usize| -> Inputs {
-        let mut inputs = Vec::with_capacity(wanted.len());
-        for (index, (id, dtype, per_row)) in wanted.iter().enumerate() {
-            let count = rows * per_row;
-            let factor = [7, 11][index % 2];
-            let values = match dtype {
-                DType::U32 => HostTensor::Int(
-                    (0..count).map(|at| (at * factor % VOCABULARY) as u32).collect(),
-                ),
-                DType::F32 => HostTensor::Float(vec![1.0; count]),
-            };
-            inputs.push((*id, values));
-        }
-        inputs
-    })
 }
 
 /// Times the blocks on the requested devices.

@@ -13,8 +13,9 @@ mod price;
 
 use crate::collectives::devices::apis;
 use crate::report::{DeviceReport, Direction, Figure, FigureKind, FigureRecorder, Report};
-use crate::sample::{Effort, median};
+use crate::sample::Effort;
 use measure::{PipelineWorkload, TimedSteps};
+use potluck_core::arithmetic::median;
 use potluck_kernels::device::{Adapter, Selection, select_all, selector_of};
 use potluck_parallel::schedule::require_fit;
 use potluck_parallel::{PipelineSchedule, PipelineShape};

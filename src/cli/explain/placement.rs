@@ -11,7 +11,7 @@ use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::laid_out::LaidOut;
 use potluck_parallel::planner::plans::Plans;
-use potluck_parallel::planner::tensor::tensor_parts;
+use potluck_parallel::planner::tensor::tensor_part;
 use potluck_parallel::schedule::in_flight;
 use potluck_parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
 use potluck_train::error::TrainError;
@@ -164,14 +164,7 @@ impl<'a> ExplainedPlacement<'a> {
         let mut of_ranks = Vec::new();
         for (rank, position) in self.planned.positions.iter().enumerate() {
             let part = self.tensor_part(rank);
-            let mut of_rank = Vec::new();
-            for whole in &times[*position] {
-                of_rank.push(BlockTimes {
-                    forward_s: part * whole.forward_s,
-                    backward_input_s: part * whole.backward_input_s,
-                    backward_weight_s: part * whole.backward_weight_s,
-                });
-            }
+            let of_rank = times[*position].iter().map(|whole| whole.scaled(part)).collect();
             of_ranks.push(of_rank);
         }
         Ok(of_ranks)
@@ -179,11 +172,7 @@ impl<'a> ExplainedPlacement<'a> {
 
     /// The rank's part of the tensors of its stage, from 0 to 1.
     fn tensor_part(&self, rank: usize) -> f64 {
-        let ranks = self.planned.mesh.tensor;
-        if ranks == 1 {
-            return 1.0;
-        }
-        tensor_parts(self.laid_out.whole(), ranks)[self.coordinates(rank).tensor]
+        tensor_part(self.planned.mesh, self.laid_out.whole(), Rank(rank as u32))
     }
 
     /// Returns the note that shares and stages are not known before the devices are measured, or an

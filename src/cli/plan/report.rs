@@ -111,7 +111,7 @@ impl PlanReport<'_> {
             mark.into(),
             layout_name(candidate.arrangement.mesh, candidate.arrangement.schedule),
             self.names(candidate),
-            largest_micro_batch(candidate).to_string(),
+            candidate.micro_batch().to_string(),
             milliseconds(prediction.step_s),
             rate_text(f64::from(self.spec.batch) / prediction.step_s),
             percent(prediction.communication_s / prediction.step_s, 0),
@@ -213,7 +213,7 @@ impl PlanReport<'_> {
             "shares": shares,
             "tensor_shares": arrangement.tensor_shares,
             "blocks_per_stage": blocks,
-            "micro_batch": largest_micro_batch(candidate),
+            "micro_batch": candidate.micro_batch(),
             "flags": self.flags(candidate),
             "step_ms": 1e3 * prediction.step_s,
             "communication_ms": 1e3 * prediction.communication_s,
@@ -221,11 +221,6 @@ impl PlanReport<'_> {
             "memory": prediction.memory,
         })
     }
-}
-
-fn largest_micro_batch(candidate: &Candidate) -> u32 {
-    let shares = candidate.arrangement.shares.iter();
-    shares.map(|share| share.micro_batch).max().unwrap_or(candidate.micro_batch)
 }
 
 /// Rate with three digits at least; free transfers have none.

@@ -4,7 +4,7 @@
 use potluck_core::format::milliseconds;
 
 /// Minimum gain: a device is taken only if it makes a step shorter by this fraction.
-const GAIN_MIN: f64 = 0.02;
+pub(super) const GAIN_MIN: f64 = 0.02;
 
 /// Measured throughput of a device: a micro-batch of `rows` samples takes
 /// `fixed_s + rows * row_s`.

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::balance::ThroughputModel;
 use super::cut::BlockTimes;
 use crate::sim::LinkModel;
 
@@ -17,8 +18,7 @@ pub struct BlockSpeed {
 }
 
 impl BlockSpeed {
-    /// Returns the line through the times of two micro-batches, the second of which has more
-    /// samples. Noise cannot make a time fall with the samples, nor a fixed part negative.
+    /// Returns the [`line`] of each pass through the times of two micro-batches.
     pub fn through(few: u32, of_few: BlockTimes, many: u32, of_many: BlockTimes) -> Self {
         let forward = line(few, of_few.forward_s, many, of_many.forward_s);
         let input = line(few, of_few.backward_input_s, many, of_many.backward_input_s);
@@ -43,8 +43,11 @@ impl BlockSpeed {
     }
 }
 
-/// Fixed seconds and seconds per row of a line through two measurements.
-fn line(few: u32, few_s: f64, many: u32, many_s: f64) -> [f64; 2] {
+/// Returns the fixed seconds and the seconds per sample of a line through the times of two
+/// micro-batches, the second of which has more samples; in proportion to one if it has not. By
+/// noise, the smaller one may be slower than the larger one, or faster than its part of it: neither
+/// part of the line is negative, and a sample takes at least half of the larger one's mean.
+pub fn line(few: u32, few_s: f64, many: u32, many_s: f64) -> [f64; 2] {
     let per_row = many_s / f64::from(many.max(1));
     if many <= few {
         return [0.0, per_row];
@@ -98,6 +101,19 @@ pub struct PlanProfile {
     pub links: Vec<Vec<LinkModel>>,
     /// Seconds of a message between a rank and the coordinator of the votes, on the first node.
     pub control_s: f64,
+}
+
+impl DeviceProfile {
+    /// Returns the speed of the passes of the whole model in micro-batches of up to `micro_batch`
+    /// samples; infinite times if the device cannot run a block.
+    pub fn throughput(&self, micro_batch: u32) -> ThroughputModel {
+        let mut speed = ThroughputModel { fixed_s: 0.0, row_s: 0.0, micro_batch };
+        for block in &self.blocks {
+            speed.fixed_s += block.fixed.sum_s();
+            speed.row_s += block.per_row.sum_s();
+        }
+        speed
+    }
 }
 
 impl PlanProfile {

@@ -10,9 +10,15 @@ use crate::{Mesh, PipelineSchedule};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     pub arrangement: Arrangement,
-    /// Most samples of a micro-batch.
-    pub micro_batch: u32,
     pub prediction: Prediction,
+}
+
+impl Candidate {
+    /// Returns the most samples of a micro-batch.
+    pub fn micro_batch(&self) -> u32 {
+        let shares = self.arrangement.shares.iter();
+        shares.map(|share| share.micro_batch).max().unwrap_or(1)
+    }
 }
 
 /// Predicted step of a candidate.
@@ -42,6 +48,11 @@ impl MemoryNeed {
     /// Returns true unless more is needed than there is.
     pub fn fits(self) -> bool {
         self.has.is_none_or(|has| self.needed <= has)
+    }
+
+    /// Returns the bytes that are left: all that can be counted if it is unknown what there is.
+    pub fn left(self) -> u64 {
+        self.has.unwrap_or(u64::MAX).saturating_sub(self.needed)
     }
 }
 

@@ -33,10 +33,6 @@ const SUBSETS_MAX: usize = 5;
 /// bubble.
 const MICRO_BATCHES_MAX: u32 = 64;
 
-/// Gain for which a more complicated candidate is chosen: as a device is taken by
-/// [`super::balance`].
-const GAIN_MIN: f64 = 0.02;
-
 /// Memory of a stage that a search asks about.
 #[derive(Clone, Copy, Debug)]
 pub struct StageQuestion<'a> {
@@ -149,6 +145,23 @@ pub fn search(request: &SearchRequest) -> Result<Proposal, NoPlan> {
     Ok(Proposal { chosen, others, left_out, refused, advice, tried })
 }
 
+/// Arrangement to be priced, with its programs and the memory of its ranks.
+struct LaidOutCandidate {
+    arrangement: Arrangement,
+    laid_out: LaidOut,
+    memory: Vec<MemoryNeed>,
+}
+
+impl LaidOutCandidate {
+    fn of(request: &SearchRequest, arrangement: Arrangement) -> Result<Self, String> {
+        let plans = request.plans(arrangement.mesh);
+        let laid_out =
+            LaidOut::of(request.options, plans, &arrangement).map_err(|error| error.to_string())?;
+        let memory = request.memory.needs(&arrangement, &laid_out);
+        Ok(Self { arrangement, laid_out, memory })
+    }
+}
+
 /// State of a search.
 struct LayoutSearch<'a> {
     request: &'a SearchRequest<'a>,
@@ -184,8 +197,8 @@ impl LayoutSearch<'_> {
             return;
         }
         match replicas(self.request, set) {
-            Ok(Some(arrangement)) => {
-                self.price(arrangement, micro_batch);
+            Ok(Some(found)) => {
+                self.price(found);
             }
             Ok(None) => {}
             Err(reason) => self.refuse(Mesh::of_pipelines(set.len(), 1), reason),
@@ -206,8 +219,10 @@ impl LayoutSearch<'_> {
                 // The memory of stages by a fast bound, and exactly if that was too little.
                 for is_exact in [false, true] {
                     let layout = DividedLayout { mesh, schedule, chunks, micro_batch, is_exact };
-                    let has_memory = match divided(request, set, layout) {
-                        Ok(arrangement) => self.price(arrangement, micro_batch),
+                    let found = divided(request, set, layout)
+                        .and_then(|arrangement| LaidOutCandidate::of(request, arrangement));
+                    let has_memory = match found {
+                        Ok(found) => self.price(found),
                         Err(reason) => {
                             self.refuse(mesh, reason);
                             false
@@ -227,18 +242,12 @@ impl LayoutSearch<'_> {
         least_s > best.fold(f64::INFINITY, f64::min)
     }
 
-    /// Predicts the step of an arrangement, and keeps it if it is possible; returns false if its
-    /// memory does not suffice.
-    fn price(&mut self, arrangement: Arrangement, micro_batch: u32) -> bool {
+    /// Predicts the step of a candidate, and keeps it if it is possible; returns false if its memory
+    /// does not suffice.
+    fn price(&mut self, found: LaidOutCandidate) -> bool {
         let request = self.request;
+        let LaidOutCandidate { arrangement, laid_out, memory } = found;
         let mesh = arrangement.mesh;
-        let laid_out = match LaidOut::of(request.options, request.plans(mesh), &arrangement) {
-            Ok(laid_out) => laid_out,
-            Err(error) => {
-                self.refuse(mesh, error.to_string());
-                return true;
-            }
-        };
         let rows_min = laid_out.whole().rows_min();
         let mut micro_batches =
             laid_out.written.programs.iter().flat_map(|program| &program.micro_batches);
@@ -247,7 +256,6 @@ impl LayoutSearch<'_> {
             self.refuse(mesh, why);
             return true;
         }
-        let memory = request.memory.needs(&arrangement, &laid_out);
         if let Some(rank) = memory.iter().position(|need| !need.fits()) {
             let name = &request.profile.devices[arrangement.positions[rank]].name;
             self.refuse(mesh, format!("{name} has too little memory for its part"));
@@ -265,7 +273,7 @@ impl LayoutSearch<'_> {
             idle: (1.0 - time.busy_s / time.without_messages_s.max(f64::MIN_POSITIVE)).max(0.0),
             memory,
         };
-        self.candidates.push(Candidate { arrangement, micro_batch, prediction });
+        self.candidates.push(Candidate { arrangement, prediction });
         true
     }
 
@@ -297,10 +305,16 @@ fn require_divisible(request: &SearchRequest, set: &[usize], mesh: Mesh) -> Resu
     }
     let equal = vec![1; mesh.tensor];
     request.whole.of_group(&equal, 1).map_err(|error| error.to_string())?;
-    let node = |device: &usize| request.profile.devices[*device].node;
-    let is_spread = |group: &[usize]| group.iter().any(|one| node(one) != node(&group[0]));
-    if !request.has_given_layout() && set.chunks(mesh.tensor).any(is_spread) {
-        return Err("a tensor group would be on several machines, whose links are too slow".into());
+    if request.has_given_layout() {
+        return Ok(());
+    }
+    let devices = &request.profile.devices;
+    for group in set.chunks(mesh.tensor) {
+        let first = devices[group[0]].node;
+        if group.iter().any(|device| devices[*device].node != first) {
+            let why = "a tensor group would be on several machines, whose links are too slow";
+            return Err(why.into());
+        }
     }
     Ok(())
 }

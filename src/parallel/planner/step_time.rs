@@ -7,7 +7,7 @@ use super::arrangement::Arrangement;
 use super::laid_out::LaidOut;
 use super::price::segment_costs;
 use super::profile::{BlockSpeed, DeviceProfile, PlanProfile};
-use super::tensor::tensor_parts;
+use super::tensor::tensor_part;
 use crate::SpreadPrograms;
 use crate::collective::SEND_WINDOW;
 use crate::pipeline::runs;
@@ -89,7 +89,7 @@ fn rank_costs(
         let device = &profile.devices[position];
         let plan = &laid_out.written.plans[rank];
         let program = &laid_out.written.programs[rank];
-        let part = tensor_part(arrangement, laid_out.whole(), rank);
+        let part = tensor_part(arrangement.mesh, laid_out.whole(), Rank(rank as u32));
         let slowdown = profile.slowdown(position, &arrangement.positions);
         let mut speeds = Vec::with_capacity(device.blocks.len());
         for block in &device.blocks {
@@ -121,16 +121,6 @@ fn costs_of(device: &DeviceProfile, plan: &Plan, speeds: &[BlockSpeed], rows: u3
     }
 }
 
-/// Part of the tensors of its stage that a rank has, from 0 to 1.
-fn tensor_part(arrangement: &Arrangement, whole: &Plan, rank: usize) -> f64 {
-    let ranks = arrangement.mesh.tensor;
-    if ranks == 1 {
-        return 1.0;
-    }
-    let place = arrangement.mesh.coordinates(Rank(rank as u32)).tensor;
-    tensor_parts(whole, ranks)[place]
-}
-
 /// Links between ranks.
 fn rank_links(profile: &PlanProfile, arrangement: &Arrangement) -> Vec<Vec<LinkModel>> {
     let mut links = Vec::with_capacity(arrangement.positions.len());
@@ -140,30 +130,17 @@ fn rank_links(profile: &PlanProfile, arrangement: &Arrangement) -> Vec<Vec<LinkM
     links
 }
 
-/// Programs of steps whose all-gathers run in the next one, for replicas on several nodes, as in a
-/// run.
+/// Programs of steps whose all-gathers run in the next one, if the run has these.
 fn spread(
     profile: &PlanProfile,
     arrangement: &Arrangement,
     laid_out: &LaidOut,
     overlap: bool,
 ) -> Option<Vec<SpreadPrograms>> {
-    if !spreads(profile, arrangement, overlap) {
-        return None;
-    }
-    let whole = laid_out.whole();
-    let needs = whole.buckets_of_segments();
-    let programs = laid_out.written.programs.iter();
-    Some(programs.map(|program| SpreadPrograms::new(program, whole, &needs)).collect())
-}
-
-/// Returns true if all-gathers run in the next step.
-fn spreads(profile: &PlanProfile, arrangement: &Arrangement, overlap: bool) -> bool {
     let node = |position: &usize| profile.devices[*position].node;
-    let mut nodes = arrangement.positions.iter().map(node);
-    let first = nodes.next();
-    let is_over_nodes = nodes.any(|other| Some(other) != first);
-    overlap && is_over_nodes && !arrangement.mesh.is_divided()
+    let nodes: Vec<u32> = arrangement.positions.iter().map(node).collect();
+    SpreadPrograms::are_used(overlap, arrangement.mesh, &nodes)
+        .then(|| SpreadPrograms::of_ranks(&laid_out.written.programs, laid_out.whole()))
 }
 
 fn with_free_messages(costs: &Costs) -> Costs {

@@ -1,6 +1,7 @@
 //! Shares of the ranks of tensor groups, by speed.
 
 use crate::Mesh;
+use potluck_core::Rank;
 use potluck_graph::Plan;
 
 /// Share of the place with the fastest devices.
@@ -17,6 +18,14 @@ pub fn tensor_parts(plan: &Plan, ranks: usize) -> Vec<f64> {
     }
     let all: usize = elements.iter().sum();
     elements.into_iter().map(|own| own as f64 / all.max(1) as f64).collect()
+}
+
+/// Returns a rank's part of the tensors of its stage, from 0 to 1. `plan` may be any rank's.
+pub fn tensor_part(mesh: Mesh, plan: &Plan, rank: Rank) -> f64 {
+    if mesh.tensor == 1 {
+        return 1.0;
+    }
+    tensor_parts(plan, mesh.tensor)[mesh.coordinates(rank).tensor]
 }
 
 /// Returns the shares of the places of tensor groups by the slowest device in each place; `seconds`

@@ -21,6 +21,15 @@ impl LinkModel {
     /// A link that takes no time.
     pub const INSTANT: Self = Self { latency_s: 0.0, bytes_per_s: f64::INFINITY };
 
+    /// Returns the link on which each element takes these seconds; for 0, one that takes no time.
+    pub fn of_element_s(element_s: f64) -> Self {
+        if element_s > 0.0 {
+            Self { latency_s: 0.0, bytes_per_s: F32_BYTES / element_s }
+        } else {
+            Self::INSTANT
+        }
+    }
+
     /// Returns the time for which `elements` keep the link busy; they arrive one latency later.
     pub fn busy(&self, elements: usize) -> Nanos {
         nanos(elements as f64 * F32_BYTES / self.bytes_per_s)

@@ -20,6 +20,7 @@ use potluck_parallel::planner::balance::{
     select_devices,
 };
 use potluck_parallel::planner::links::RingLinks;
+use potluck_parallel::planner::profile::line;
 
 /// Timed repetitions of a micro-batch. The result is the fastest for a device that runs alone, and
 /// the mean for concurrent devices.
@@ -449,9 +450,7 @@ fn time_alone(
         let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
         return Ok(SoloTiming { speed, full_s: half_s, exchange_s: device.time_exchange()? });
     }
-    // By noise, the half may be slower than the whole, or faster than half of it.
-    let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
-    let fixed_s = full_s - row_s * f64::from(rows);
+    let [fixed_s, row_s] = line(half, half_s, rows, full_s);
     let speed = ThroughputModel { fixed_s, row_s, micro_batch: rows };
     Ok(SoloTiming { speed, full_s, exchange_s: device.time_exchange()? })
 }
@@ -475,22 +474,14 @@ fn time_concurrently(
     probe: &Probe,
     timeout: Duration,
 ) -> Result<Vec<ThroughputModel>, TimingFailure> {
-    let untimed = Arc::new(AtomicUsize::new(members.len()));
-    let until = Instant::now() + timeout;
-    // All jobs are started and awaited, even if one fails: each runs until all have been timed.
-    let mut pending = Vec::with_capacity(members.len());
+    let mut works = Vec::with_capacity(members.len());
     for &member in members {
         let probe = Arc::clone(probe);
-        let timed = Timed(Arc::clone(&untimed));
         let rows = solo[member].speed.micro_batch;
-        pending.push(drivers[member].submit("timing micro-batches", move |device| {
-            contended(device, &probe, rows, timed, until)
-        }));
+        let work = move |device: &mut dyn Executor| run_timed(device, &probe, rows, 1);
+        works.push((drivers[member], work));
     }
-    let mut ended = Vec::with_capacity(members.len());
-    for job in pending {
-        ended.push(job.and_then(PendingJob::wait));
-    }
+    let ended = time_together(works, "timing micro-batches", timeout);
     let mut speeds = Vec::new();
     for (&index, ended) in members.iter().zip(ended) {
         let SoloTiming { speed, full_s, .. } = solo[index];
@@ -505,8 +496,34 @@ fn time_concurrently(
     Ok(speeds)
 }
 
+/// Repeats work on several devices at the same time until all have done it [`REPEATS`] times, or
+/// for the timeout because one of them hangs. Returns the mean of the seconds that the work of each
+/// device returns.
+pub(crate) fn time_together<W>(
+    works: Vec<(&DeviceThread, W)>,
+    what: &str,
+    timeout: Duration,
+) -> Vec<Result<f64, DeviceError>>
+where
+    W: FnMut(&mut dyn Executor) -> Result<f64, DeviceError> + Send + 'static,
+{
+    let untimed = Arc::new(AtomicUsize::new(works.len()));
+    let until = Instant::now() + timeout;
+    // All jobs are started and awaited, even if one fails: each runs until all have been timed.
+    let mut pending = Vec::with_capacity(works.len());
+    for (driver, mut work) in works {
+        let timed = Timed(Arc::clone(&untimed));
+        pending.push(driver.submit(what, move |device| contended(device, &mut work, timed, until)));
+    }
+    let mut ended = Vec::with_capacity(pending.len());
+    for job in pending {
+        ended.push(job.and_then(PendingJob::wait));
+    }
+    ended
+}
+
 /// Guard that counts a device as timed when it is dropped, also without a start of its job.
-pub(crate) struct Timed(pub Arc<AtomicUsize>);
+struct Timed(Arc<AtomicUsize>);
 
 impl Drop for Timed {
     fn drop(&mut self) {
@@ -514,12 +531,11 @@ impl Drop for Timed {
     }
 }
 
-/// Returns the mean seconds of a micro-batch while other devices run too. Repeats until all have
-/// been timed, or until the deadline because one of them hangs.
+/// Returns the mean seconds of work while other devices run too. Repeats until all have been timed,
+/// or until the deadline.
 fn contended(
     device: &mut dyn Executor,
-    probe: &Probe,
-    rows: u32,
+    work: &mut dyn FnMut(&mut dyn Executor) -> Result<f64, DeviceError>,
     timed: Timed,
     until: Instant,
 ) -> Result<f64, DeviceError> {
@@ -528,7 +544,7 @@ fn contended(
     let mut count = 0;
     let mut sum = 0.0;
     while count < REPEATS || (untimed.load(Ordering::Relaxed) > 0 && Instant::now() < until) {
-        sum += run_timed(device, probe, rows, 1)?;
+        sum += work(device)?;
         count += 1;
         if count == REPEATS {
             timed.take();

@@ -4,21 +4,21 @@
 use std::sync::Arc;
 
 use super::{Session, StepsTaken};
+use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::step::StepReport;
 use potluck_core::metrics::{PredictedGain, ShareRecord};
-use potluck_graph::Plan;
 use potluck_parallel::planner::laid_out::programs_of_replicas;
 use potluck_parallel::planner::rebalance::{
     ProposedShares, ShareBalancer, ShareLimits, StepSeconds,
 };
-use potluck_parallel::{Placement, ShareChange, SpreadPrograms, contiguous_shares};
+use potluck_parallel::{ShareChange, SpreadPrograms, contiguous_shares};
 
 /// Shares of a session that may change.
 #[derive(Debug)]
 pub(super) struct SessionShares {
     /// Shares before all changes that the options give.
     first: Vec<u32>,
-    /// Follows the speed of the devices; `None` if shares are not measured.
+    /// Follows the speed of the devices, if the shares do.
     balancer: Option<ShareBalancer>,
     /// True if the placement is the resumed run's.
     is_placement_kept: bool,
@@ -29,19 +29,26 @@ pub(super) struct SessionShares {
 }
 
 impl SessionShares {
-    /// Returns the shares of a placement for ranks with this plan.
-    pub fn of(placement: &Placement, plan: &Plan, is_placement_kept: bool) -> Self {
+    /// Returns the shares of placed devices; measured ones follow their speed if that is asked for.
+    pub fn of(placed: &PlacedWorkers, follows_speed: bool) -> Self {
+        let PlacedWorkers { placement, plan, is_kept, .. } = placed;
         let mut limits = Vec::with_capacity(placement.ranks.len());
         for rank in &placement.ranks {
             let micro_batch = rank.micro_batch.min(rank.rows);
             limits.push(ShareLimits { micro_batch, rows_min: plan.rows_min() });
         }
         let first = placement.shares();
-        let follows_speed = placement.options.shares.are_measured()
+        let follows_speed = follows_speed
+            && placement.options.shares.are_measured()
             && !placement.mesh.is_divided()
             && placement.ranks.len() > 1;
         let balancer = follows_speed.then(|| ShareBalancer::new(first.clone(), limits));
-        Self { first, balancer, is_placement_kept, first_taken: None, has_trained: false }
+        Self { first, balancer, is_placement_kept: *is_kept, first_taken: None, has_trained: false }
+    }
+
+    /// Returns true if the shares follow the speed of the devices.
+    pub fn follow_speed(&self) -> bool {
+        self.balancer.is_some()
     }
 
     /// Takes note of a step on all ranks.

@@ -167,7 +167,8 @@ fn given_changes_of_shares_have_the_same_bits_in_any_calls() {
 
 #[test]
 fn a_restored_trainer_has_the_changes_of_shares_that_lead_to_its_state() {
-    let measured = TrainerOptions { shares: Shares::Measured, ..options("cpu*2") };
+    let measured =
+        TrainerOptions { shares: Shares::Measured, follows_speed: true, ..options("cpu*2") };
     let mut trainer = Trainer::on_data(wave_model(), &measured, &waves()).unwrap();
     let shares = trainer.placement().shares();
     let change = |step| ShareChange { step, shares: shares.clone() };

@@ -81,6 +81,7 @@ pub(crate) fn open(
             clip: options.clip,
             precision: options.precision,
             seed: options.seed,
+            follows_speed: options.follows_speed,
             faults: options.faults.clone(),
         },
     );

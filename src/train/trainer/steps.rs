@@ -296,11 +296,10 @@ impl Trainer {
         if self.steps() >= fit.last {
             return Ok(());
         }
-        let change = match self.session.take_given_shares() {
-            None if self.options.follows_speed => self.session.change_shares_by_speed(),
-            given => given,
+        let given = self.session.take_given_shares();
+        let Some(change) = given.or_else(|| self.session.change_shares_by_speed()) else {
+            return Ok(());
         };
-        let Some(change) = change else { return Ok(()) };
         fit.loader = self.loader(&fit.source, fit.last)?;
         fit.emit(hooks, Event::Shares(change))
     }

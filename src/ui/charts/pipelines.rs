@@ -4,31 +4,17 @@
 
 use std::io;
 
-use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 
-use super::axis::TickAxis;
-use super::{
-    BLUE, DrawResult, FONT, GREEN, ORANGE, PURPLE, Plot, PlotAxis, PlotLine, SvgArea, TEXT, TITLE,
-    document, text, units,
+use super::pairs::{
+    COMPARED, CaseAxis, HEAD, LEFT, LEGEND, LineKind, PLOT, PREDICTED, ROW, WIDTH, draw_kinds,
+    draw_over, line,
 };
-use potluck_bench::units::number;
+use super::{
+    BLUE, DrawResult, FONT, GREEN, ORANGE, PURPLE, SvgArea, TEXT, TITLE, document, text, units,
+};
 use potluck_bench::{FigureKind, PipelineFigure, Report};
 use potluck_parallel::PipelineSchedule;
-
-/// Widths of the drawing and of a plot, and heights of its heading and of a row, in pixels.
-const WIDTH: u32 = 980;
-const PLOT: u32 = WIDTH / 2;
-const HEAD: u32 = 84;
-const ROW: u32 = 300;
-/// Height of a plot's heading, and its spaces left, right and below, in pixels.
-const HEADING: u32 = 28;
-const LEFT: u32 = 84;
-const RIGHT: u32 = 26;
-const BELOW: u32 = 48;
-/// Lengths of dashes in pixels.
-const PREDICTED: u32 = 7;
-const FORMULA: u32 = 3;
 
 fn color(schedule: PipelineSchedule) -> RGBColor {
     match schedule {
@@ -51,7 +37,7 @@ struct Shown {
 
 const RATES: [Shown; 1] = [Shown { value: |(rate, _)| *rate, dash: None }];
 const BUBBLES: [Shown; 3] = [
-    Shown { value: |(_, step)| 100.0 * step.formula_bubble, dash: Some(FORMULA) },
+    Shown { value: |(_, step)| 100.0 * step.formula_bubble, dash: Some(COMPARED) },
     Shown { value: |(_, step)| 100.0 * step.predicted_bubble, dash: Some(PREDICTED) },
     Shown { value: |(_, step)| 100.0 * step.bubble, dash: None },
 ];
@@ -100,34 +86,22 @@ fn distinct(values: impl Iterator<Item = usize>) -> Vec<usize> {
 
 /// Draws the names of the schedules in their colours, and of the kinds of lines.
 fn draw_legend(head: &SvgArea<'_>) -> DrawResult {
-    const Y: u32 = 62;
     for (index, schedule) in PipelineSchedule::ALL.into_iter().enumerate() {
         let x = LEFT + 100 * index as u32;
-        text(head, schedule.name(), (x, Y), FONT, color(schedule))?;
+        text(head, schedule.name(), (x, LEGEND), FONT, color(schedule))?;
     }
-    let kinds = [(None, "measured"), (Some(PREDICTED), "predicted"), (Some(FORMULA), "formula")];
-    for (index, (dash, name)) in kinds.into_iter().enumerate() {
-        let x = PLOT + LEFT + 120 * index as u32;
-        let ends = [(units(x), units(Y)), (units(x + 30), units(Y))];
-        let style = TEXT.stroke_width(2 * super::UNIT);
-        match dash {
-            Some(length) => {
-                let length = units(length);
-                head.draw(&DashedPathElement::new(ends, length, length, style))?;
-            }
-            None => head.draw(&PathElement::new(ends, style))?,
-        }
-        text(head, name, (x + 36, Y), FONT, TEXT)?;
-    }
-    Ok(())
+    let kinds = [
+        LineKind { name: "measured", color: TEXT, dash: None },
+        LineKind { name: "predicted", color: TEXT, dash: Some(PREDICTED) },
+        LineKind { name: "formula", color: TEXT, dash: Some(COMPARED) },
+    ];
+    draw_kinds(head, &kinds, PLOT + LEFT, 120)
 }
 
-/// Draws a plot over the micro-batches, with a line per schedule and value. Plots begin at 0, so
-/// that heights compare.
+/// Draws a plot over the micro-batches, with a line per schedule and value.
 fn draw_plot(area: &SvgArea<'_>, steps: &[DrawnStep], title: &str, shown: &[Shown]) -> DrawResult {
     let counts = distinct(steps.iter().map(|(_, step)| step.micro_batches));
     let mut lines = Vec::new();
-    let mut most: f64 = 0.0;
     for schedule in PipelineSchedule::ALL {
         for Shown { value, dash } in shown {
             let mut points = Vec::new();
@@ -137,40 +111,22 @@ fn draw_plot(area: &SvgArea<'_>, steps: &[DrawnStep], title: &str, shown: &[Show
                 }
                 let place = counts.iter().position(|count| *count == step.1.micro_batches);
                 points.push((place.unwrap_or(0) as f64, value(step)));
-                most = most.max(value(step));
             }
             if points.is_empty() {
                 continue;
             }
-            let marks = if dash.is_none() { points.clone() } else { Vec::new() };
-            let width = if dash.is_none() { 2.2 } else { 1.5 };
-            let color = color(schedule).to_rgba();
-            lines.push(PlotLine { points, color, width, dash: *dash, marks });
+            lines.push(line(points, color(schedule), *dash));
         }
     }
-    let (heading, area) = area.split_vertically(units(HEADING));
-    text(&heading, title, (LEFT, HEADING / 2), FONT, TEXT)?;
-    let plot = Plot {
-        x: PlotAxis {
-            axis: TickAxis::places(counts.len()),
-            title: "micro-batches",
-            label: &|place| match counts.get(*place as usize) {
-                Some(count) => count.to_string(),
-                None => String::new(),
-            },
-            space: BELOW,
+    let cases = CaseAxis {
+        count: counts.len(),
+        title: "micro-batches",
+        label: &|place| match counts.get(*place as usize) {
+            Some(count) => count.to_string(),
+            None => String::new(),
         },
-        y: PlotAxis {
-            axis: TickAxis::from_zero(most),
-            title: "",
-            label: &|value| if *value == 0.0 { "0".into() } else { number(*value) },
-            space: LEFT,
-        },
-        lines,
-        right: RIGHT,
     };
-    plot.draw(&area)?;
-    Ok(())
+    draw_over(area, title, &cases, lines)
 }
 
 #[cfg(test)]

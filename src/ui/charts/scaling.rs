@@ -3,30 +3,14 @@
 
 use std::io;
 
-use plotters::element::DashedPathElement;
-use plotters::prelude::*;
-
-use super::axis::TickAxis;
-use super::{
-    BLUE, DrawResult, FONT, GREEN, ORANGE, Plot, PlotAxis, PlotLine, SvgArea, TEXT, TITLE,
-    document, text, units,
+use super::pairs::{
+    COMPARED, CaseAxis, HEAD, LEFT, LineKind, PLOT, PREDICTED, ROW, WIDTH, draw_kinds, draw_over,
+    line,
 };
-use potluck_bench::units::number;
+use super::{
+    BLUE, DrawResult, GREEN, ORANGE, PlotLine, SvgArea, TEXT, TITLE, document, text, units,
+};
 use potluck_bench::{FigureKind, Report, ScalingFigure};
-
-/// Widths of the drawing and of a plot, and heights of its heading and of the plots, in pixels.
-const WIDTH: u32 = 980;
-const PLOT: u32 = WIDTH / 2;
-const HEAD: u32 = 84;
-const ROW: u32 = 300;
-/// Height of a plot's heading, and its spaces left, right and below, in pixels.
-const HEADING: u32 = 28;
-const LEFT: u32 = 84;
-const RIGHT: u32 = 26;
-const BELOW: u32 = 48;
-/// Lengths of dashes in pixels.
-const PREDICTED: u32 = 7;
-const ALONE: u32 = 3;
 
 /// Measured case: the samples per second of some devices, the fastest ones.
 struct DrawnCase<'a> {
@@ -57,7 +41,12 @@ pub fn draw(report: &Report) -> io::Result<String> {
     document(WIDTH, HEAD + ROW, |root| {
         let (head, row) = root.split_vertically(units(HEAD));
         text(&head, &title, (LEFT, 30), TITLE, TEXT)?;
-        draw_legend(&head)?;
+        let kinds = [
+            LineKind { name: "measured", color: BLUE, dash: None },
+            LineKind { name: "predicted", color: ORANGE, dash: Some(PREDICTED) },
+            LineKind { name: "sum of the devices alone", color: GREEN, dash: Some(COMPARED) },
+        ];
+        draw_kinds(&head, &kinds, LEFT, 140)?;
         let (left, right) = row.split_horizontally(units(PLOT));
         draw_plot(&left, "samples/s", rate_lines(&cases), cases.len())?;
         draw_plot(&right, "efficiency in %", efficiency_lines(&cases), cases.len())
@@ -89,78 +78,26 @@ fn rate_lines(cases: &[DrawnCase]) -> Vec<PlotLine> {
             predicted.push((case.place(), rate));
         }
     }
-    let mut lines = vec![dashed(alone, GREEN, ALONE)];
+    let mut lines = vec![line(alone, GREEN, Some(COMPARED))];
     if !predicted.is_empty() {
-        lines.push(dashed(predicted, ORANGE, PREDICTED));
+        lines.push(line(predicted, ORANGE, Some(PREDICTED)));
     }
-    lines.push(marked(measured));
+    lines.push(line(measured, BLUE, None));
     lines
 }
 
 fn efficiency_lines(cases: &[DrawnCase]) -> Vec<PlotLine> {
     let points = cases.iter().map(|case| (case.place(), 100.0 * case.figure.efficiency));
-    vec![marked(points.collect())]
+    vec![line(points.collect(), BLUE, None)]
 }
 
-fn dashed(points: Vec<(f64, f64)>, color: RGBColor, dash: u32) -> PlotLine {
-    PlotLine { dash: Some(dash), ..PlotLine::whole(points, color.to_rgba(), 1.5) }
-}
-
-fn marked(points: Vec<(f64, f64)>) -> PlotLine {
-    PlotLine { marks: points.clone(), ..PlotLine::whole(points, BLUE.to_rgba(), 2.2) }
-}
-
-fn draw_legend(head: &SvgArea<'_>) -> DrawResult {
-    const Y: u32 = 62;
-    let kinds = [
-        (None, BLUE, "measured"),
-        (Some(PREDICTED), ORANGE, "predicted"),
-        (Some(ALONE), GREEN, "sum of the devices alone"),
-    ];
-    for (index, (dash, color, name)) in kinds.into_iter().enumerate() {
-        let x = LEFT + 140 * index as u32;
-        let ends = [(units(x), units(Y)), (units(x + 30), units(Y))];
-        let style = color.stroke_width(2 * super::UNIT);
-        match dash {
-            Some(length) => {
-                let length = units(length);
-                head.draw(&DashedPathElement::new(ends, length, length, style))?;
-            }
-            None => head.draw(&PathElement::new(ends, style))?,
-        }
-        text(head, name, (x + 36, Y), FONT, TEXT)?;
-    }
-    Ok(())
-}
-
-/// Draws lines over 1 to `count` devices. Plots begin at 0, so that heights compare.
 fn draw_plot(area: &SvgArea<'_>, title: &str, lines: Vec<PlotLine>, count: usize) -> DrawResult {
-    let mut most: f64 = 0.0;
-    for line in &lines {
-        for (_, value) in &line.points {
-            most = most.max(*value);
-        }
-    }
-    let (heading, area) = area.split_vertically(units(HEADING));
-    text(&heading, title, (LEFT, HEADING / 2), FONT, TEXT)?;
-    let plot = Plot {
-        x: PlotAxis {
-            axis: TickAxis::places(count),
-            title: "devices, the fastest first",
-            label: &|place| (*place as usize + 1).to_string(),
-            space: BELOW,
-        },
-        y: PlotAxis {
-            axis: TickAxis::from_zero(most),
-            title: "",
-            label: &|value| if *value == 0.0 { "0".into() } else { number(*value) },
-            space: LEFT,
-        },
-        lines,
-        right: RIGHT,
+    let cases = CaseAxis {
+        count,
+        title: "devices, the fastest first",
+        label: &|place| (*place as usize + 1).to_string(),
     };
-    plot.draw(&area)?;
-    Ok(())
+    draw_over(area, title, &cases, lines)
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@ pub fn selector_without(selector: &str, position: usize, adapters: &[Adapter]) -
     without(selector, position, &known(adapters))
 }
 
-/// Returns a selector for the devices at these ascending positions among those that `selector`
-/// chooses; `None` if it has no such devices, or if `positions` is empty.
+/// Returns a selector for the devices at these positions among those that `selector` chooses, in
+/// their order; `None` if it has no such devices, if `positions` is empty, or if no list names them
+/// in this order.
 pub fn selector_of(selector: &str, positions: &[usize], adapters: &[Adapter]) -> Option<String> {
     of_positions(selector, positions, &known(adapters))
 }
@@ -39,15 +40,18 @@ fn of_positions(selector: &str, positions: &[usize], known: &[Known]) -> Option<
     list_of(&devices, known)
 }
 
-/// Returns a list that chooses these devices; `None` if there are none.
+/// Returns a list that chooses these devices in this order; `None` if there are none, or if copies
+/// of a device do not follow each other.
 fn list_of(devices: &[Chosen], known: &[Known]) -> Option<String> {
     if devices.is_empty() {
         return None;
     }
-    let named = spelled(devices, |index| name(index, known));
     // Names that hide each other in a list are replaced by indices.
-    let is_read_back = parse_list(&named.to_lowercase(), known).is_ok_and(|read| read == devices);
-    Some(if is_read_back { named } else { spelled(devices, |index| index.to_string()) })
+    let lists =
+        [spelled(devices, |index| name(index, known)), spelled(devices, |index| index.to_string())];
+    lists
+        .into_iter()
+        .find(|list| parse_list(&list.to_lowercase(), known).is_ok_and(|read| read == devices))
 }
 
 /// Formats a list of devices, in which the copies of one device are consecutive.
@@ -158,6 +162,9 @@ mod tests {
         assert_eq!(of("auto", &[1]), named("2"));
         assert_eq!(of("all", &[0, 3]), named("llvmpipe (LLVM 19.1, 256 bits),cpu"));
         assert_eq!(of("cpu*3", &[0, 2]), named("cpu*2"));
+        assert_eq!(of("cpu*2,1", &[2, 0]), named("NVIDIA GeForce RTX 3060,cpu"));
+        // Copies of a device stand together in a list.
+        assert_eq!(of("cpu*2,1", &[0, 2, 1]), None);
         assert_eq!(of("auto", &[]), None);
         assert_eq!(of_positions("cpu", &[1], &machine), None);
         assert_eq!(of_positions("auto", &[0], &[]), named("cpu"));

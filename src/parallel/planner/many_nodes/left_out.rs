@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::order::node_costs;
 use super::units::Units;
-use super::{BestOfLayout, GAIN_MIN, LeftOutGroup, NodesSearch, WithinNode, duration};
+use super::{BestOfLayout, LeftOutGroup, NodesSearch, WithinNode, duration};
+use crate::planner::balance::GAIN_MIN;
 use potluck_core::format::{gibibytes_down, percent};
 
 /// Returns the devices that the best units of the chosen layout do not have.

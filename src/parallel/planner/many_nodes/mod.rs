@@ -18,23 +18,19 @@ use self::estimate::{RingEstimate, RingTrial};
 use self::left_out::left_out;
 use self::order::{node_costs, ring_order};
 use self::units::{DeviceUnit, ModelSizes, Units};
+use super::balance::GAIN_MIN;
 use super::laid_out::layout;
 use super::plans::Plans;
 use super::profile::PlanProfile;
 use super::proposal::{Advice, MemoryNeed, Refused};
 use super::ring_time::{RANKS_MAX, RingStep, RingStepTimes};
 use crate::ParallelOptions;
-use crate::collective::Topology;
+use crate::collective::{SEND_WINDOW, Topology};
 use crate::sim::queue::nanos;
 use potluck_core::format::milliseconds;
 
 pub use units::WithinNode;
 
-/// Sums that a ring thread begins before one ends, as in a run.
-const WINDOW: usize = 4;
-/// Fraction of the shortest step by which a step with fewer devices may be longer and is taken all
-/// the same.
-const GAIN_MIN: f64 = 0.02;
 /// Fraction of the best estimate up to which candidates are timed by the recurrence.
 const NEAR: f64 = 1.1;
 /// Most limits of the links that are tried.
@@ -346,7 +342,7 @@ impl NodesSearch<'_> {
             ranks: &estimate.ring(&trial.units, &trial.speeds),
             complete: &complete,
             control_s: estimate.control_s(&trial.units),
-            window: WINDOW,
+            window: SEND_WINDOW,
         };
         step.times()
     }

@@ -33,16 +33,13 @@ pub(super) fn share_out(batch: u32, speeds: &[ThroughputModel]) -> Vec<u32> {
     if !alone_s.is_finite() {
         return counts;
     }
-    let is_enough = |seconds: f64| {
-        let samples = speeds.iter().map(|speed| u64::from(samples_in(speed, seconds, batch)));
-        samples.sum::<u64>() >= u64::from(batch)
-    };
     // A little more than the fastest unit needs alone, against the rounding of the quotients.
     let mut enough_s = alone_s * (1.0 + 1e-9);
     let mut less_s = 0.0;
     for _ in 0..HALVINGS {
         let middle_s = (less_s + enough_s) / 2.0;
-        if is_enough(middle_s) {
+        let samples = speeds.iter().map(|speed| u64::from(samples_in(speed, middle_s, batch)));
+        if samples.sum::<u64>() >= u64::from(batch) {
             enough_s = middle_s;
         } else {
             less_s = middle_s;

@@ -8,15 +8,15 @@ use std::rc::Rc;
 use super::ManyNodesRequest;
 use crate::PipelineSchedule;
 use crate::planner::balance::ThroughputModel;
-use crate::planner::cut::{BlockTimes, Cut, CutRequest, CutStage, cut};
-use crate::planner::profile::{DeviceProfile, PlanProfile};
+use crate::planner::cut::{BlockTimes, Cut, CutRequest, CutStage, crossing_elements, cut};
+use crate::planner::price::segment_costs;
+use crate::planner::profile::{BlockSpeed, DeviceProfile, PlanProfile};
 use crate::planner::proposal::MemoryNeed;
 use crate::sim::LinkModel;
 use potluck_core::format::gibibytes_up;
-use potluck_core::{BucketId, DType};
-
+use potluck_core::{BucketId, DType, SegmentId};
+use potluck_graph::Plan;
 use potluck_graph::print::MemoryUsage;
-use potluck_graph::{PassKind, Plan, crossings};
 
 /// Most devices of a node that form a unit together.
 const UNIT_MAX: usize = 8;
@@ -84,10 +84,7 @@ pub(super) fn by_node(profile: &PlanProfile) -> Vec<Vec<usize>> {
 
 /// Segment of a step, in the order in which devices run them.
 struct SegmentStep {
-    block: usize,
-    phase: PassKind,
-    /// Segments of the pass of the block, which take equal parts of its time.
-    parts: f64,
+    id: SegmentId,
     /// Places in the order of the buckets that are complete after it.
     completes: Vec<usize>,
 }
@@ -138,18 +135,12 @@ impl ModelSizes {
                 order.push(bucket);
             }
         }
-        let mut parts: HashMap<(PassKind, u32), u32> = HashMap::new();
-        for segment in &plan.segments {
-            *parts.entry((segment.phase, segment.block)).or_default() += 1;
-        }
         let mut segments = Vec::new();
         for id in forward.iter().chain(&backward) {
             let segment = &plan.segments[id.index()];
             let place = |bucket: &BucketId| order.iter().position(|known| known == bucket);
             segments.push(SegmentStep {
-                block: segment.block as usize,
-                phase: segment.phase,
-                parts: f64::from(parts[&(segment.phase, segment.block)]),
+                id: *id,
                 completes: segment.completes.iter().filter_map(place).collect(),
             });
         }
@@ -164,7 +155,10 @@ impl ModelSizes {
             memory.push(MemoryUsage::of_shard(&plan, request.moments, 0));
         }
         let stages = stage_elements(&plan);
-        let cut_bytes = cut_bytes(&plan);
+        let mut cut_bytes = Vec::new();
+        for elements in crossing_elements(&plan) {
+            cut_bytes.push((elements * DType::F32.bytes()) as f64);
+        }
         Self { order, lengths, elements, segments, stages, memory, cut_bytes, rows }
     }
 
@@ -173,20 +167,15 @@ impl ModelSizes {
         (self.elements * DType::F32.bytes()) as f64
     }
 
-    /// By place in the order: fraction of the time of a micro-batch after which the gradients of a
-    /// bucket are complete.
-    fn fractions(&self, times: &[BlockTimes]) -> Vec<f64> {
+    /// By place in the order: fraction of the time of a micro-batch of `rows` samples after which
+    /// the gradients of a bucket are complete.
+    fn fractions(&self, plan: &Plan, speeds: &[BlockSpeed], rows: u32) -> Vec<f64> {
+        let costs = segment_costs(plan, speeds);
         let mut complete = vec![None; self.order.len()];
         let mut at_s = 0.0;
         for segment in &self.segments {
-            let BlockTimes { forward_s, backward_input_s, backward_weight_s } =
-                times[segment.block];
-            let pass_s = match segment.phase {
-                PassKind::Forward => forward_s,
-                PassKind::BackwardInput => backward_input_s,
-                PassKind::BackwardWeight => backward_weight_s,
-            };
-            at_s += pass_s / segment.parts;
+            let cost = costs[segment.id.index()];
+            at_s += cost.fixed_s + f64::from(rows) * cost.row_s;
             for place in &segment.completes {
                 complete[*place] = Some(at_s);
             }
@@ -218,20 +207,6 @@ fn stage_elements(plan: &Plan) -> Vec<Vec<StageElements>> {
         stages.push(of_first);
     }
     stages
-}
-
-fn cut_bytes(plan: &Plan) -> Vec<f64> {
-    let blocks = plan.graph.blocks.len();
-    let mut bytes = Vec::with_capacity(blocks);
-    for cut in 0..blocks {
-        let stages: Vec<u32> = (0..blocks).map(|block| u32::from(block >= cut)).collect();
-        let mut of_cut = 0;
-        for crossing in crossings(&plan.graph, &stages) {
-            of_cut += plan.graph.tensor(crossing.tensor).bytes(1);
-        }
-        bytes.push(of_cut as f64);
-    }
-    bytes
 }
 
 // ---- Units ----
@@ -432,7 +407,7 @@ impl UnitSpeed {
     }
 }
 
-/// DeviceUnit whose speed is asked for.
+/// Unit whose speed is asked for.
 struct UnitRequest<'a> {
     request: &'a ManyNodesRequest<'a>,
     sizes: &'a ModelSizes,
@@ -448,12 +423,11 @@ impl UnitRequest<'_> {
         &self.request.profile.devices[self.devices[index]]
     }
 
-    /// Sum over the blocks of the fixed seconds and of the seconds per sample of a device.
-    fn line(&self, index: usize) -> [f64; 2] {
+    /// Speed of a device for the whole model, with the loading of samples.
+    fn throughput(&self, index: usize, micro_batch: u32) -> ThroughputModel {
         let device = self.device(index);
-        let fixed = device.blocks.iter().map(|block| block.fixed.sum_s()).sum();
-        let row: f64 = device.blocks.iter().map(|block| block.per_row.sum_s()).sum();
-        [fixed, row + device.load_row_s]
+        let speed = device.throughput(micro_batch);
+        ThroughputModel { row_s: speed.row_s + device.load_row_s, ..speed }
     }
 
     fn times(&self, index: usize, rows: u32) -> Vec<BlockTimes> {
@@ -474,9 +448,7 @@ impl UnitRequest<'_> {
 
     fn alone(&self, memory: &[u64]) -> Option<UnitSpeed> {
         let (rows, memory) = self.largest(memory)?;
-        let [fixed_s, row_s] = self.line(0);
-        let throughput = ThroughputModel { fixed_s, row_s, micro_batch: rows };
-        self.speed(throughput, memory)
+        self.speed(self.throughput(0, rows), memory)
     }
 
     /// A group of equal shares, which is as fast as its slowest device; its reductions go through
@@ -487,14 +459,14 @@ impl UnitRequest<'_> {
         let mut fixed_s: f64 = 0.0;
         let mut row_s: f64 = 0.0;
         for index in 0..self.devices.len() {
-            let [fixed, row] = self.line(index);
+            let alone = self.throughput(index, rows);
             let DeviceProfile { read_back, upload, host, .. } = self.device(index);
             let latency_s = read_back.latency_s + upload.latency_s;
             let byte_s = 1.0 / read_back.bytes_per_s
                 + 1.0 / upload.bytes_per_s
                 + (ranks - 1.0) / host.bytes_per_s;
-            fixed_s = fixed_s.max(fixed + reductions.count as f64 * latency_s);
-            row_s = row_s.max(row / ranks + reductions.bytes * byte_s);
+            fixed_s = fixed_s.max(alone.fixed_s + reductions.count as f64 * latency_s);
+            row_s = row_s.max(alone.row_s / ranks + reductions.bytes * byte_s);
         }
         self.speed(ThroughputModel { fixed_s, row_s, micro_batch: rows }, memory)
     }
@@ -548,8 +520,7 @@ impl UnitRequest<'_> {
                 sum_s += times[stage][block as usize].sum_s();
             }
             let of_stage = need(&CutStage { device: stage, stage, blocks });
-            let free = |need: MemoryNeed| need.has.unwrap_or(u64::MAX).saturating_sub(need.needed);
-            if fullest.is_none_or(|fullest| free(of_stage) < free(fullest)) {
+            if fullest.is_none_or(|fullest| of_stage.left() < fullest.left()) {
                 fullest = Some(of_stage);
             }
         }
@@ -593,7 +564,11 @@ impl UnitRequest<'_> {
         Some(UnitSpeed {
             throughput,
             fill_s: 0.0,
-            fractions: self.sizes.fractions(&self.times(0, throughput.micro_batch)),
+            fractions: self.sizes.fractions(
+                &self.request.plans.of_rows(1),
+                &first.blocks,
+                throughput.micro_batch,
+            ),
             memory,
             read_back: together(first.read_back),
             upload: together(first.upload),

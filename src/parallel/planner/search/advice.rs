@@ -2,6 +2,7 @@
 
 use super::SearchRequest;
 use crate::contiguous_shares;
+use crate::planner::arrangement::Arrangement;
 use crate::planner::laid_out::LaidOut;
 use crate::planner::profile::PlanProfile;
 use crate::planner::proposal::{Advice, Candidate};
@@ -18,8 +19,10 @@ const FASTER: f64 = 10.0;
 /// Changes that make a step of the chosen candidate shorter, the best first.
 pub(super) fn advice(request: &SearchRequest, chosen: &Candidate) -> Vec<Advice> {
     let mut found = Vec::new();
-    found.extend(faster_network(request, chosen));
-    found.extend(faster_transfers(request, chosen));
+    if let Some(laid_out) = lay_out(request, &chosen.arrangement) {
+        found.extend(faster_network(request, chosen, &laid_out));
+        found.extend(faster_transfers(request, chosen, &laid_out));
+    }
     found.extend(larger_batch(request, chosen));
     let most = chosen.prediction.step_s * (1.0 - WORTH_TELLING);
     found.retain(|one: &Advice| one.step_s <= most);
@@ -27,12 +30,19 @@ pub(super) fn advice(request: &SearchRequest, chosen: &Candidate) -> Vec<Advice>
     found
 }
 
+fn lay_out(request: &SearchRequest, arrangement: &Arrangement) -> Option<LaidOut> {
+    LaidOut::of(request.options, request.plans(arrangement.mesh), arrangement).ok()
+}
+
 /// Step of the chosen arrangement with another profile.
-fn step_with(request: &SearchRequest, chosen: &Candidate, profile: &PlanProfile) -> Option<f64> {
-    let arrangement = &chosen.arrangement;
-    let laid_out =
-        LaidOut::of(request.options, request.plans(arrangement.mesh), arrangement).ok()?;
-    Some(step_time(profile, arrangement, &laid_out, request.options.overlap)?.seconds)
+fn step_with(
+    request: &SearchRequest,
+    chosen: &Candidate,
+    laid_out: &LaidOut,
+    profile: &PlanProfile,
+) -> Option<f64> {
+    let overlap = request.options.overlap;
+    Some(step_time(profile, &chosen.arrangement, laid_out, overlap)?.seconds)
 }
 
 fn faster(link: LinkModel) -> LinkModel {
@@ -44,25 +54,33 @@ fn saved(chosen: &Candidate, step_s: f64) -> String {
     format!("{} ms per step, {} less", milliseconds(step_s), percent(1.0 - step_s / before, 0))
 }
 
-fn faster_network(request: &SearchRequest, chosen: &Candidate) -> Option<Advice> {
+fn faster_network(
+    request: &SearchRequest,
+    chosen: &Candidate,
+    laid_out: &LaidOut,
+) -> Option<Advice> {
     let mut profile = request.profile.clone();
     for of_sender in &mut profile.links {
         for link in of_sender {
             *link = faster(*link);
         }
     }
-    let step_s = step_with(request, chosen, &profile)?;
+    let step_s = step_with(request, chosen, laid_out, &profile)?;
     let saved = saved(chosen, step_s);
     Some(Advice { text: format!("ten times faster links between machines: {saved}"), step_s })
 }
 
-fn faster_transfers(request: &SearchRequest, chosen: &Candidate) -> Option<Advice> {
+fn faster_transfers(
+    request: &SearchRequest,
+    chosen: &Candidate,
+    laid_out: &LaidOut,
+) -> Option<Advice> {
     let mut profile = request.profile.clone();
     for device in &mut profile.devices {
         device.read_back = faster(device.read_back);
         device.upload = faster(device.upload);
     }
-    let step_s = step_with(request, chosen, &profile)?;
+    let step_s = step_with(request, chosen, laid_out, &profile)?;
     let saved = saved(chosen, step_s);
     let text = format!("ten times faster transfers between devices and host memory: {saved}");
     Some(Advice { text, step_s })
@@ -78,8 +96,9 @@ fn larger_batch(request: &SearchRequest, chosen: &Candidate) -> Option<Advice> {
         micro_batches.push(share.micro_batch);
     }
     arrangement.shares = contiguous_shares(&counts, &micro_batches);
-    let changed = Candidate { arrangement, ..chosen.clone() };
-    let step_s = step_with(request, &changed, request.profile)? / 2.0;
+    let laid_out = lay_out(request, &arrangement)?;
+    let overlap = request.options.overlap;
+    let step_s = step_time(request.profile, &arrangement, &laid_out, overlap)?.seconds / 2.0;
     let saved = saved(chosen, step_s);
     let batch = 2 * u64::from(request.batch);
     let text = format!("a batch of {batch}, in the time of {} samples: {saved}", request.batch);

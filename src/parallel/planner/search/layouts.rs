@@ -3,14 +3,13 @@
 
 use std::cmp::Reverse;
 
-use super::{SearchRequest, StageQuestion};
+use super::{LaidOutCandidate, SearchRequest, StageQuestion};
 use crate::planner::arrangement::Arrangement;
 use crate::planner::balance::{ThroughputModel, apportion, give_at_least, give_each_a_sample};
 use crate::planner::cut::{BlockTimes, CutError, CutStage, chunks_of_counts, crossing_elements};
 use crate::planner::division::{
     PartitionRequest, PipelinePartition, SampleCounts, divide, with_given_cut,
 };
-use crate::planner::laid_out::LaidOut;
 use crate::planner::tensor::tensor_shares_by_speed;
 use crate::schedule::require_fit;
 use crate::sim::LinkModel;
@@ -30,22 +29,20 @@ pub(super) struct DividedLayout {
 }
 
 /// Arrangement of devices with the whole model, with samples by speed, in micro-batches that fit
-/// their memory; `None` if a device gets no sample, so that a smaller set is as fast.
+/// their memory, and its layout; `None` if a device gets no sample, so that a smaller set is as
+/// fast.
 pub(super) fn replicas(
     request: &SearchRequest,
     set: &[usize],
-) -> Result<Option<Arrangement>, String> {
+) -> Result<Option<LaidOutCandidate>, String> {
     let mut rows: Vec<u32> = vec![request.micro_batch.min(request.batch).max(1); set.len()];
     loop {
         let Some(counts) = counts_of_replicas(request, set, &rows)? else { return Ok(None) };
-        let arrangement = of_replicas(request, set, &counts, &rows);
-        let laid_out = LaidOut::of(request.options, request.whole, &arrangement)
-            .map_err(|error| error.to_string())?;
-        let needs = request.memory.needs(&arrangement, &laid_out);
+        let found = LaidOutCandidate::of(request, of_replicas(request, set, &counts, &rows))?;
         // Of the ranks that lack memory, the one with the most rows.
-        let unfit = (0..needs.len()).filter(|rank| !needs[*rank].fits());
+        let unfit = (0..rows.len()).filter(|rank| !found.memory[*rank].fits());
         let Some(rank) = unfit.max_by_key(|rank| (rows[*rank], Reverse(*rank))) else {
-            return Ok(Some(arrangement));
+            return Ok(Some(found));
         };
         if !request.fits_micro_batch || rows[rank] == 1 {
             let name = &request.profile.devices[set[rank]].name;
@@ -71,12 +68,10 @@ fn counts_of_replicas(
     let mut speeds = Vec::with_capacity(set.len());
     for (device, &micro_batch) in set.iter().zip(rows) {
         let slowdown = request.profile.slowdown(*device, set);
-        let mut fixed_s = 0.0;
-        let mut row_s = 0.0;
-        for block in &request.profile.devices[*device].blocks {
-            fixed_s += slowdown * block.fixed.sum_s();
-            row_s += slowdown * block.per_row.sum_s();
-        }
+        let ThroughputModel { fixed_s, row_s, .. } =
+            request.profile.devices[*device].throughput(micro_batch);
+        let fixed_s = slowdown * fixed_s;
+        let row_s = slowdown * row_s;
         speeds.push(ThroughputModel { fixed_s, row_s, micro_batch });
     }
     if speeds.iter().any(|speed| !speed.row_s.is_finite()) {

@@ -1,6 +1,7 @@
 //! Sets of devices to try, and the choice among priced candidates.
 
-use super::{GAIN_MIN, SUBSETS_MAX};
+use super::SUBSETS_MAX;
+use crate::planner::balance::GAIN_MIN;
 use crate::planner::profile::PlanProfile;
 use crate::planner::proposal::Candidate;
 
@@ -47,8 +48,8 @@ fn prefixes(profile: &PlanProfile, rows: u32) -> Vec<Vec<usize>> {
     add_prefixes((0..profile.devices.len()).collect());
     let nodes = profile.devices.iter().map(|device| device.node).max().unwrap_or(0);
     for node in 0..=nodes {
-        let of_node = |device: &usize| profile.devices[*device].node == node;
-        add_prefixes((0..profile.devices.len()).filter(of_node).collect());
+        let all = 0..profile.devices.len();
+        add_prefixes(all.filter(|device| profile.devices[*device].node == node).collect());
     }
     sets
 }
@@ -72,14 +73,14 @@ fn is_first_of_kinds(profile: &PlanProfile, set: &[usize]) -> bool {
 pub(super) fn simplest_of_fastest(candidates: &[Candidate]) -> Option<usize> {
     let steps = candidates.iter().map(|one| one.prediction.step_s);
     let fastest = steps.fold(f64::INFINITY, f64::min);
-    let is_near = |one: &Candidate| one.prediction.step_s * (1.0 - GAIN_MIN) <= fastest;
-    let near = (0..candidates.len()).filter(|index| is_near(&candidates[*index]));
+    let near = (0..candidates.len())
+        .filter(|index| candidates[*index].prediction.step_s * (1.0 - GAIN_MIN) <= fastest);
     near.min_by(|a, b| {
         let key = |index: usize| {
             let one = &candidates[index];
             let mesh = one.arrangement.mesh;
             let has_stages = mesh.pipeline > 1;
-            (mesh.world_size(), mesh.tensor, has_stages, std::cmp::Reverse(one.micro_batch))
+            (mesh.world_size(), mesh.tensor, has_stages, std::cmp::Reverse(one.micro_batch()))
         };
         key(*a).cmp(&key(*b)).then_with(|| {
             let step = |index: usize| candidates[index].prediction.step_s;

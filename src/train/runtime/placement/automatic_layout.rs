@@ -152,9 +152,8 @@ fn notes(planned: &PlannedRun) -> Vec<String> {
         layout_name(chosen.arrangement.mesh, chosen.arrangement.schedule),
         milliseconds(chosen.prediction.step_s)
     );
-    let is_other = |mesh: Mesh| mesh != chosen.arrangement.mesh;
     let mut others = planned.proposal.others.iter();
-    if let Some(next) = others.find(|other| is_other(other.arrangement.mesh)) {
+    if let Some(next) = others.find(|other| other.arrangement.mesh != chosen.arrangement.mesh) {
         text.push_str(&format!(
             ", {} ms with {}",
             milliseconds(next.prediction.step_s),

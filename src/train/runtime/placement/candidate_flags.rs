@@ -1,10 +1,9 @@
 //! Flags that repeat a candidate of the planner.
 
-use super::candidates::identity;
 use potluck_core::Setting;
-use potluck_kernels::device::{Adapter, Selection, select_all, selector_of};
+use potluck_kernels::device::{Adapter, selector_of};
+use potluck_parallel::Mesh;
 use potluck_parallel::planner::proposal::Candidate;
-use potluck_parallel::{Mesh, Share};
 
 /// Returns the flags that repeat a candidate without a plan, quoted for a shell; `None` if no
 /// selector names its devices in their order, or if its pipelines have different cuts or its ranks
@@ -17,9 +16,6 @@ pub fn candidate_flags(
     let arrangement = &candidate.arrangement;
     let Mesh { data, pipeline, tensor } = arrangement.mesh;
     let named = selector_of(selector, &arrangement.positions, adapters)?;
-    if !names_in_order(&named, selector, &arrangement.positions, adapters) {
-        return None;
-    }
     let mut flags = vec![Setting::Devices.given(named).to_string()];
     if pipeline > 1 {
         let chunks = &arrangement.pipelines[0].chunks;
@@ -43,22 +39,12 @@ pub fn candidate_flags(
         let shares: Vec<u32> = arrangement.shares.iter().map(|share| share.count).collect();
         flags.push(Setting::Shares.given(format_args!("{shares:?}")).to_string());
     }
-    let micro_batch = arrangement.shares.iter().map(|share| share.micro_batch).max().unwrap_or(1);
-    let is_same = |share: &Share| share.micro_batch == micro_batch.min(share.count);
-    if !arrangement.shares.iter().all(is_same) {
-        return None;
+    let micro_batch = candidate.micro_batch();
+    for share in &arrangement.shares {
+        if share.micro_batch != micro_batch.min(share.count) {
+            return None;
+        }
     }
     flags.push(Setting::MicroBatchSize.given(micro_batch).to_string());
     Some(flags.join(" "))
-}
-
-/// Returns true if a selector names the devices at these positions of another one, in this order.
-fn names_in_order(named: &str, of: &str, positions: &[usize], adapters: &[Adapter]) -> bool {
-    let (Ok(found), Ok(all)) = (select_all(named, adapters), select_all(of, adapters)) else {
-        return false;
-    };
-    let is_of_position = |(one, position): (&Selection, &usize)| {
-        all.get(*position).is_some_and(|other| identity(one) == identity(other))
-    };
-    found.len() == positions.len() && found.iter().zip(positions).all(is_of_position)
 }

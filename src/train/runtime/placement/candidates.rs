@@ -27,6 +27,16 @@ pub fn candidates(selections: &[Selection]) -> Vec<String> {
     selections.iter().map(identity).collect()
 }
 
+/// Returns the kind of each device: the first device with the same identity.
+pub fn kinds(selections: &[Selection]) -> Vec<usize> {
+    let identities = candidates(selections);
+    let mut kinds = Vec::with_capacity(identities.len());
+    for (place, identity) in identities.iter().enumerate() {
+        kinds.push(identities.iter().position(|other| other == identity).unwrap_or(place));
+    }
+    kinds
+}
+
 /// Returns the identity of a device, which determines the bits of its results.
 pub fn identity(selection: &Selection) -> String {
     match selection {

@@ -1,6 +1,6 @@
 //! Memory of the requested devices for the layouts that the planner tries.
 
-use super::candidates::candidates;
+use super::candidates::kinds;
 use super::laid_out::memory_of_ranks;
 use super::open_one::RequestedDevices;
 use super::pipeline::StageMemory;
@@ -68,12 +68,7 @@ impl MemoryModel for DeviceMemory<'_> {
             PlacementRequest { parallel: &parallel, plans: self.staged, ..self.request.clone() };
         let selections: Vec<Selection> =
             devices.iter().map(|device| self.devices.selections[*device].clone()).collect();
-        let identities = candidates(&selections);
-        let mut kinds = Vec::with_capacity(identities.len());
-        for (place, identity) in identities.iter().enumerate() {
-            let first = identities.iter().position(|other| other == identity);
-            kinds.push(first.unwrap_or(place));
-        }
+        let kinds = kinds(&selections);
         let per_pipeline = batch.div_ceil(mesh.data.max(1) as u32);
         let micro_batches = per_pipeline.div_ceil(micro_batch.max(1)) as usize;
         let memory =

@@ -1,16 +1,14 @@
 //! Measured profile of the requested devices: what the planner needs to know of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::pipeline::{MeasuredBlocks, measure_blocks, part_of};
 use super::types::PlacementRequest;
-use crate::runtime::device_thread::PendingJob;
 use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::remote::FIRST_NODE;
-use crate::runtime::timing::Timed;
+use crate::runtime::timing::time_together;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::DType;
 use potluck_core::rng::Key;
@@ -27,7 +25,7 @@ use potluck_parallel::sim::LinkModel;
 /// a micro-batch from the time per sample.
 const FEWER: u32 = 4;
 
-/// Timed repetitions of an update, and fewest concurrent timings of a block.
+/// Timed repetitions of an update and of an addition.
 const REPEATS: usize = 3;
 
 /// Bytes of the arrays whose addition on the host is timed: as many as of a message.
@@ -71,8 +69,8 @@ pub fn measure_profile(
             blocks: block_speeds(position, &many, few.as_ref()),
             load_row_s: input_bytes as f64 / DType::F32.bytes() as f64 * write_s,
             update_element_s: 0.0,
-            read_back: link_of(read_s),
-            upload: link_of(write_s),
+            read_back: LinkModel::of_element_s(read_s),
+            upload: LinkModel::of_element_s(write_s),
             host,
             shares: None,
             memory: memory::limit(selection, request.opening.device_memory_mib)
@@ -93,15 +91,6 @@ fn node_of(selection: &Selection) -> u32 {
     match selection {
         Selection::Offered(device) => device.node,
         Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
-    }
-}
-
-/// Link on which an element takes these seconds.
-fn link_of(element_s: f64) -> LinkModel {
-    if element_s > 0.0 {
-        LinkModel { latency_s: 0.0, bytes_per_s: DType::F32.bytes() as f64 / element_s }
-    } else {
-        LinkModel::INSTANT
     }
 }
 
@@ -322,34 +311,21 @@ fn slowdowns(
     let Some(probe) = &request.probe else {
         return Err(RuntimeError::Defect("devices are measured without inputs".into()));
     };
-    let untimed = Arc::new(AtomicUsize::new(opened.len()));
-    let until = Instant::now() + request.opening.deadline;
-    let mut pending = Vec::new();
+    let mut works = Vec::new();
     for one in opened {
-        let rows = one.device.rows;
-        let inputs = probe(rows as usize);
-        let timed = Timed(Arc::clone(&untimed));
-        pending.push(one.device.driver.submit("timing blocks", move |device| {
-            let untimed = Arc::clone(&timed.0);
-            let mut timed = Some(timed);
-            let mut sum = 0.0;
-            let mut count = 0;
-            while count < REPEATS || (untimed.load(Ordering::Relaxed) > 0 && Instant::now() < until)
-            {
-                let BlockTiming { forward_s, backward_input_s, backward_weight_s, .. } =
-                    device.time_block(&inputs, rows as usize)?;
-                sum += forward_s + backward_input_s + backward_weight_s;
-                count += 1;
-                if count == REPEATS {
-                    timed.take();
-                }
-            }
-            Ok(sum / count as f64)
-        }));
+        let rows = one.device.rows as usize;
+        let inputs = probe(rows);
+        let work = move |device: &mut dyn Executor| {
+            let BlockTiming { forward_s, backward_input_s, backward_weight_s, .. } =
+                device.time_block(&inputs, rows)?;
+            Ok(forward_s + backward_input_s + backward_weight_s)
+        };
+        works.push((&one.device.driver, work));
     }
+    let ended = time_together(works, "timing blocks", request.opening.deadline);
     let mut slowdowns = Vec::new();
-    for (one, job) in opened.iter().zip(pending) {
-        let seconds = job.and_then(PendingJob::wait).map_err(|error| no_room(error, one.bytes))?;
+    for (one, ended) in opened.iter().zip(ended) {
+        let seconds = ended.map_err(|error| no_room(error, one.bytes))?;
         let profile = &profiles[one.position];
         let alone = longest_block(profile).map_or(0.0, |block| {
             let times: BlockTimes = profile.blocks[block as usize].at(one.device.rows);

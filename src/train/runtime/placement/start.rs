@@ -11,12 +11,9 @@ use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::trace_labels::TraceLabels;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use potluck_core::metrics::Trace;
-use potluck_graph::Plan;
 use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::laid_out::LaidOut;
-use potluck_parallel::{
-    PipelinePrograms, Placement, Program, RankPlacement, ReduceSite, SpreadPrograms,
-};
+use potluck_parallel::{PipelinePrograms, Placement, RankPlacement, ReduceSite, SpreadPrograms};
 
 /// Opened ranks of a run, ready to start.
 pub(crate) struct ReadyRanks {
@@ -69,7 +66,8 @@ pub fn start(
         drivers.push(one.driver);
     }
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
-    let spread = spread(request, &arrangement, &nodes, &whole, &programs);
+    let is_spread = SpreadPrograms::are_used(request.parallel.overlap, arrangement.mesh, &nodes);
+    let spread = is_spread.then(|| SpreadPrograms::of_ranks(&programs, &whole));
     let programs = programs.into_iter().map(Arc::new).collect();
     let Arrangement { pipelines, shares, schedule, .. } = arrangement;
     let pipelines = ModelPipelines::new(model, pipelines, shares, schedule, edges);
@@ -87,22 +85,6 @@ pub fn start(
         trace,
         expected,
     })
-}
-
-/// Returns the programs of steps whose all-gathers run in the next one, for replicas on several
-/// nodes. On one node all-gathers are fast, and the loss of a device would cost more than the step.
-fn spread(
-    request: &PlacementRequest,
-    arrangement: &Arrangement,
-    nodes: &[u32],
-    plan: &Plan,
-    programs: &[Program],
-) -> Option<Vec<SpreadPrograms>> {
-    let is_over_nodes = nodes.iter().any(|node| *node != nodes[0]);
-    if !request.parallel.overlap || !is_over_nodes || arrangement.mesh.is_divided() {
-        return None;
-    }
-    Some(SpreadPrograms::of_ranks(programs, plan))
 }
 
 /// Record of opened ranks.

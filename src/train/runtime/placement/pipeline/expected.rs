@@ -5,7 +5,6 @@ use crate::runtime::expected_step::{ExpectedStep, fastest_alone};
 use crate::runtime::memory;
 use crate::runtime::placement::open_one::RequestedDevices;
 use crate::runtime::placement::types::PlacementRequest;
-use potluck_core::DType;
 use potluck_kernels::device::Selection;
 use potluck_kernels::exec::Moments;
 use potluck_parallel::planner::arrangement::Arrangement;
@@ -83,17 +82,9 @@ fn links(
     }
     let mut links = Vec::with_capacity(positions.len());
     for from_s in &element_s {
-        links.push(element_s.iter().map(|to_s| link(from_s + to_s)).collect());
+        links.push(element_s.iter().map(|to_s| LinkModel::of_element_s(from_s + to_s)).collect());
     }
     links
-}
-
-fn link(element_s: f64) -> LinkModel {
-    if element_s > 0.0 {
-        LinkModel { latency_s: 0.0, bytes_per_s: DType::F32.bytes() as f64 / element_s }
-    } else {
-        LinkModel::INSTANT
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::runtime::blocks::BlockKinds;
 use crate::runtime::open::no_room;
-use crate::runtime::placement::candidates::identity;
+use crate::runtime::placement::candidates::kinds;
 use crate::runtime::placement::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
@@ -49,14 +49,8 @@ pub fn measure_blocks(
 ) -> Result<MeasuredBlocks, RuntimeError> {
     let whole = request.plans.of_rows(rows);
     let blocks = BlockKinds::of(&whole.graph);
-    let identities: Vec<String> = devices.selections.iter().map(identity).collect();
-    let mut kinds = Vec::new();
-    let mut different = 0;
-    for (position, identity) in identities.iter().enumerate() {
-        let kind = identities.iter().position(|other| other == identity).unwrap_or(position);
-        different += usize::from(kind == position);
-        kinds.push(kind);
-    }
+    let kinds = kinds(devices.selections);
+    let different = (0..kinds.len()).filter(|position| kinds[*position] == *position).count();
     (request.notify)(&format!(
         "measuring {} different blocks of {} on {different} device{}",
         blocks.first.len(),
@@ -72,7 +66,7 @@ pub fn measure_blocks(
         transfers_s: Vec::new(),
         refusals: Vec::new(),
     };
-    for position in 0..identities.len() {
+    for position in 0..devices.selections.len() {
         let kind = measured.kinds[position];
         if kind < position {
             measured.times.push(measured.times[kind].clone());
