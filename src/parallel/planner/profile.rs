@@ -18,7 +18,7 @@ pub struct BlockSpeed {
 }
 
 impl BlockSpeed {
-    /// Returns the [`line`] of each pass through the times of two micro-batches.
+    /// Returns the [`line()`] of each pass through the times of two micro-batches.
     pub fn through(few: u32, of_few: BlockTimes, many: u32, of_many: BlockTimes) -> Self {
         let forward = line(few, of_few.forward_s, many, of_many.forward_s);
         let input = line(few, of_few.backward_input_s, many, of_many.backward_input_s);

@@ -242,8 +242,8 @@ impl LayoutSearch<'_> {
         least_s > best.fold(f64::INFINITY, f64::min)
     }
 
-    /// Predicts the step of a candidate, and keeps it if it is possible; returns false if its memory
-    /// does not suffice.
+    /// Predicts the step of a candidate, and keeps it if it is possible; returns false if its
+    /// memory does not suffice.
     fn price(&mut self, found: LaidOutCandidate) -> bool {
         let request = self.request;
         let LaidOutCandidate { arrangement, laid_out, memory } = found;
