@@ -63,6 +63,7 @@ impl TrainingWorkload {
             fits_micro_batch: false,
             optimizer: &self.optimizer,
             plans: &self.plans,
+            steps: None,
             probe: Some(self.inputs.clone()),
             seed: 0,
             opening: OpenOptions { tune_s: self.tuning.seconds, ..OpenOptions::default() },

@@ -18,7 +18,7 @@ use potluck_train::runtime::placement::candidates::{adapters_for, selections};
 use potluck_train::runtime::placement::device_limits::cut_plans;
 use potluck_train::runtime::placement::names::{display_names, is_named};
 use potluck_train::runtime::placement::open_one::RequestedDevices;
-use potluck_train::runtime::placement::planned::plan_run;
+use potluck_train::runtime::placement::planned::{PlanPurpose, plan_run};
 use potluck_train::runtime::placement::types::PlacementRequest;
 use potluck_train::spec::RunSpec;
 use report::PlanReport;
@@ -59,7 +59,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         retune: args.train.retune,
         ..options.placement_request(&parallel, plans, &tuning)
     };
-    let planned = plan_run(&request, devices, &mut |_, _| {})?;
+    let planned = plan_run(&request, devices, PlanPurpose::Explanation, &mut |_, _| {})?;
     let report = PlanReport {
         spec: &spec,
         planned: &planned,

@@ -43,7 +43,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything after the version in a greeting, the messages between nodes included. Any
 /// change makes another protocol.
-const PROTOCOL: u16 = 8;
+const PROTOCOL: u16 = 9;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
@@ -350,7 +350,7 @@ mod tests {
         // A greeting of a later protocol; only its beginning is known.
         let later = b"PTLK\0\x0b\0\x09\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
-        let own = format!("potluck {} (protocol 8)", env!("CARGO_PKG_VERSION"));
+        let own = format!("potluck {} (protocol 9)", env!("CARGO_PKG_VERSION"));
         assert_eq!(
             error.sentence(true),
             format!(

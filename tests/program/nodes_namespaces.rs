@@ -131,7 +131,8 @@ fn machines_join_by_printed_line() {
     assert!(state(&desk, "run", 6) == state(&desk, "one", 6), "other bits between machines");
 }
 
-/// The parameters of a step take a third of a second over this link, and its samples milliseconds.
+/// The parameters of a step take a third of a second over this link, activations of a pipeline two
+/// round trips of some 30 ms or more, and the samples of a step milliseconds.
 #[test]
 fn slow_link_is_left_out_with_figures() {
     let machines = match Machines::start(2).and_then(|machines| {
@@ -157,7 +158,7 @@ fn slow_link_is_left_out_with_figures() {
     assert!((0.2..2.6).contains(&rate), "20 Mbit/s are 2.5 MB/s: {rate}");
     let with = figure("is left out: with it a step would take ", " ms, without it ");
     let without = figure(" ms, without it ", " ms");
-    assert!(with > 250.0 && without < with / 2.0, "{with} and {without} ms");
+    assert!(with > 60.0 && without < with / 2.0, "{with} and {without} ms: {}", ran.err);
 }
 
 #[test]

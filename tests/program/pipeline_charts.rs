@@ -191,7 +191,7 @@ fn explain_stages_communication() {
     for what in ["program", "memory", "communication", "schedule"] {
         let ran = desk.run(&format!("{measured} {what}")).ok();
         // The chart measures what the others only say will be measured.
-        let head = if what == "schedule" { "predicted " } else { caveat };
+        let head = if what == "schedule" { "planned pipeline 2 (1f1b): " } else { caveat };
         assert!(ran.out.starts_with(head), "{}", ran.out);
         // A run says so too.
         let note = "\n1 micro-batch keeps 2 stages idle most of the time; lower train.micro_batch";

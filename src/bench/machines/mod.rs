@@ -78,8 +78,7 @@ impl MachinesProfile {
             }
         }
         let links = file.links();
-        let farthest = links[0].iter().skip(1).map(|link| link.latency_s).fold(0.0, f64::max);
-        let profile = PlanProfile { devices: profiles, links, control_s: farthest };
+        let profile = PlanProfile { devices: profiles, links, thread_message_s: 0.0 };
         Ok(Self { profile, plans, names, measured })
     }
 }

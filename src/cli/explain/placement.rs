@@ -11,19 +11,20 @@ use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::laid_out::LaidOut;
 use potluck_parallel::planner::plans::Plans;
+use potluck_parallel::planner::profile::{DeviceProfile, PlanProfile};
 use potluck_parallel::planner::tensor::tensor_part;
 use potluck_parallel::schedule::in_flight;
 use potluck_parallel::{Coordinates, PipelineSchedule, PipelineShape, Placement};
-use potluck_train::error::TrainError;
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::RuntimeError;
+use potluck_train::runtime::placement::automatic_layout::planned_as_requested;
 use potluck_train::runtime::placement::candidates::{candidates, selections};
 use potluck_train::runtime::placement::decision::{PlacementDecision, decide, saved_of};
 use potluck_train::runtime::placement::device_limits::cut_plans;
 use potluck_train::runtime::placement::laid_out::lay_out;
 use potluck_train::runtime::placement::names::{display_names, distinct, is_auto, is_named};
 use potluck_train::runtime::placement::open_one::RequestedDevices;
-use potluck_train::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks, names_of_runs};
+use potluck_train::runtime::placement::pipeline::{measure_blocks, names_of_runs};
 use potluck_train::runtime::placement::types::PlacementRequest;
 use potluck_train::runtime::timing::Probe;
 use potluck_train::spec::RunSpec;
@@ -59,8 +60,8 @@ pub struct ExplainedPlacement<'a> {
     names: Vec<String>,
     pub planned: Arrangement,
     pub laid_out: LaidOut,
-    /// Times of blocks by which the stages were chosen, if they were.
-    measured: Option<MeasuredBlocks>,
+    /// Measured profile of the devices by which the stages were chosen, if they were.
+    profile: Option<PlanProfile>,
     /// True if shares or stages are not known before the run measures them at its start.
     is_measured: bool,
     /// Messages for the user about measurements.
@@ -115,11 +116,15 @@ impl<'a> ExplainedPlacement<'a> {
         let all = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &all };
         let saved = saved_of(request, &selections);
-        let Some(decided) = decide(request, devices, saved, &mut |_, _| {})? else {
-            let why = "shares are measured before devices are open";
-            return Err(TrainError::Defect(why.into()).into());
+        let mut profile = None;
+        let decided = if let Some(decided) = decide(request, devices, saved)? {
+            decided
+        } else {
+            let planned = planned_as_requested(request, devices, &mut |_, _| {})?;
+            profile = Some(planned.profile);
+            planned.decision
         };
-        let PlacementDecision { arrangement: planned, measured, is_kept, notes, .. } = decided;
+        let PlacementDecision { arrangement: planned, is_kept, notes, .. } = decided;
         let has_groups = planned.mesh.tensor > 1;
         let lacks_shares = request.parallel.shares.are_measured() && planned.mesh.data > 1;
         let lacks = if has_groups {
@@ -138,7 +143,7 @@ impl<'a> ExplainedPlacement<'a> {
             names,
             planned,
             laid_out,
-            measured,
+            profile,
             is_measured,
             notes,
             cut_note: None,
@@ -153,12 +158,17 @@ impl<'a> ExplainedPlacement<'a> {
     /// Returns `RuntimeError` if a device fails, or if there is no probe.
     pub fn measured_times(&self) -> Result<Vec<Vec<BlockTimes>>, RuntimeError> {
         let rows = self.planned.rows_max();
-        let times = match &self.measured {
-            Some(measured) if measured.rows == rows => &measured.times,
-            _ => {
+        let times: Vec<Vec<BlockTimes>> = match &self.profile {
+            Some(profile) => {
+                let of_device = |device: &DeviceProfile| {
+                    device.blocks.iter().map(|block| block.at(rows)).collect()
+                };
+                profile.devices.iter().map(of_device).collect()
+            }
+            None => {
                 let names = display_names(&self.selections);
                 let devices = RequestedDevices { selections: &self.selections, names: &names };
-                &measure_blocks(self.request, devices, rows, &mut |_, _| {})?.times
+                measure_blocks(self.request, devices, rows, &mut |_, _| {})?.times
             }
         };
         let mut of_ranks = Vec::new();

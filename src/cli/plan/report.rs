@@ -34,7 +34,7 @@ impl PlanReport<'_> {
         let _ = write!(text, "\n{}\n", self.device_table());
         let _ = write!(text, "{}\n{}", self.layout_table(), self.chosen_lines());
         for left in &self.planned.proposal.left_out {
-            let _ = writeln!(text, "left out: {}", left.reason);
+            let _ = writeln!(text, "{}", left.reason);
         }
         for refused in &self.planned.proposal.refused {
             let _ = writeln!(text, "not possible: {}: {}", refused.layouts, refused.reason);
@@ -161,11 +161,14 @@ impl PlanReport<'_> {
 
     /// Returns the same as JSON.
     pub fn json(&self) -> String {
-        let Proposal { chosen, others, left_out, refused, advice, tried } = &self.planned.proposal;
+        let Proposal { chosen, others, left_out, refused, advice, tried, alone_s } =
+            &self.planned.proposal;
         let mut devices = Vec::new();
-        for device in &self.planned.profile.devices {
+        for (device, alone_s) in self.planned.profile.devices.iter().zip(alone_s) {
+            let alone_ms = alone_s.is_finite().then_some(1e3 * alone_s);
             devices.push(json!({
                 "name": device.name, "node": device.node, "memory": device.memory,
+                "step_ms_alone": alone_ms,
             }));
         }
         let left: Vec<Value> = left_out

@@ -1,5 +1,5 @@
-//! Timing of one block of a model on a device that holds only this block: its passes, and the
-//! transfers of the tensors that it receives from other blocks.
+//! Timing of the blocks of a model on a device that holds some or all of them: their passes, and
+//! the transfers of the tensors that they receive from blocks of other devices.
 
 use std::time::Instant;
 
@@ -8,10 +8,10 @@ use crate::RandomContext;
 use crate::device::DeviceError;
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, SegmentId, TensorId};
-use potluck_graph::{PassKind, Plan, Region, Role};
+use potluck_graph::{PassKind, Plan, Region, Role, Segment};
 
-/// Timed repetitions; the fastest counts.
-const REPEATS: usize = 3;
+/// Timed waits for an idle device; the fastest counts.
+const IDLE_REPEATS: usize = 3;
 
 /// Standard deviation of the values that stand in for the tensors of other blocks: neither zeros
 /// nor numbers so small that a processor computes with them slowly.
@@ -21,8 +21,8 @@ const DEVIATION: f64 = 0.1;
 const VALUES: usize = 1 << 12;
 
 /// Measured seconds of a block: for its passes of one micro-batch, and per element to read back or
-/// to write a tensor of another block.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+/// to write a tensor of a block that the device does not hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct BlockTiming {
     pub forward_s: f64,
     pub backward_input_s: f64,
@@ -82,28 +82,33 @@ fn arrivals(plan: &Plan) -> Vec<(SegmentId, Vec<TensorId>)> {
     arrivals
 }
 
-/// Times the passes of the blocks that a device holds for a micro-batch of `rows` samples, and the
-/// transfers of the tensors from other blocks: the fastest of several repetitions after one
-/// warm-up. The duration of a wait for an idle device is subtracted.
+/// Times the passes of each block that a device holds for a micro-batch of `rows` samples, and the
+/// transfers of the tensors from blocks that it does not hold: the fastest of `repeats` repetitions
+/// after one warm-up. The duration of a wait for an idle device is subtracted. Returns an entry per
+/// block of the model; those of blocks that the device does not hold are zero.
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
-pub(super) fn time_block<E: Executor + ?Sized>(
+pub(super) fn time_blocks<E: Executor + ?Sized>(
     device: &mut E,
     inputs: &[(TensorId, HostTensor)],
     rows: usize,
-) -> Result<BlockTiming, DeviceError> {
+    repeats: u32,
+) -> Result<Vec<BlockTiming>, DeviceError> {
     let arrivals = arrivals(device.plan());
     let filling = Filling::new(rows);
     load(device, inputs, 0)?;
     repetition(device, &arrivals, &filling, 0.0)?;
     let mut idle_s = f64::INFINITY;
-    for _ in 0..REPEATS {
+    for _ in 0..IDLE_REPEATS {
         idle_s = idle_s.min(seconds(device, |_| Ok(()))?);
     }
     let mut best = repetition(device, &arrivals, &filling, idle_s)?;
-    for _ in 1..REPEATS {
-        best = best.fastest(repetition(device, &arrivals, &filling, idle_s)?);
+    for _ in 1..repeats {
+        let again = repetition(device, &arrivals, &filling, idle_s)?;
+        for (best, again) in best.iter_mut().zip(again) {
+            *best = best.fastest(again);
+        }
     }
     Ok(best)
 }
@@ -141,64 +146,63 @@ impl Filling {
     }
 }
 
-/// Runs the segments of the device once, and returns their times.
+/// Runs the segments of the device once, and returns the times of each block.
 fn repetition<E: Executor + ?Sized>(
     device: &mut E,
     arrivals: &[(SegmentId, Vec<TensorId>)],
     filling: &Filling,
     idle_s: f64,
-) -> Result<BlockTiming, DeviceError> {
+) -> Result<Vec<BlockTiming>, DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let pass = PassContext { micro_batch: 0, rows: filling.rows, loss_scale: 1.0, random };
-    let mut by_phase = [0.0; 3];
-    let mut write_s = 0.0;
-    let mut elements = 0;
+    let blocks = device.plan().graph.blocks.len().max(1);
+    let mut timings = vec![BlockTiming::default(); blocks];
+    let mut elements = vec![0; blocks];
     seconds(device, |device| device.begin_step())?;
     for (id, arriving) in arrivals {
+        let Segment { phase, block, nodes, .. } = device.plan().segments[id.index()].clone();
+        let timing = &mut timings[block as usize];
         let values = filling.values(device.plan(), arriving);
-        let written = seconds(device, |device| {
-            for (place, values) in &values {
-                device.write_place(place, values)?;
-                elements += values.len();
-            }
-            Ok(())
-        })?;
-        write_s += (written - idle_s).max(0.0);
-        let segment = &device.plan().segments[id.index()];
-        let phase = segment.phase;
-        let nodes = segment.nodes.clone();
-        let run_s = seconds(device, |device| device.run(nodes, &pass))?;
-        by_phase[phase_index(phase)] += (run_s - idle_s).max(0.0);
+        if !values.is_empty() {
+            let written = seconds(device, |device| {
+                for (place, values) in &values {
+                    device.write_place(place, values)?;
+                }
+                Ok(())
+            })?;
+            timing.write_s += (written - idle_s).max(0.0);
+            elements[block as usize] += values.iter().map(|(_, one)| one.len()).sum::<usize>();
+        }
+        let run_s = (seconds(device, |device| device.run(nodes, &pass))? - idle_s).max(0.0);
+        match phase {
+            PassKind::Forward => timing.forward_s += run_s,
+            PassKind::BackwardInput => timing.backward_input_s += run_s,
+            PassKind::BackwardWeight => timing.backward_weight_s += run_s,
+        }
     }
-    let read_s = read_seconds(device, arrivals, filling)?;
-    let [forward_s, backward_input_s, backward_weight_s] = by_phase;
-    let elements = elements.max(1) as f64;
-    Ok(BlockTiming {
-        forward_s,
-        backward_input_s,
-        backward_weight_s,
-        read_s: read_s / elements,
-        write_s: write_s / elements,
-    })
+    for (id, arriving) in arrivals {
+        let block = device.plan().segments[id.index()].block as usize;
+        timings[block].read_s += read_seconds(device, arriving, filling)?;
+    }
+    for (timing, elements) in timings.iter_mut().zip(elements) {
+        timing.read_s /= elements.max(1) as f64;
+        timing.write_s /= elements.max(1) as f64;
+    }
+    Ok(timings)
 }
 
-fn phase_index(phase: PassKind) -> usize {
-    match phase {
-        PassKind::Forward => 0,
-        PassKind::BackwardInput => 1,
-        PassKind::BackwardWeight => 2,
-    }
-}
-
-/// Seconds to read back the tensors of other blocks with their current values.
+/// Seconds to read back tensors with their current values.
 fn read_seconds<E: Executor + ?Sized>(
     device: &mut E,
-    arrivals: &[(SegmentId, Vec<TensorId>)],
+    tensors: &[TensorId],
     filling: &Filling,
 ) -> Result<f64, DeviceError> {
+    if tensors.is_empty() {
+        return Ok(0.0);
+    }
     let piece = device.readback_elements_max();
     let started = Instant::now();
-    for tensor in arrivals.iter().flat_map(|(_, arriving)| arriving) {
+    for tensor in tensors {
         let length = filling.place(device.plan(), *tensor).length();
         for start in (0..length).step_by(piece) {
             let range = start..(start + piece).min(length);

@@ -478,21 +478,29 @@ pub trait Executor: Send {
         work_timing::fastest(self, inputs, rows, repeats)
     }
 
-    /// Returns the seconds to read all gradients back to the host and to upload all parameters;
+    /// Returns the seconds to read all gradients back to the host, and to upload all parameters;
     /// their values do not change.
-    fn time_exchange(&mut self) -> Result<f64, DeviceError> {
+    fn time_exchange(&mut self) -> Result<(f64, f64), DeviceError> {
         work_timing::exchange(self)
     }
 
-    /// Times the passes of the blocks that the device holds for a micro-batch of these inputs of
-    /// `rows` samples, and the transfers of the tensors from other blocks: the fastest of several
+    /// Returns the seconds to update one parameter of the device's shard; zero without any.
+    /// Gradients are zero and moments are invalid afterwards.
+    fn time_update(&mut self, update: &Update) -> Result<f64, DeviceError> {
+        work_timing::update(self, update)
+    }
+
+    /// Times the passes of each block that the device holds for a micro-batch of these inputs of
+    /// `rows` samples, and the transfers of the tensors from other blocks: the fastest of `repeats`
     /// repetitions after one warm-up. The duration of a wait for an idle device is subtracted.
-    fn time_block(
+    /// Returns an entry per block of the model; those of other blocks are zero.
+    fn time_blocks(
         &mut self,
         inputs: &[(TensorId, HostTensor)],
         rows: usize,
-    ) -> Result<BlockTiming, DeviceError> {
-        block_timing::time_block(self, inputs, rows)
+        repeats: u32,
+    ) -> Result<Vec<BlockTiming>, DeviceError> {
+        block_timing::time_blocks(self, inputs, rows, repeats)
     }
 
     /// Returns the seconds to add gradients of a bucket to partial sums on the host and on the

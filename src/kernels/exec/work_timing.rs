@@ -8,7 +8,7 @@ use crate::RandomContext;
 use crate::device::DeviceError;
 use potluck_core::rng::Key;
 use potluck_core::{BucketId, HostTensor, TensorId};
-use potluck_graph::Region;
+use potluck_graph::{Region, Update, UpdateRange};
 
 /// Timed repetitions; the fastest counts.
 const REPEATS: u32 = 3;
@@ -53,12 +53,12 @@ fn micro_batch(
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Returns the seconds to read all gradients back to the host and to upload all parameters; their
+/// Returns the seconds to read all gradients back to the host, and to upload all parameters; their
 /// values do not change.
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
-pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, DeviceError> {
+pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<(f64, f64), DeviceError> {
     let plan = device.plan();
     let held: Vec<_> = plan.updated_buckets().filter(|bucket| plan.holds(*bucket)).collect();
     let mut buckets = Vec::with_capacity(held.len());
@@ -66,7 +66,8 @@ pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, Dev
         buckets.push((bucket, device.read_bucket(BucketTensor::Parameters, bucket)?));
     }
     let piece = device.readback_elements_max();
-    let mut best = f64::INFINITY;
+    let mut read_s = f64::INFINITY;
+    let mut write_s = f64::INFINITY;
     for _ in 0..REPEATS {
         let started = Instant::now();
         for (bucket, parameters) in &buckets {
@@ -77,15 +78,69 @@ pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<f64, Dev
             }
         }
         while device.next_readback(true)?.is_some() {}
+        read_s = read_s.min(started.elapsed().as_secs_f64());
+        let started = Instant::now();
         for (bucket, values) in &buckets {
             let range = 0..values.len();
             device
                 .write_place(&Region::bucket(BucketTensor::Parameters, *bucket, range), values)?;
         }
         device.finish_step(&[])?;
-        best = best.min(started.elapsed().as_secs_f64());
+        write_s = write_s.min(started.elapsed().as_secs_f64());
     }
-    Ok(best)
+    Ok((read_s, write_s))
+}
+
+/// Returns the seconds to update one parameter of a device's shard; zero without any. The first of
+/// several repetitions is a warm-up.
+///
+/// Gradients are set to zero before, so that a rate of zero leaves the parameters as they are.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub(super) fn update(
+    device: &mut (impl Executor + ?Sized),
+    update: &Update,
+) -> Result<f64, DeviceError> {
+    device.begin_step()?;
+    let mut fastest = f64::INFINITY;
+    let mut elements = 0;
+    for _ in 0..=REPEATS {
+        device.finish_step(&[])?;
+        let started = Instant::now();
+        elements = update_shard(device, update)?;
+        device.finish_step(&[])?;
+        fastest = fastest.min(started.elapsed().as_secs_f64());
+    }
+    Ok(if elements == 0 { 0.0 } else { fastest / elements as f64 })
+}
+
+/// Updates all parameters of a device's shard; returns their number.
+fn update_shard(
+    device: &mut (impl Executor + ?Sized),
+    update: &Update,
+) -> Result<usize, DeviceError> {
+    let plan = device.plan();
+    let held: Vec<_> = plan.updated_buckets().filter(|bucket| plan.holds(*bucket)).collect();
+    let mut elements = 0;
+    for bucket in held {
+        let owned = device.owned(bucket);
+        if owned.is_empty() {
+            continue;
+        }
+        let range = UpdateRange {
+            start: owned.start,
+            length: owned.len(),
+            decay_end: owned.end,
+            gradient_scale: 1.0,
+            rounding: None,
+        };
+        for range in device.plan().update_ranges(bucket, update, range, Key::new(0)) {
+            device.update(bucket, update, &range)?;
+        }
+        elements += owned.len();
+    }
+    Ok(elements)
 }
 
 /// Returns the seconds to add gradients of a bucket to partial sums on the host and on the device,

@@ -1,7 +1,4 @@
-//! Batch splitting among devices of unequal speed, and the selection of the devices that are
-//! worth using.
-
-use potluck_core::format::milliseconds;
+//! Batch splitting among devices of unequal speed.
 
 /// Minimum gain: a device is taken only if it makes a step shorter by this fraction.
 pub(super) const GAIN_MIN: f64 = 0.02;
@@ -89,78 +86,6 @@ pub fn makespan(counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
         slowest_s = slowest_s.max(speed.seconds(count));
     }
     slowest_s
-}
-
-/// Returns true if a device is worth taking: steps take `with_s` seconds with it and `without_s`
-/// without it.
-pub(crate) fn is_improvement(with_s: f64, without_s: f64) -> bool {
-    with_s <= without_s * (1.0 - GAIN_MIN)
-}
-
-/// Device that was not selected, with the step times that are the reason.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ExcludedDevice {
-    /// Index of the device among the candidates.
-    pub device: usize,
-    pub with_s: f64,
-    pub without_s: f64,
-}
-
-impl ExcludedDevice {
-    /// Returns the reason as a sentence for the user.
-    pub fn sentence(&self, name: &str) -> String {
-        if self.with_s.is_infinite() {
-            return format!(
-                "{name} is left out: beside the devices that take part, its memory does not hold \
-                 its part of the optimizer's moments, or the batch has no sample for each device"
-            );
-        }
-        let with = milliseconds(self.with_s);
-        let without = milliseconds(self.without_s);
-        format!("{name} is left out: with it a step would take {with} ms, without it {without} ms")
-    }
-}
-
-/// Devices selected for the run, with the reason for each exclusion.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DeviceSelection {
-    /// Devices that are taken, ascending; never empty if there is a candidate.
-    pub taken: Vec<usize>,
-    /// Devices that are not taken, in the order in which they were tried.
-    pub excluded: Vec<ExcludedDevice>,
-    /// Seconds of a step on the devices that are taken.
-    pub step_s: f64,
-}
-
-/// Selects the devices of a run by trying `0..devices` from the fastest to the slowest: the first
-/// is taken, each further one if a step with it is shorter by the gain that [`is_improvement`]
-/// requires.
-///
-/// `step_s` receives a set of devices, ascending, and returns the seconds of a step on them, as
-/// measured or as predicted. It is called once for each single device and once for each set with
-/// one device more: `2 * devices - 1` times.
-pub fn select_devices(devices: usize, mut step_s: impl FnMut(&[usize]) -> f64) -> DeviceSelection {
-    let mut order: Vec<(usize, f64)> = (0..devices).map(|i| (i, step_s(&[i]))).collect();
-    order.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let Some(&(fastest, alone_s)) = order.first() else {
-        return DeviceSelection { taken: Vec::new(), excluded: Vec::new(), step_s: 0.0 };
-    };
-    let mut selection =
-        DeviceSelection { taken: vec![fastest], excluded: Vec::new(), step_s: alone_s };
-    for &(device, _) in &order[1..] {
-        let mut with = selection.taken.clone();
-        with.push(device);
-        with.sort_unstable();
-        let with_s = step_s(&with);
-        let without_s = selection.step_s;
-        if is_improvement(with_s, without_s) {
-            selection.taken = with;
-            selection.step_s = with_s;
-        } else {
-            selection.excluded.push(ExcludedDevice { device, with_s, without_s });
-        }
-    }
-    selection
 }
 
 #[cfg(test)]
@@ -260,43 +185,5 @@ mod tests {
         assert_eq!(speed.seconds(4), 3.0);
         assert_eq!(speed.seconds(5), 4.5);
         assert_eq!(makespan(&[4, 5], &[speed, speed]), 4.5);
-    }
-
-    #[test]
-    fn a_device_must_gain_something() {
-        assert!(is_improvement(0.98, 1.0));
-        assert!(!is_improvement(0.981, 1.0));
-        assert!(!is_improvement(f64::NAN, 1.0));
-        assert!(is_improvement(0.5, f64::INFINITY));
-    }
-
-    #[test]
-    fn the_fastest_stays_and_who_slows_the_others_is_left_out() {
-        // Speeds in samples per second; each further device costs 5 ms of every step.
-        let speeds = [20.0, 200.0, 2.0, 100.0];
-        let step_s = |set: &[usize]| {
-            let sum: f64 = set.iter().map(|&device| speeds[device]).sum();
-            120.0 / sum + 0.005 * set.len() as f64
-        };
-        let selection = select_devices(speeds.len(), step_s);
-        assert_eq!(selection.taken, [0, 1, 3]);
-        assert_eq!(selection.step_s, step_s(&[0, 1, 3]));
-        let [left] = selection.excluded[..] else { panic!("{selection:?}") };
-        assert_eq!((left.device, left.without_s), (2, selection.step_s));
-        assert_eq!(left.with_s, step_s(&[0, 1, 2, 3]));
-        assert_eq!(select_devices(0, step_s).taken, [0usize; 0]);
-        assert_eq!(select_devices(1, step_s).taken, [0]);
-    }
-
-    #[test]
-    fn the_reason_is_a_sentence() {
-        let left = ExcludedDevice { device: 1, with_s: 0.412, without_s: 0.38 };
-        let sentence = "Intel UHD 620 is left out: with it a step would take 412 ms, \
-                        without it 380 ms";
-        assert_eq!(left.sentence("Intel UHD 620"), sentence);
-        let left = ExcludedDevice { device: 1, with_s: 0.00412, without_s: 0.0995 };
-        assert!(left.sentence("x").ends_with("take 4.12 ms, without it 99.5 ms"));
-        let left = ExcludedDevice { with_s: f64::INFINITY, ..left };
-        assert!(left.sentence("x").contains("does not hold its part of the optimizer's moments"));
     }
 }

@@ -1,4 +1,4 @@
-//! Time that the values of a step take between nodes.
+//! Rates of the links between nodes.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,37 +43,6 @@ impl RingLinks {
             (known, other) => known.or(other),
         }
     }
-
-    /// Returns the seconds that `bytes` take from one node to another; 0 if the rate is unknown.
-    pub fn transfer_s(&self, from: u32, to: u32, bytes: f64) -> f64 {
-        match self.between(from as usize, to as usize) {
-            Some(link) => bytes / link.bytes_per_s + link.round_trip_s / 2.0,
-            None => 0.0,
-        }
-    }
-
-    /// Returns the seconds of a reduce-scatter, or of an all-gather, of `bytes` over ranks on these
-    /// nodes, which form a ring in their order; 0 if all ranks are on one node.
-    ///
-    /// Each link between neighbours carries `(w - 1) / w` of the bytes of `w` ranks (Patarasuk and
-    /// Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). The
-    /// slowest link decides; the last value passes all of them.
-    pub fn collective_s(&self, node_of_rank: &[u32], bytes: f64) -> f64 {
-        let world = node_of_rank.len();
-        let mut slowest = f64::INFINITY;
-        let mut latency_s = 0.0;
-        for (rank, &from) in node_of_rank.iter().enumerate() {
-            let to = node_of_rank[(rank + 1) % world];
-            if from == to {
-                continue;
-            }
-            if let Some(link) = self.between(from as usize, to as usize) {
-                slowest = slowest.min(link.bytes_per_s);
-                latency_s += link.round_trip_s / 2.0;
-            }
-        }
-        bytes * (world.saturating_sub(1) as f64 / world.max(1) as f64) / slowest + latency_s
-    }
 }
 
 #[cfg(test)]
@@ -85,20 +54,14 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_link_of_a_ring_decides_and_links_within_a_node_are_free() {
+    fn a_connection_that_was_not_measured_is_as_fast_as_the_slower_of_its_ends() {
         let links = RingLinks(vec![link(1e6, 0.01), link(4e6, 0.02), link(8e6, 0.04)]);
-        assert_eq!(links.collective_s(&[0, 0], 1e9), 0.0);
-        assert_eq!(links.collective_s(&[1], 1e9), 0.0);
-        // Over 0, 1 and 2: two thirds of the bytes.
-        assert!((links.collective_s(&[0, 1, 2], 3e6) - (2.0 + 0.035)).abs() < 1e-9);
-        // Without 1 the way from 0 to 2 is as slow as that out of 0.
-        assert!((links.collective_s(&[0, 0, 2, 2], 4e6) - (3.0 + 0.01 + 0.02)).abs() < 1e-9);
-        // From 1 to 2 and back, past 0.
-        assert!((links.collective_s(&[1, 2], 8e6) - (4.0 + 0.01 + 0.02)).abs() < 1e-9);
-        assert!((links.transfer_s(1, 2, 4e6) - (1.0 + 0.01)).abs() < 1e-9);
-        assert!((links.transfer_s(2, 0, 4e6) - (0.5 + 0.02)).abs() < 1e-9);
-        assert_eq!(RingLinks(vec![None, None]).collective_s(&[0, 1], 1e9), 0.0);
-        assert_eq!(RingLinks(vec![None, None]).transfer_s(0, 1, 1e9), 0.0);
+        assert_eq!(links.between(1, 2), link(4e6, 0.02));
+        // Out of 0 at 1 MB/s, and into 2 at 4 MB/s.
+        assert_eq!(links.between(0, 2), link(1e6, 0.02));
+        assert_eq!(links.between(2, 1), link(1e6, 0.04));
+        assert_eq!(RingLinks(vec![None, link(2e6, 0.0)]).between(0, 0), link(2e6, 0.0));
+        assert_eq!(RingLinks(vec![None, None]).between(0, 1), None);
     }
 
     #[test]

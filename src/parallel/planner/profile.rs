@@ -80,6 +80,19 @@ pub struct DeviceProfile {
     pub shares: Option<SharedProcessor>,
     /// Bytes of memory for a run; `None` if unknown, or if the host's memory decides.
     pub memory: Option<u64>,
+    /// Most samples of a micro-batch of the whole model, if that was measured: larger ones lack
+    /// memory, or are slower per sample.
+    pub micro_batch: Option<u32>,
+    /// Blocks that the device cannot run.
+    pub refusals: Vec<BlockRefusal>,
+}
+
+/// Block that a device cannot run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockRefusal {
+    /// Index of the block in the graph.
+    pub block: u32,
+    pub reason: String,
 }
 
 /// Processor that computes for several devices.
@@ -99,8 +112,8 @@ pub struct PlanProfile {
     /// Links between nodes, by sender and then by receiver; transfers within a node are part of
     /// the devices' readbacks and uploads.
     pub links: Vec<Vec<LinkModel>>,
-    /// Seconds of a message between a rank and the coordinator of the votes, on the first node.
-    pub control_s: f64,
+    /// Seconds of a message between threads of one process.
+    pub thread_message_s: f64,
 }
 
 impl DeviceProfile {
@@ -122,6 +135,20 @@ impl PlanProfile {
         let sender = self.devices[from].node as usize;
         let receiver = self.devices[to].node as usize;
         if sender == receiver { LinkModel::INSTANT } else { self.links[sender][receiver] }
+    }
+
+    /// Returns the seconds of a message between the coordinator of the votes, on the first node,
+    /// and the farthest rank of a run with ranks on these nodes.
+    pub fn control_s(&self, nodes: impl Iterator<Item = u32>) -> f64 {
+        let mut farthest: f64 = 0.0;
+        for node in nodes {
+            if node > 0 {
+                let node = node as usize;
+                farthest = farthest.max(self.links[0][node].latency_s);
+                farthest = farthest.max(self.links[node][0].latency_s);
+            }
+        }
+        self.thread_message_s + farthest
     }
 
     /// Returns the factor by which the passes of a device take longer while `set`, with itself,
@@ -185,9 +212,12 @@ mod tests {
             host: LinkModel::INSTANT,
             shares: processor.map(|number| SharedProcessor { number, slowdown: 3.0 }),
             memory: None,
+            micro_batch: None,
+            refusals: Vec::new(),
         };
         let devices = [Some(0), None, Some(0), Some(0), Some(1)].map(device);
-        let profile = PlanProfile { devices: devices.into(), links: Vec::new(), control_s: 0.0 };
+        let profile =
+            PlanProfile { devices: devices.into(), links: Vec::new(), thread_message_s: 0.0 };
         assert_eq!(profile.slowdown(0, &[0]), 1.0);
         assert_eq!(profile.slowdown(0, &[0, 1, 4]), 1.0);
         assert_eq!(profile.slowdown(0, &[0, 1, 3]), 2.0);

@@ -29,11 +29,24 @@ pub struct Prediction {
     /// Seconds of a step in which all devices wait for messages between them, at least: the
     /// difference to the step with free messages.
     pub communication_s: f64,
+    /// Seconds of a step in which all devices wait for the links between nodes.
+    pub network_s: f64,
     /// Fraction of the time of all devices, besides communication, in which they have nothing to
     /// compute.
     pub idle: f64,
+    /// Factor by which a run takes longer than its steps because its state is sent to the first
+    /// node, which saves it; 1 with a device of that node.
+    pub state_factor: f64,
     /// By rank: bytes of memory that are needed, and that there are, if known.
     pub memory: Vec<MemoryNeed>,
+}
+
+impl Prediction {
+    /// Returns the seconds of a step with its part of the work between steps, by which layouts are
+    /// compared.
+    pub fn cost_s(&self) -> f64 {
+        self.step_s * self.state_factor
+    }
 }
 
 /// Memory of a rank.
@@ -87,6 +100,9 @@ pub struct Proposal {
     pub advice: Vec<Advice>,
     /// Candidates whose step was predicted.
     pub tried: usize,
+    /// By device: seconds of a step with the whole batch on it alone; infinite if it cannot train
+    /// the whole model.
+    pub alone_s: Vec<f64>,
 }
 
 /// Change that would make steps shorter.

@@ -187,6 +187,8 @@ impl DeviceRates {
             host: LinkModel { latency_s: 0.0, bytes_per_s: HOST_BYTES_PER_S },
             shares: None,
             memory: self.memory,
+            micro_batch: None,
+            refusals: Vec::new(),
         }
     }
 }

@@ -16,14 +16,15 @@ use super::proposal::{
     Candidate, MemoryNeed, Prediction, Proposal, Refused, UnusedDevice, mesh_name,
 };
 use super::step_time::{least_replica_step_s, least_step_s, step_time};
-use crate::{Mesh, ParallelOptions, PipelineSchedule};
+use crate::{Mesh, ParallelOptions, PipelineSchedule, Shares};
 use advice::advice;
-use layouts::{DividedLayout, divided, replicas};
+use layouts::{DividedLayout, divided, replicas, within_memory};
 use potluck_core::format::milliseconds;
-use selection::{device_sets, simplest_of_fastest};
+use selection::{device_sets, most_of_divided, simplest_of_fastest, state_factor};
 
-/// Most devices of a search: all their subsets are tried up to [`SUBSETS_MAX`] devices, otherwise
-/// the fastest 1, 2, 3, .. of them, and those of each node.
+/// Most devices over which the search divides a model by itself. All subsets of up to
+/// [`SUBSETS_MAX`] devices are tried, otherwise the fastest 1, 2, 3, .. of them, and those of each
+/// node. Of more devices each has the whole model, unless pipelines or tensor groups are given.
 pub const DEVICES_MAX: usize = 16;
 
 /// Most devices of which all subsets are tried.
@@ -78,6 +79,10 @@ pub struct SearchRequest<'a> {
     pub micro_batch: u32,
     /// True for smaller micro-batches where memory is short or bubbles are long.
     pub fits_micro_batch: bool,
+    /// True to price layouts that cannot be chosen, for the explanation of a plan.
+    pub prices_runners_up: bool,
+    /// True if the model may be divided although no pipelines or tensor groups are given.
+    pub may_divide: bool,
     pub memory: &'a dyn MemoryModel,
 }
 
@@ -99,12 +104,17 @@ impl SearchRequest<'_> {
 
 /// No layout is possible.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{}", sentence(refused))]
+#[error("{}", sentence(refused, impossible.as_deref()))]
 pub struct NoPlan {
     pub refused: Vec<Refused>,
+    /// Block that no device can run, if there is one, as a sentence.
+    pub impossible: Option<String>,
 }
 
-fn sentence(refused: &[Refused]) -> String {
+fn sentence(refused: &[Refused], impossible: Option<&str>) -> String {
+    if let Some(why) = impossible {
+        return why.into();
+    }
     let mut text = "no way to spread the model over these devices is possible".to_string();
     for one in refused {
         text.push_str(&format!("; {}: {}", one.layouts, one.reason));
@@ -115,17 +125,18 @@ fn sentence(refused: &[Refused]) -> String {
 /// Searches for the fastest way to spread a run over the devices of a profile.
 ///
 /// Among candidates within 2 % of the fastest, the one with the fewest devices is chosen, then the
-/// one that divides the model the least. Candidates whose lower bound exceeds the best step found
-/// are not simulated. All samples of a step are the batch of the request.
+/// one that divides the model the least. A model that devices can hold is divided only for steps
+/// that are shorter by a tenth, because predictions are not exact. Candidates whose lower bound
+/// exceeds the best step found are not simulated. All samples of a step are the batch of the
+/// request.
 ///
 /// # Errors
 /// Returns [`NoPlan`] with the reasons if nothing fits.
 ///
 /// # Panics
-/// If the profile has no device or more than [`DEVICES_MAX`].
+/// If the profile has no device.
 pub fn search(request: &SearchRequest) -> Result<Proposal, NoPlan> {
-    let devices = request.profile.devices.len();
-    assert!((1..=DEVICES_MAX).contains(&devices), "a search over {devices} devices");
+    assert!(!request.profile.devices.is_empty(), "a search over no devices");
     let mut found = LayoutSearch { request, candidates: Vec::new(), refused: Vec::new(), tried: 0 };
     for set in device_sets(request.profile, request.micro_batch, request.uses_all) {
         found.try_set(&set);
@@ -135,14 +146,51 @@ pub fn search(request: &SearchRequest) -> Result<Proposal, NoPlan> {
     refused.retain(|one| {
         candidates.iter().all(|other| mesh_name(other.arrangement.mesh) != one.layouts)
     });
-    let Some(chosen) = simplest_of_fastest(&candidates) else { return Err(NoPlan { refused }) };
+    let Some(chosen) = simplest_of_fastest(&candidates) else {
+        let impossible = impossible_block(request);
+        return Err(NoPlan { refused, impossible });
+    };
     let chosen = candidates[chosen].clone();
     let mut others: Vec<Candidate> =
         candidates.into_iter().filter(|other| *other != chosen).collect();
     others.sort_by(|a, b| a.prediction.step_s.total_cmp(&b.prediction.step_s));
     let left_out = left_out(request, &chosen, &others);
-    let advice = advice(request, &chosen);
-    Ok(Proposal { chosen, others, left_out, refused, advice, tried })
+    let advice = if request.prices_runners_up { advice(request, &chosen) } else { Vec::new() };
+    let alone_s = alone_seconds(request);
+    Ok(Proposal { chosen, others, left_out, refused, advice, tried, alone_s })
+}
+
+/// Names a block that no device can run, with the reason of the first one.
+fn impossible_block(request: &SearchRequest) -> Option<String> {
+    let devices = &request.profile.devices;
+    let graph = request.whole.model().whole();
+    for (block, name) in graph.blocks.iter().enumerate() {
+        let mut reasons = Vec::new();
+        for device in devices {
+            let refusal = device.refusals.iter().find(|refusal| refusal.block as usize == block);
+            reasons.extend(refusal.map(|refusal| &refusal.reason));
+        }
+        if reasons.len() == devices.len() {
+            let why = reasons[0];
+            return Some(format!("no device can run block {name}, not even alone ({why})"));
+        }
+    }
+    None
+}
+
+/// Seconds of a step with the whole batch on each device alone.
+fn alone_seconds(request: &SearchRequest) -> Vec<f64> {
+    let mut options = request.options.clone();
+    options.shares = Shares::Measured;
+    let of_one = SearchRequest { options: &options, uses_all: false, ..*request };
+    let mut seconds = Vec::with_capacity(request.profile.devices.len());
+    for device in 0..request.profile.devices.len() {
+        let step = replicas(&of_one, &[device]).ok().flatten().and_then(|found| {
+            step_time(request.profile, &found.arrangement, &found.laid_out, options.overlap)
+        });
+        seconds.push(step.map_or(f64::INFINITY, |step| step.seconds));
+    }
+    seconds
 }
 
 /// Arrangement to be priced, with its programs and the memory of its ranks.
@@ -178,7 +226,9 @@ impl LayoutSearch<'_> {
         for tensor in divisors(count) {
             for pipeline in divisors(count / tensor) {
                 let mesh = Mesh { data: count / tensor / pipeline, pipeline, tensor };
-                if !is_asked(request, mesh) {
+                let may_divide = request.may_divide && count <= DEVICES_MAX;
+                let is_possible = !mesh.is_divided() || may_divide || request.has_given_layout();
+                if !is_asked(request, mesh) || !is_possible {
                     continue;
                 }
                 if mesh.is_divided() {
@@ -212,7 +262,8 @@ impl LayoutSearch<'_> {
             return self.refuse(mesh, reason);
         }
         for micro_batch in micro_batches(request, mesh) {
-            if self.is_slower(least_step_s(request.profile, set, request.batch, micro_batch)) {
+            let least_s = least_step_s(request.profile, set, request.batch, micro_batch);
+            if self.is_slower(least_s) || self.cannot_be_chosen(least_s) {
                 continue;
             }
             for (schedule, chunks) in schedules(request, mesh) {
@@ -220,7 +271,8 @@ impl LayoutSearch<'_> {
                 for is_exact in [false, true] {
                     let layout = DividedLayout { mesh, schedule, chunks, micro_batch, is_exact };
                     let found = divided(request, set, layout)
-                        .and_then(|arrangement| LaidOutCandidate::of(request, arrangement));
+                        .and_then(|arrangement| LaidOutCandidate::of(request, arrangement))
+                        .and_then(|found| within_memory(request, found));
                     let has_memory = match found {
                         Ok(found) => self.price(found),
                         Err(reason) => {
@@ -238,8 +290,14 @@ impl LayoutSearch<'_> {
 
     /// Returns true if a lower bound of a step is above the best candidate.
     fn is_slower(&self, least_s: f64) -> bool {
-        let best = self.candidates.iter().map(|one| one.prediction.step_s);
+        let best = self.candidates.iter().map(|one| one.prediction.cost_s());
         least_s > best.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Returns true if a layout that divides the model, with this lower bound of a step, gains too
+    /// little over devices with the whole model, unless it has to be priced nevertheless.
+    fn cannot_be_chosen(&self, least_s: f64) -> bool {
+        !self.request.prices_runners_up && least_s > most_of_divided(&self.candidates)
     }
 
     /// Predicts the step of a candidate, and keeps it if it is possible; returns false if its
@@ -251,7 +309,8 @@ impl LayoutSearch<'_> {
         let rows_min = laid_out.whole().rows_min();
         let mut micro_batches =
             laid_out.written.programs.iter().flat_map(|program| &program.micro_batches);
-        if micro_batches.any(|one| one.rows < rows_min) {
+        let may_choose_others = mesh.is_divided() && !request.has_given_layout();
+        if may_choose_others && micro_batches.any(|one| one.rows < rows_min) {
             let why = format!("batch normalization needs micro-batches of {rows_min} samples");
             self.refuse(mesh, why);
             return true;
@@ -269,6 +328,8 @@ impl LayoutSearch<'_> {
         };
         let prediction = Prediction {
             step_s: time.seconds,
+            state_factor: state_factor(request.profile, &arrangement, &laid_out),
+            network_s: time.network_s,
             communication_s: (time.seconds - time.without_messages_s).max(0.0),
             idle: (1.0 - time.busy_s / time.without_messages_s.max(f64::MIN_POSITIVE)).max(0.0),
             memory,
@@ -367,11 +428,18 @@ fn left_out(
         let mut with = others.iter().filter(|one| one.arrangement.positions.contains(&device));
         // The others are sorted by time.
         let reason = match with.next() {
-            Some(best) => format!(
-                "with {name} a step would take {} ms at best, without it {without} ms",
-                milliseconds(best.prediction.step_s)
+            Some(best) => {
+                let with = milliseconds(best.prediction.step_s);
+                let is_shorter = best.prediction.step_s < chosen.prediction.step_s;
+                let but = if is_shorter { ", which gains too little" } else { "" };
+                format!(
+                    "{name} is left out: with it a step would take {with} ms, without it \
+                     {without} ms{but}"
+                )
+            }
+            None => format!(
+                "{name} is left out: no layout with it fits, or can be as fast as {without} ms"
             ),
-            None => format!("no layout with {name} fits, or can be as fast as {without} ms"),
         };
         left.push(UnusedDevice { device, reason });
     }

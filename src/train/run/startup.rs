@@ -53,6 +53,7 @@ pub(super) fn open(
         nodes: &options.nodes.as_ref().map(|nodes| nodes.remote()).unwrap_or_default(),
         probe: probe_of(source.clone(), taken.steps + 1),
         lr: spec.schedule.lr,
+        steps: Some(spec.steps.saturating_sub(taken.steps)),
         saved,
         notify: &|text| emit(Event::Note(text.into())),
         report: &mut |device, TuneProgress { done, total, elapsed, compiling }| match compiling {

@@ -1,6 +1,7 @@
 //! Expectation of a step from timings of the devices before the run.
 
 use potluck_core::metrics::SoloSpeed;
+use potluck_parallel::planner::proposal::Proposal;
 
 /// Expected step of the ranks of a run, and of their devices alone.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +17,17 @@ pub struct ExpectedStep {
 }
 
 impl ExpectedStep {
+    /// Returns the expectation of a proposal for devices of these names.
+    pub fn of(proposal: &Proposal, names: &[String]) -> Self {
+        let positions = &proposal.chosen.arrangement.positions;
+        let alone_s = &proposal.alone_s;
+        Self {
+            step_s: Some(proposal.chosen.prediction.step_s),
+            solo_s: positions.iter().map(|position| alone_s[*position]).collect(),
+            fastest: fastest_alone(names, alone_s),
+        }
+    }
+
     /// Returns the throughput of a step relative to the sum of the throughputs of all devices
     /// alone; `None` if one of them has none.
     pub fn efficiency(&self, step_s: f64) -> Option<f64> {
@@ -32,14 +44,11 @@ impl ExpectedStep {
 }
 
 /// Returns the fastest of the devices with these seconds of a step; `None` if no time is finite.
-pub(crate) fn fastest_alone<'n>(
-    names: impl IntoIterator<Item = &'n str>,
-    solo_s: &[f64],
-) -> Option<SoloSpeed> {
+fn fastest_alone(names: &[String], solo_s: &[f64]) -> Option<SoloSpeed> {
     let mut fastest: Option<SoloSpeed> = None;
-    for (name, &step_s) in names.into_iter().zip(solo_s) {
+    for (name, &step_s) in names.iter().zip(solo_s) {
         if step_s.is_finite() && fastest.as_ref().is_none_or(|found| step_s < found.step_s) {
-            fastest = Some(SoloSpeed { name: name.into(), step_s });
+            fastest = Some(SoloSpeed { name: name.clone(), step_s });
         }
     }
     fastest
@@ -63,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_fastest_device_alone_holds_the_model() {
-        let fastest = |solo_s: &[f64]| fastest_alone(["a", "b", "c"], solo_s);
+        let fastest = |solo_s: &[f64]| fastest_alone(&["a", "b", "c"].map(String::from), solo_s);
         let found = fastest(&[2.0, 1.0, 1.0]).unwrap();
         assert_eq!((found.name.as_str(), found.step_s), ("b", 1.0));
         assert_eq!(fastest(&[f64::INFINITY; 3]), None);

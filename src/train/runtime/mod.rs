@@ -4,6 +4,7 @@
 pub mod addresses;
 pub mod blocks;
 mod defect;
+pub(crate) mod device_cost;
 pub mod device_thread;
 pub mod error;
 pub mod expected_step;

@@ -38,6 +38,8 @@ pub(crate) struct Opening<'a> {
     pub probe: Probe,
     /// Learning rate of timed updates.
     pub lr: f64,
+    /// Steps that the run still takes, which bound the time of measurements; `None` if unknown.
+    pub steps: Option<u64>,
     /// Placement of a save, kept if its devices are the same.
     pub saved: Option<&'a Placement>,
     /// Receives messages for the user about slow operations.
@@ -66,6 +68,7 @@ pub(crate) fn open(
     let request = PlacementRequest {
         nodes: opening.nodes,
         probe: if options.times_devices() { Some(opening.probe) } else { None },
+        steps: opening.steps,
         saved: opening.saved,
         notify: opening.notify,
         ..options.placement_request(&parallel, plans, &tuning)
@@ -105,6 +108,7 @@ pub(super) fn open_on(
         nodes: &NO_NODES,
         probe,
         lr: 1e-3,
+        steps: None,
         saved,
         notify: &|note| notes.borrow_mut().push(note.to_string()),
         report: &mut |_, _| {},

@@ -278,6 +278,7 @@ impl TrainerOptions {
             fits_micro_batch: self.fits_micro_batch,
             optimizer: &self.optimizer,
             plans,
+            steps: None,
             probe: None,
             seed: self.seed,
             opening: OpenOptions {

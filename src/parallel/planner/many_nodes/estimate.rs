@@ -94,16 +94,8 @@ impl RingEstimate<'_> {
 
     /// Seconds of a message between the first node and the farthest of these units.
     pub(super) fn control_s(&self, units: &[usize]) -> f64 {
-        let profile = self.request.profile;
-        let mut farthest: f64 = 0.0;
-        for unit in units {
-            let node = self.units.all[*unit].node as usize;
-            if node > 0 {
-                farthest = farthest.max(profile.links[0][node].latency_s);
-                farthest = farthest.max(profile.links[node][0].latency_s);
-            }
-        }
-        farthest
+        let nodes = units.iter().map(|unit| self.units.all[*unit].node);
+        self.request.profile.control_s(nodes)
     }
 
     /// Seconds of a step: each bucket passes the slowest link of the ring once it is complete on

@@ -43,10 +43,12 @@ fn profile(nodes: &[&[f64]], blocks: usize) -> PlanProfile {
                 host: LinkModel { latency_s: 0.0, bytes_per_s: 8e9 },
                 shares: None,
                 memory: None,
+                micro_batch: None,
+                refusals: Vec::new(),
             });
         }
     }
-    PlanProfile { devices, links: vec![vec![LAN; nodes.len()]; nodes.len()], control_s: 0.0 }
+    PlanProfile { devices, links: vec![vec![LAN; nodes.len()]; nodes.len()], thread_message_s: 0.0 }
 }
 
 fn request<'a>(

@@ -16,6 +16,12 @@ use crate::sim::LinkModel;
 use crate::{Mesh, PipelineSchedule, PipelineShape, Shares, contiguous_shares};
 use potluck_core::DType;
 
+/// Maximum number of reductions of shares that do not fit their devices.
+const SHRINKINGS: usize = 64;
+
+/// Factor of each reduction of a share.
+const SHRINKING: f64 = 0.9;
+
 /// Layout of pipelines or tensor groups.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DividedLayout {
@@ -35,7 +41,12 @@ pub(super) fn replicas(
     request: &SearchRequest,
     set: &[usize],
 ) -> Result<Option<LaidOutCandidate>, String> {
-    let mut rows: Vec<u32> = vec![request.micro_batch.min(request.batch).max(1); set.len()];
+    let most = request.micro_batch.min(request.batch).max(1);
+    let mut rows = Vec::with_capacity(set.len());
+    for device in set {
+        let measured = request.profile.devices[*device].micro_batch;
+        rows.push(measured.map_or(most, |measured| measured.min(most)));
+    }
     loop {
         let Some(counts) = counts_of_replicas(request, set, &rows)? else { return Ok(None) };
         let found = LaidOutCandidate::of(request, of_replicas(request, set, &counts, &rows))?;
@@ -173,6 +184,39 @@ fn counts_of(
     }
 }
 
+/// Returns a candidate whose tensor groups have smaller shares in the places where a device has too
+/// little memory for its part; the same one if all fit, if shares are given, or if no place has
+/// memory left.
+pub(super) fn within_memory(
+    request: &SearchRequest,
+    mut found: LaidOutCandidate,
+) -> Result<LaidOutCandidate, String> {
+    let mesh = found.arrangement.mesh;
+    if mesh.tensor == 1 || !request.options.tensor.shares.is_empty() {
+        return Ok(found);
+    }
+    for _ in 0..SHRINKINGS {
+        let mut is_overfull = vec![false; mesh.tensor];
+        for (rank, need) in mesh.ranks().zip(&found.memory) {
+            is_overfull[mesh.coordinates(rank).tensor] |= !need.fits();
+        }
+        if !is_overfull.contains(&true) || !is_overfull.contains(&false) {
+            break;
+        }
+        let mut shares = found.arrangement.tensor_shares.clone();
+        for (share, is_overfull) in shares.iter_mut().zip(is_overfull) {
+            if is_overfull {
+                *share = (f64::from(*share) * SHRINKING).floor().max(1.0) as u32;
+            }
+        }
+        if shares == found.arrangement.tensor_shares {
+            break;
+        }
+        found = LaidOutCandidate::of(request, found.arrangement.with_tensor_shares(shares))?;
+    }
+    Ok(found)
+}
+
 /// Shares of the places of tensor groups; empty if stages have one rank each.
 fn tensor_shares(request: &SearchRequest, set: &[usize], layout: DividedLayout) -> Vec<u32> {
     let DividedLayout { mesh, micro_batch, .. } = layout;
@@ -265,7 +309,7 @@ fn partition(
                 kinds: &kinds,
                 stages: mesh.pipeline,
                 chunks,
-                is_ordered: false,
+                is_ordered: !request.options.shares.are_measured(),
                 samples,
                 fits: &|stage: CutStage<'_>| is_group || stage_fits(stage),
             }));

@@ -76,12 +76,14 @@ fn device(kind: usize, node: u32, seconds: f64) -> DeviceProfile {
         host: LinkModel::INSTANT,
         shares: None,
         memory: None,
+        micro_batch: None,
+        refusals: Vec::new(),
     }
 }
 
 fn profile(devices: Vec<DeviceProfile>, link: LinkModel) -> PlanProfile {
     let nodes = devices.iter().map(|device| device.node as usize + 1).max().unwrap();
-    PlanProfile { devices, links: vec![vec![link; nodes]; nodes], control_s: 0.0 }
+    PlanProfile { devices, links: vec![vec![link; nodes]; nodes], thread_message_s: 0.0 }
 }
 
 fn searched(
@@ -100,6 +102,8 @@ fn searched(
         batch: BATCH,
         micro_batch: MICRO_BATCH,
         fits_micro_batch: true,
+        prices_runners_up: true,
+        may_divide: true,
         memory: &Memory { bytes },
     })
 }
@@ -215,4 +219,28 @@ fn faster_links_are_advised_where_they_help() {
     let advice = &proposal.advice[0];
     assert!(advice.text.contains("links between machines"), "{:?}", proposal.advice);
     assert!(advice.step_s < proposal.chosen.prediction.step_s);
+}
+
+#[test]
+fn model_that_devices_hold_is_divided_for_a_tenth_and_a_millisecond() {
+    // Gradients take longer than activations over this link.
+    let link = |bytes_per_s: f64| LinkModel { latency_s: 0.0, bytes_per_s };
+    let chosen = |seconds: f64, link: LinkModel| {
+        let devices = vec![device(0, 0, seconds), device(0, 1, seconds)];
+        let profile = profile(devices, link);
+        let proposal = searched(&profile, &ParallelOptions::default(), u64::MAX, true).unwrap();
+        let mut best = [f64::INFINITY; 2];
+        for one in proposal.others.iter().chain([&proposal.chosen]) {
+            let is_divided = usize::from(one.arrangement.mesh.is_divided());
+            best[is_divided] = best[is_divided].min(one.prediction.step_s);
+        }
+        (proposal.chosen.arrangement.mesh.is_divided(), best[1] / best[0])
+    };
+    let (is_divided, ratio) = chosen(0.01, link(3e5));
+    assert!(is_divided && ratio < 0.9, "{ratio}");
+    let (is_divided, ratio) = chosen(0.01, link(1e9));
+    assert!(!is_divided && ratio > 0.9, "{ratio}");
+    // Less than a millisecond of a step that is short anyway.
+    let (is_divided, ratio) = chosen(1e-6, link(1e9));
+    assert!(!is_divided && ratio < 0.9, "{ratio}");
 }

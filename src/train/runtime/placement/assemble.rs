@@ -1,20 +1,20 @@
 //! Assembly of a worker group from a request: selects and opens the devices, decides their shares,
 //! and starts the group. All measured results are recorded before step 1 and kept on resume.
 
-use super::automatic_layout::{PlannedLayout, planned_layout, with_layout};
+use super::automatic_layout::{PlannedLayout, PlannedPlacement, plan_placement};
 use super::candidates::{adapters_for, candidates};
 use super::decision::{decide, saved_of};
 use super::device_limits::cut_plans;
 use super::names::{display_names, is_named};
-use super::open_measured::open_measured;
 use super::open_one::RequestedDevices;
 use super::open_ranks::open_decided;
 use super::repeat::{note, repeated_by};
-use super::start::start;
+use super::start::{ReadyRanks, start};
 use super::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::RuntimeError;
 use potluck_kernels::autotune;
 use potluck_kernels::device::{Adapter, Selection, select_all};
+use potluck_parallel::Placement;
 
 /// Opens the requested devices, measures them if requested, and starts them as a worker group.
 ///
@@ -48,26 +48,55 @@ pub fn assemble_on(
     let cut = cut_plans(request.plans, is_named(request.selector), devices, saved)?;
     let plans = cut.as_ref().map_or(request.plans, |cut| &cut.plans);
     let request = &PlacementRequest { plans, ..request.clone() };
-    let planned = planned_layout(request, devices, report)?;
-    let request = &with_layout(request, planned.as_ref());
-    let mut repeated = None;
-    let ready = if let Some(PlannedLayout { decision, flags, .. }) = planned.as_ref() {
-        repeated.clone_from(flags);
-        open_decided(request, devices, decision.clone(), None, report)?
-    } else {
-        match decide(request, devices, saved, report)? {
-            Some(decision) => open_decided(request, devices, decision, saved, report)?,
-            None => open_measured(request, devices, saved, report)?,
-        }
-    };
-    // A run that keeps its shares has no new notes.
+    let OpenedPlacement { ready, layout } = open_placement(request, devices, saved, report)?;
+    let of_layout = layout.as_ref().map(|layout| layout.request(request));
+    let request = of_layout.as_ref().unwrap_or(request);
     let is_kept = ready.is_kept;
     let mut placed = start(request, ready, candidates(&selections))?;
-    if !is_kept && planned.is_none() {
-        repeated = repeated_by(request, adapters, &placed.placement, &placed.plan);
-    }
+    let repeated = match &layout {
+        Some(layout) => layout.flags.clone(),
+        // A run that keeps its shares has no new notes.
+        None if is_kept => None,
+        None => repeated_by(request, adapters, &placed.placement, &placed.plan),
+    };
     placed.notes.extend(note(&placed, repeated));
     let cut = cut.filter(|_| !is_kept).and_then(|cut| cut.note(&placed.plan.graph));
     placed.notes.extend(cut);
     Ok(placed)
+}
+
+/// Opened devices of a run.
+pub(super) struct OpenedPlacement {
+    pub ready: ReadyRanks,
+    /// Layout that a plan adds to the request, if it does.
+    pub layout: Option<Box<PlannedLayout>>,
+}
+
+/// Decides on the placement of a run, or plans it, and opens its devices.
+pub(super) fn open_placement(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    saved: Option<&Placement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<OpenedPlacement, RuntimeError> {
+    let planned = if let Some(recorded) = PlannedLayout::recorded(request, devices)? {
+        PlannedPlacement::Layout(Box::new(recorded))
+    } else if let Some(decision) = decide(request, devices, saved)? {
+        PlannedPlacement::Requested(Box::new(decision))
+    } else {
+        plan_placement(request, devices, saved, report)?
+    };
+    Ok(match planned {
+        PlannedPlacement::Opened(ready) => OpenedPlacement { ready: *ready, layout: None },
+        PlannedPlacement::Requested(decision) => {
+            let ready = open_decided(request, devices, *decision, saved, report)?;
+            OpenedPlacement { ready, layout: None }
+        }
+        PlannedPlacement::Layout(layout) => {
+            let decision = layout.decision.clone();
+            let kept = request.saved.filter(|_| decision.is_kept);
+            let ready = open_decided(&layout.request(request), devices, decision, kept, report)?;
+            OpenedPlacement { ready, layout: Some(layout) }
+        }
+    })
 }

@@ -1,25 +1,41 @@
-//! Planned layout of a run without given pipelines or tensor groups, whose devices do not all hold
-//! the whole model. A run that resumes asks for the recorded layout.
+//! Planned placement of a run whose layout is not given or recorded. Devices that hold the whole
+//! model are opened and measured with it; otherwise they are measured one block at a time.
 
 use super::candidate_flags::candidate_flags;
-use super::candidates::adapters_for;
-use super::decision::PlacementDecision;
+use super::candidates::{adapters_for, candidates};
+use super::decision::{PlacementDecision, decide};
 use super::names::is_named;
+use super::open_measured::{OpenedOrPlanned, open_measured};
 use super::open_one::RequestedDevices;
 use super::open_plan::lack_of_memory;
-use super::planned::{PlannedRun, plan_run};
+use super::pipeline::checks::require_micro_batches;
+use super::planned::{PlanPurpose, PlannedRun, left_out_notes, plan_run};
+use super::requested_pipelines::RequestedPipelines;
+use super::start::ReadyRanks;
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
 use crate::runtime::expected_step::ExpectedStep;
+use potluck_core::Setting;
 use potluck_core::format::milliseconds;
 use potluck_graph::ModelGraph;
 use potluck_kernels::autotune;
 use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::plans::Plans;
-use potluck_parallel::planner::proposal::layout_name;
-use potluck_parallel::{Mesh, ParallelOptions};
+use potluck_parallel::planner::profile::PlanProfile;
+use potluck_parallel::planner::proposal::{Proposal, layout_name};
+use potluck_parallel::{Mesh, ParallelOptions, Placement};
 
-/// Planned layout.
+/// Planned placement.
+pub(crate) enum PlannedPlacement {
+    /// Open devices with the whole model.
+    Opened(Box<ReadyRanks>),
+    /// Pipelines or tensor groups as requested.
+    Requested(Box<PlacementDecision>),
+    /// A layout that the request does not have.
+    Layout(Box<PlannedLayout>),
+}
+
+/// Layout that a plan adds to a request.
 pub(crate) struct PlannedLayout {
     /// Options and plans that ask for it.
     parallel: ParallelOptions,
@@ -29,32 +45,137 @@ pub(crate) struct PlannedLayout {
     pub flags: Option<String>,
 }
 
-/// Returns a request for a planned layout, or the same request without one.
-pub(crate) fn with_layout<'a>(
-    request: &PlacementRequest<'a>,
-    layout: Option<&'a PlannedLayout>,
-) -> PlacementRequest<'a> {
-    match layout {
-        Some(PlannedLayout { parallel, plans, .. }) => {
-            PlacementRequest { parallel, plans, ..request.clone() }
+impl PlannedLayout {
+    /// Returns the chosen layout of a plan for the requested devices; `notes` are sentences for the
+    /// user.
+    pub fn of(request: &PlacementRequest, proposal: &Proposal, mut notes: Vec<String>) -> Self {
+        let arrangement = &proposal.chosen.arrangement;
+        notes.insert(0, chosen_note(proposal));
+        Self {
+            parallel: options_of(request.parallel, arrangement),
+            plans: plans_of(request.plans.model(), arrangement.mesh),
+            decision: PlacementDecision {
+                arrangement: arrangement.clone(),
+                expected: None,
+                is_kept: false,
+                notes,
+            },
+            flags: candidate_flags(
+                &proposal.chosen,
+                request.selector,
+                &adapters_for(request.selector),
+            ),
         }
-        None => request.clone(),
+    }
+
+    /// Returns the layout that a resumed run has planned before; `None` if the request has one, or
+    /// if nothing is recorded for its devices.
+    ///
+    /// # Errors
+    /// Returns the errors of [`decide`].
+    pub fn recorded(
+        request: &PlacementRequest,
+        devices: RequestedDevices,
+    ) -> Result<Option<Self>, RuntimeError> {
+        let Some(saved) = request.saved else { return Ok(None) };
+        let has_layout = request.parallel.is_divided() || !request.parallel.shares.are_measured();
+        let is_of_devices = saved.is_of(&candidates(devices.selections), true);
+        if request.retune || has_layout || !saved.mesh.is_divided() || !is_of_devices {
+            return Ok(None);
+        }
+        let mut parallel = request.parallel.clone();
+        parallel.pipeline = saved.options.pipeline.clone();
+        parallel.tensor = saved.options.tensor.clone();
+        let plans = plans_of(request.plans.model(), saved.mesh);
+        let asked = PlacementRequest { parallel: &parallel, plans: &plans, ..request.clone() };
+        let decision = decide(&asked, devices, Some(saved))?;
+        Ok(decision.map(|decision| Self { parallel, plans, decision, flags: None }))
+    }
+
+    /// Returns a request for the layout.
+    pub fn request<'a>(&'a self, request: &PlacementRequest<'a>) -> PlacementRequest<'a> {
+        PlacementRequest { parallel: &self.parallel, plans: &self.plans, ..request.clone() }
     }
 }
 
+/// Plan of requested pipelines and tensor groups.
+pub struct RequestedPlan {
+    pub decision: PlacementDecision,
+    /// Measured profile of the devices.
+    pub profile: PlanProfile,
+}
+
+/// Plans the placement of a run.
+///
+/// # Errors
+/// Returns `RuntimeError` if no layout fits the devices, and the errors of devices that fail.
+pub(crate) fn plan_placement(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    saved: Option<&Placement>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<PlannedPlacement, RuntimeError> {
+    if request.parallel.is_divided() {
+        let planned = planned_as_requested(request, devices, report)?;
+        return Ok(PlannedPlacement::Requested(Box::new(planned.decision)));
+    }
+    if let Some(layout) = planned_in_parts(request, devices, report)? {
+        return Ok(PlannedPlacement::Layout(Box::new(layout)));
+    }
+    Ok(match open_measured(request, devices, saved, report)? {
+        OpenedOrPlanned::Opened(ready) => PlannedPlacement::Opened(ready),
+        OpenedOrPlanned::Planned(layout) => PlannedPlacement::Layout(layout),
+    })
+}
+
+/// Plans the cut, the order of devices and the shares of requested pipelines and tensor groups.
+///
+/// # Errors
+/// Returns the errors of [`plan_run`].
+pub fn planned_as_requested(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<RequestedPlan, RuntimeError> {
+    let planned = planned_run(request, devices, report)?;
+    let proposal = &planned.proposal;
+    let arrangement = proposal.chosen.arrangement.clone();
+    let mut notes = vec![chosen_note(proposal)];
+    notes.extend(require_micro_batches(&RequestedPipelines::of(request), &arrangement)?);
+    let expected = Some(ExpectedStep::of(proposal, devices.names));
+    let decision = PlacementDecision { arrangement, expected, is_kept: false, notes };
+    Ok(RequestedPlan { decision, profile: planned.profile })
+}
+
+/// Plans a run, and notifies the user if that needed no measurement.
+fn planned_run(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<PlannedRun, RuntimeError> {
+    let planned = plan_run(request, devices, PlanPurpose::Run, report)?;
+    if planned.is_kept {
+        (request.notify)(&format!(
+            "planned with an earlier measurement of these devices; {} measures again",
+            Setting::Retune
+        ));
+    }
+    Ok(planned)
+}
+
 /// Returns the layout that is planned for a run because a device does not hold the whole model;
-/// `None` if all do, if a layout is given or nothing may be measured, or if there is no possible
-/// one, so that the devices are refused or left out with their reasons.
+/// `None` if all do, or if there is no possible one that divides the model, so that the devices are
+/// refused or left out with their reasons.
 ///
 /// # Errors
 /// Returns the error of a named device that fails during the measurement.
-pub(crate) fn planned_layout(
+fn planned_in_parts(
     request: &PlacementRequest,
     devices: RequestedDevices,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Option<PlannedLayout>, RuntimeError> {
     let count = devices.selections.len();
-    if count < 2 || request.probe.is_none() || !has_no_layout(request) {
+    if count < 2 {
         return Ok(None);
     }
     let mut lack = None;
@@ -68,7 +189,7 @@ pub(crate) fn planned_layout(
         "planning a layout, because not every device holds the whole model: {}",
         lack_text(&lack)
     ));
-    let planned = match plan_run(request, devices, report) {
+    let planned = match planned_run(request, devices, report) {
         Ok(planned) => planned,
         Err(RuntimeError::Unplaceable(_)) => return Ok(None),
         Err(error) if is_named(request.selector) => return Err(error),
@@ -78,34 +199,14 @@ pub(crate) fn planned_layout(
             return Ok(None);
         }
     };
-    let arrangement = &planned.proposal.chosen.arrangement;
-    if !arrangement.mesh.is_divided() {
+    let proposal = &planned.proposal;
+    if !proposal.chosen.arrangement.mesh.is_divided() {
         // Some of the devices hold the whole model, and are faster without the others.
         return Ok(None);
     }
-    let flags = candidate_flags(
-        &planned.proposal.chosen,
-        request.selector,
-        &adapters_for(request.selector),
-    );
-    let decision = PlacementDecision {
-        arrangement: arrangement.clone(),
-        measured: None,
-        // Not all devices hold the whole model, so that they have no speed alone to compare with.
-        expected: Some(ExpectedStep {
-            step_s: Some(planned.proposal.chosen.prediction.step_s),
-            solo_s: vec![f64::INFINITY; arrangement.positions.len()],
-            fastest: None,
-        }),
-        is_kept: false,
-        notes: notes(&planned),
-    };
-    Ok(Some(PlannedLayout {
-        parallel: options_of(request.parallel, arrangement),
-        plans: plans_of(request.plans.model(), arrangement.mesh),
-        decision,
-        flags,
-    }))
+    let mut layout = PlannedLayout::of(request, proposal, left_out_notes(proposal));
+    layout.decision.expected = Some(ExpectedStep::of(proposal, devices.names));
+    Ok(Some(layout))
 }
 
 /// Figures of a device that lacks memory, without the advice of the error.
@@ -116,11 +217,6 @@ fn lack_text(lack: &RuntimeError) -> String {
         }
         other => other.to_string(),
     }
-}
-
-/// Returns true if neither pipelines nor tensor groups nor shares are given.
-fn has_no_layout(request: &PlacementRequest) -> bool {
-    !request.parallel.is_divided() && request.parallel.shares.are_measured()
 }
 
 fn plans_of(model: &ModelGraph, mesh: Mesh) -> Plans {
@@ -144,15 +240,15 @@ fn options_of(parallel: &ParallelOptions, arrangement: &Arrangement) -> Parallel
     parallel
 }
 
-/// Sentences on the choice.
-fn notes(planned: &PlannedRun) -> Vec<String> {
-    let chosen = &planned.proposal.chosen;
+/// Sentence on the choice.
+fn chosen_note(proposal: &Proposal) -> String {
+    let chosen = &proposal.chosen;
     let mut text = format!(
         "planned {}: {} ms per step are predicted",
         layout_name(chosen.arrangement.mesh, chosen.arrangement.schedule),
         milliseconds(chosen.prediction.step_s)
     );
-    let mut others = planned.proposal.others.iter();
+    let mut others = proposal.others.iter();
     if let Some(next) = others.find(|other| other.arrangement.mesh != chosen.arrangement.mesh) {
         text.push_str(&format!(
             ", {} ms with {}",
@@ -160,9 +256,5 @@ fn notes(planned: &PlannedRun) -> Vec<String> {
             layout_name(next.arrangement.mesh, next.arrangement.schedule)
         ));
     }
-    let mut notes = vec![text];
-    for left in &planned.proposal.left_out {
-        notes.push(format!("left out: {}", left.reason));
-    }
-    notes
+    text
 }

@@ -6,15 +6,12 @@ use super::names::is_named;
 use super::open_one::RequestedDevices;
 use super::open_plan::micro_batch_sizes;
 use super::pipeline::checks::{require_devices, require_micro_batches, require_model};
-use super::pipeline::{MeasuredBlocks, by_measurement};
 use super::requested_pipelines::{RequestedPipelines, arrangement_of_replicas};
 use super::shares::{fixed_counts, moments, require_changes};
-use super::tensor_shares;
 use super::types::PlacementRequest;
 use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::{RuntimeError, memory, timing};
 use potluck_core::Setting;
-use potluck_kernels::autotune;
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
 use potluck_parallel::planner::arrangement::Arrangement;
@@ -26,8 +23,6 @@ use potluck_parallel::{Placement, Shares, contiguous_shares};
 #[derive(Clone)]
 pub struct PlacementDecision {
     pub arrangement: Arrangement,
-    /// Times of blocks, if the stages of pipelines were chosen by them.
-    pub measured: Option<MeasuredBlocks>,
     /// Expected step of a planned arrangement.
     pub(crate) expected: Option<ExpectedStep>,
     /// True if the arrangement is the resumed run's.
@@ -46,25 +41,21 @@ pub fn saved_of<'a>(
     request.saved.filter(|saved| saved.is_of(&candidates(selections), has_stages))
 }
 
-/// Decides on the arrangement of a run before its devices are opened; `None` if shares of devices
-/// with the whole model must be measured after that.
+/// Decides on the arrangement of a run by its request or its record; `None` if it must be planned.
 ///
 /// # Errors
 /// Returns `RuntimeError` if the number of devices does not fit the pipelines, if the model cannot
-/// be cut or the batch cannot be divided, if the record of the resumed run is damaged, or if a
-/// device fails during the measurement of blocks.
+/// be cut or the batch cannot be divided, or if the record of the resumed run is damaged.
 pub fn decide(
     request: &PlacementRequest,
     devices: RequestedDevices,
     saved: Option<&Placement>,
-    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Option<PlacementDecision>, RuntimeError> {
     let requested = RequestedPipelines::of(request);
     let mut count = devices.selections.len();
     require_devices(&requested, count)?;
     require_model(&requested, request.plans)?;
     let mut notes = Vec::new();
-    let mut measured = None;
     let kept = kept(request, saved, count)?;
     let is_kept = kept.is_some();
     let arrangement = if let Some(kept) = kept {
@@ -76,33 +67,27 @@ pub fn decide(
         }
         match given(request, &devices.selections[..count], saved)? {
             Some(given) => given,
-            None if requested.tensor > 1 => {
-                let units = requested.mesh(count).data;
-                let counts = fixed_counts(request.parallel, request.batch, units)?;
-                let even = in_given_order(request, count, &counts);
-                let (found, blocks) = tensor_shares::measured(request, devices, even, report)?;
-                measured = Some(blocks);
-                found
-            }
-            None if requested.stages == 1 => return Ok(None),
             None => {
-                // A single pipeline has all samples for any times of blocks.
-                if requested.mesh(count).data == 1 {
+                if requested.tensor * requested.stages > 1
+                    && !request.parallel.shares.are_measured()
+                {
+                    fixed_counts(request.parallel, request.batch, requested.mesh(count).data)?;
+                }
+                // A single pipeline has all samples for any cut.
+                if requested.stages > 1 && requested.mesh(count).data == 1 {
                     let even = in_given_order(request, count, &[request.batch]);
                     require_micro_batches(&requested, &even)?;
                 }
-                let (found, blocks) = by_measurement(request, devices, &mut notes, report)?;
-                measured = Some(blocks);
-                found
+                return Ok(None);
             }
         }
     };
     notes.extend(require_micro_batches(&requested, &arrangement)?);
-    Ok(Some(PlacementDecision { arrangement, measured, expected: None, is_kept, notes }))
+    Ok(Some(PlacementDecision { arrangement, expected: None, is_kept, notes }))
 }
 
 /// Returns the arrangement of a request whose cut and shares are given, or even if no measurement
-/// is possible; `None` if a measurement is needed.
+/// is possible; `None` if it must be planned.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if the shares do not fit the batch, the devices or the
@@ -119,7 +104,7 @@ fn given(
         let counts = fixed_counts(parallel, request.batch, units)?;
         let is_measured = requested.tensor_shares.is_empty()
             && request.probe.is_some()
-            && tensor_shares::differ(&requested, &candidates(devices));
+            && has_unlike_groups(&requested, &candidates(devices));
         let even = in_given_order(request, devices.len(), &counts);
         return Ok(if is_measured { None } else { Some(even) });
     }
@@ -139,6 +124,12 @@ fn given(
         given = given.with_rows_for(&parallel.share_changes, request.micro_batch);
     }
     Ok(Some(fitted(request, devices, given, saved)))
+}
+
+/// Returns true if devices of a tensor group differ, so that equal shares may not be the fastest;
+/// `kinds` has each device's, by rank.
+fn has_unlike_groups<T: PartialEq>(requested: &RequestedPipelines, kinds: &[T]) -> bool {
+    kinds.chunks(requested.tensor.max(1)).any(|group| group.iter().any(|kind| *kind != group[0]))
 }
 
 /// Fits the micro-batches of devices with the whole model to their memory, unless the request has a

@@ -8,7 +8,6 @@ use super::rank_memory::{host_bytes, pools_of};
 use super::types::PlacementRequest;
 use crate::runtime::memory;
 use potluck_kernels::device::Selection;
-use potluck_kernels::device::host::available_memory;
 use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::laid_out::LaidOut;
 use potluck_parallel::planner::plans::Plans;
@@ -21,6 +20,8 @@ pub struct DeviceMemory<'a> {
     pub devices: RequestedDevices<'a>,
     /// Plans of stages of pipelines.
     pub staged: &'a Plans,
+    /// Bytes of host memory for the run, if known.
+    pub available: Option<u64>,
 }
 
 impl MemoryModel for DeviceMemory<'_> {
@@ -33,7 +34,7 @@ impl MemoryModel for DeviceMemory<'_> {
         }
         let ranks = memory_of_ranks(laid_out, self.request, selections.iter().copied());
         let of_host = host_bytes(self.request, ranks.iter().copied(), pools_of(&ranks)) as u64;
-        let available = available_memory();
+        let available = self.available;
         let lacks_host = available.is_some_and(|available| of_host > available);
         let setting = self.request.opening.device_memory_mib;
         let mut needs = Vec::with_capacity(ranks.len());

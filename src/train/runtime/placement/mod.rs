@@ -2,7 +2,7 @@
 //! is a `parallel::Placement`.
 
 pub mod assemble;
-mod automatic_layout;
+pub mod automatic_layout;
 pub mod candidate_flags;
 pub mod candidates;
 pub mod decision;
@@ -14,6 +14,7 @@ mod network_note;
 pub(crate) mod open_measured;
 pub mod open_one;
 pub(crate) mod open_plan;
+pub(crate) mod open_profile;
 mod open_ranks;
 pub mod pipeline;
 pub mod planned;
@@ -26,7 +27,6 @@ mod requested_pipelines;
 pub mod shares;
 mod start;
 mod statistics;
-pub mod tensor_shares;
 #[cfg(test)]
 mod tests;
 pub mod types;

@@ -1,43 +1,74 @@
-//! Opening of devices with measured shares: each is opened with a reserve for its moments, then
-//! timed, and the batch is divided among them. With `auto`, devices that make a step longer are
-//! excluded; with `auto` and `all`, also devices that fail before the run.
+//! Opening of devices that hold the whole model for a planned layout: each is opened with a reserve
+//! for its moments, then timed, and the planner chooses among all layouts. With `auto`, devices
+//! that make a step longer are excluded; with `auto` and `all`, also devices that fail before the
+//! run.
 
+use super::automatic_layout::PlannedLayout;
 use super::candidates::adapters_for;
-use super::laid_out::lay_out;
+use super::device_memory::DeviceMemory;
+use super::laid_out::{lay_out, memory_of_ranks};
 use super::names::{is_auto, is_named};
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::open_plan::{self, MeasuredCandidate, OpenPlan, admit, reserves_hold};
+use super::open_profile::{OpenProfile, open_profile};
+use super::planned::left_out_notes;
 use super::reduce_sites::reduce_sites;
 use super::requested_pipelines::arrangement_of_replicas;
 use super::shares::moments;
 use super::start::ReadyRanks;
 use super::statistics::require_statistics;
 use super::types::PlacementRequest;
-use crate::runtime::RuntimeError;
-use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::device_cost::CostOfDevices;
 use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::remote::FIRST_NODE;
-use crate::runtime::timing::{self, BatchSplit, BatchToSplit, CostOfDevices, Network, Probe};
+use crate::runtime::timing::Probe;
+use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::{Fault, InjectedFault, Point};
 use potluck_core::format::{counted, milliseconds};
-use potluck_core::{DType, Rank, Setting};
+use potluck_core::{Rank, Setting};
 use potluck_kernels::autotune;
 use potluck_kernels::device::host::available_memory;
 use potluck_kernels::device::{DeviceError, Selection, selector_of};
 use potluck_kernels::exec::Moments;
 use potluck_parallel::collective::BucketGroups;
-use potluck_parallel::planner::laid_out::layout_of;
+use potluck_parallel::planner::arrangement::Arrangement;
+use potluck_parallel::planner::laid_out::{LaidOut, layout_of};
 use potluck_parallel::planner::links::RingLinks;
+use potluck_parallel::planner::plans::Plans;
+use potluck_parallel::planner::profile::PlanProfile;
+use potluck_parallel::planner::proposal::{MemoryNeed, Proposal};
+use potluck_parallel::planner::search::{
+    MemoryModel, SearchRequest, StageFits, StageQuestion, search,
+};
+use potluck_parallel::sim::LinkModel;
 use potluck_parallel::{Placement, ReduceSite, contiguous_shares};
 
 /// Open device with memory reserved for its moments.
-struct ReservedDevice {
-    device: OpenDevice,
-    selection: Selection,
-    reserve: Moments,
+pub(crate) struct ReservedDevice {
+    pub device: OpenDevice,
+    pub selection: Selection,
+    pub reserve: Moments,
     /// Bytes of the device's memory in use, with the reserve.
     bytes: usize,
+}
+
+impl ReservedDevice {
+    /// Returns the number of the device's node.
+    pub fn node(&self) -> u32 {
+        match &self.selection {
+            Selection::Offered(device) => device.node,
+            Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
+        }
+    }
+}
+
+/// Planned placement of devices that hold the whole model.
+pub(crate) enum OpenedOrPlanned {
+    /// Open devices, each with the whole model.
+    Opened(Box<ReadyRanks>),
+    /// A layout that divides the model; its devices are not open.
+    Planned(Box<PlannedLayout>),
 }
 
 /// Device of the run, with its samples per step and the maximum of a micro-batch.
@@ -54,14 +85,43 @@ struct MeasuredRanks {
     expected: Option<ExpectedStep>,
 }
 
+/// Result of the measurement of open devices.
+enum Measured {
+    /// Devices with the whole model.
+    Ranks(MeasuredRanks),
+    Divided(Box<Divided>),
+}
+
+/// Layout of the requested devices that divides the model.
+struct Divided {
+    proposal: Proposal,
+    expected: ExpectedStep,
+    /// Sentences for the user.
+    notes: Vec<String>,
+}
+
+/// Division of the batch among open devices with the whole model.
+struct BatchSplit {
+    /// Indices of the selected devices; the other lists have an entry for each.
+    members: Vec<usize>,
+    counts: Vec<u32>,
+    /// Maximum micro-batch.
+    micro_batches: Vec<u32>,
+    /// Sentences for the user.
+    notes: Vec<String>,
+    /// Expected step; `None` for a single device, which is not timed.
+    expected: Option<ExpectedStep>,
+}
+
 /// Error of a device, with its index among the open ones.
 struct Failure {
     index: usize,
     error: RuntimeError,
 }
 
-/// Opens devices, selects some for the run, and divides the batch by their measured speed. On an
-/// error, the user is notified of the devices excluded before.
+/// Opens devices, measures them, and selects the fastest layout: some or all of them with the whole
+/// model and shares of the batch, or pipelines and tensor groups. On an error, the user is notified
+/// of the devices excluded before.
 ///
 /// # Errors
 /// Returns the `RuntimeError` of the first named device that fails, or of the last remaining
@@ -71,7 +131,7 @@ pub(crate) fn open_measured(
     devices: RequestedDevices,
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<ReadyRanks, RuntimeError> {
+) -> Result<OpenedOrPlanned, RuntimeError> {
     let Some(probe) = &request.probe else {
         return Err(RuntimeError::Defect("devices are measured without inputs".into()));
     };
@@ -84,7 +144,16 @@ pub(crate) fn open_measured(
             (request.notify)(note);
         }
     }
-    let MeasuredRanks { shared, reduce_sites, expected } = measured?;
+    let MeasuredRanks { shared, reduce_sites, expected } = match measured? {
+        Measured::Ranks(ranks) => ranks,
+        Measured::Divided(chosen) => {
+            let Divided { proposal, expected, notes: told } = *chosen;
+            notes.extend(told);
+            let mut layout = PlannedLayout::of(request, &proposal, notes);
+            layout.decision.expected = Some(expected);
+            return Ok(OpenedOrPlanned::Planned(Box::new(layout)));
+        }
+    };
     let mut members = Vec::new();
     let mut positions = Vec::new();
     let mut counts = Vec::new();
@@ -103,7 +172,9 @@ pub(crate) fn open_measured(
     let laid_out = lay_out(request, &arrangement)?;
     notes.extend(require_statistics(laid_out.whole(), laid_out.written.programs.iter())?);
     let is_kept = false;
-    Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes, expected })
+    let ready =
+        ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes, expected };
+    Ok(OpenedOrPlanned::Opened(Box::new(ready)))
 }
 
 /// Opens the admitted devices. Devices that fail are excluded with a note, unless they are named.
@@ -146,8 +217,8 @@ fn open_admitted(
     }
 }
 
-/// Divides the batch among the open devices, and returns the devices that the run uses. A device
-/// that fails is excluded with a note, unless it is named or the last of the `count` requested
+/// Chooses a layout of the open devices, and returns the devices that the run uses. A device that
+/// fails is excluded with a note, unless it is named or the last of the `count` requested
 /// devices.
 fn measured(
     request: &PlacementRequest,
@@ -156,21 +227,23 @@ fn measured(
     saved: Option<&Placement>,
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
-) -> Result<MeasuredRanks, RuntimeError> {
+) -> Result<Measured, RuntimeError> {
     let links = measure_links(request, &opened, count)?;
     loop {
-        let network = links.as_ref().map(|links| network(request, &opened, links));
-        let network = network.as_ref();
-        let split = split_with_sites(request, probe, &opened, network, saved);
-        let Failure { index, error } = match split {
+        let choice = choose(request, probe, &opened, links.as_ref());
+        let ready = match choice {
+            Ok(Choice::Divided(chosen)) => return Ok(Measured::Divided(chosen)),
+            Ok(Choice::Split(split)) => {
+                prepare(request, &opened, &split, saved).map(|reduce_sites| (split, reduce_sites))
+            }
+            Err(failure) => Err(failure),
+        };
+        let Failure { index, error } = match ready {
             Ok((mut split, reduce_sites)) => {
-                notes.extend(split.notes.iter().cloned());
-                if let Some(cost) = &split.cost {
-                    notes.push(cost_note(request, &opened, cost));
-                }
+                notes.append(&mut split.notes);
                 let expected = split.expected.take();
                 let shared = members(request, opened, &split);
-                return Ok(MeasuredRanks { shared, reduce_sites, expected });
+                return Ok(Measured::Ranks(MeasuredRanks { shared, reduce_sites, expected }));
             }
             Err(failure) => failure,
         };
@@ -180,32 +253,6 @@ fn measured(
         notes.push(format!("left out: {error}"));
         drop(opened.remove(index));
     }
-}
-
-/// Returns a sentence on the requested devices that make a step longer, with the selector of the
-/// others.
-fn cost_note(
-    request: &PlacementRequest,
-    opened: &[ReservedDevice],
-    cost: &CostOfDevices,
-) -> String {
-    let mut names = Vec::new();
-    let mut others = Vec::new();
-    for (index, ReservedDevice { device, .. }) in opened.iter().enumerate() {
-        if cost.devices.contains(&index) {
-            names.push(device.driver.name());
-        } else {
-            others.push(device.position);
-        }
-    }
-    let mut note = cost.sentence(&names);
-    // No selector names devices of other nodes.
-    if request.nodes.devices.is_empty()
-        && let Some(rest) = selector_of(request.selector, &others, &adapters_for(request.selector))
-    {
-        note.push_str(&format!("; to train without: {}", Setting::Devices.given(rest)));
-    }
-    note
 }
 
 /// Begins to open a device with an admission.
@@ -280,35 +327,277 @@ fn is_smaller(next: &OpenPlan, now: &OpenPlan, error: &RuntimeError) -> bool {
     is_smaller && next.memory.of_host() <= now.memory.of_host()
 }
 
-/// Measures the devices, divides the batch among them, and allocates the moments of the devices
-/// with a share.
-fn split(
+/// Layout of open devices.
+enum Choice {
+    Split(BatchSplit),
+    Divided(Box<Divided>),
+}
+
+/// Measures the devices, if there are several, and chooses their fastest layout.
+fn choose(
     request: &PlacementRequest,
     probe: &Probe,
     opened: &[ReservedDevice],
-    network: Option<&Network>,
-) -> Result<BatchSplit, Failure> {
-    let hold = |set: &[usize]| {
-        let reserves: Vec<&Moments> = set.iter().map(|index| &opened[*index].reserve).collect();
-        reserves_hold(request, &reserves)
-    };
-    let found = match opened {
-        [_] if !hold(&[0]) => None,
-        [_] => {
-            let rows = request.micro_batch.min(request.batch);
-            Some(BatchSplit::of_one(request.batch, rows))
-        }
-        _ => measure(request, probe, opened, network, &hold)?,
-    };
-    let Some(found) = found else {
-        let index = (0..opened.len()).find(|index| !hold(&[*index])).unwrap_or(0);
+    links: Option<&RingLinks>,
+) -> Result<Choice, Failure> {
+    let lacks_memory = |index: usize| {
         let ReservedDevice { device, selection, .. } = &opened[index];
         let name = device.driver.name();
         let error = open_plan::too_little_for_one(request, selection, name, device.rows);
-        return Err(Failure { index, error });
+        Failure { index, error }
     };
-    let layout = layout_of(request.parallel, &request.plans.of_rows(1), found.members.len());
-    for (rank, &index) in found.members.iter().enumerate() {
+    let holds = |index: usize| reserves_hold(request, &[&opened[index].reserve]);
+    if let [_] = opened {
+        if !holds(0) {
+            return Err(lacks_memory(0));
+        }
+        return Ok(Choice::Split(BatchSplit {
+            members: vec![0],
+            counts: vec![request.batch],
+            micro_batches: vec![request.micro_batch.min(request.batch)],
+            notes: Vec::new(),
+            expected: None,
+        }));
+    }
+    let staged = Plans::new(request.plans.model().clone().with_separate_backward());
+    let measured = measure(request, probe, opened, &staged, links)?;
+    let planner = OpenPlanner::new(request, opened, &staged, &measured);
+    let Some(ChosenLayout { proposal, notes }) = planner.chosen() else {
+        return Err(lacks_memory((0..opened.len()).find(|index| !holds(*index)).unwrap_or(0)));
+    };
+    if proposal.chosen.arrangement.mesh.is_divided() {
+        let expected = ExpectedStep::of(&proposal, &planner.names);
+        let proposal = of_requested(proposal, opened);
+        return Ok(Choice::Divided(Box::new(Divided { proposal, expected, notes })));
+    }
+    Ok(Choice::Split(planner.split(&proposal, notes)))
+}
+
+/// Search for the fastest layout of open devices.
+struct OpenPlanner<'a> {
+    request: &'a PlacementRequest<'a>,
+    opened: &'a [ReservedDevice],
+    /// Plans of stages of pipelines.
+    staged: &'a Plans,
+    profile: &'a PlanProfile,
+    selections: Vec<Selection>,
+    names: Vec<String>,
+    has_block_times: bool,
+    /// Bytes of host memory without the open devices.
+    available: Option<u64>,
+}
+
+/// Proposal with sentences for the user.
+struct ChosenLayout {
+    proposal: Proposal,
+    notes: Vec<String>,
+}
+
+impl<'a> OpenPlanner<'a> {
+    fn new(
+        request: &'a PlacementRequest,
+        opened: &'a [ReservedDevice],
+        staged: &'a Plans,
+        measured: &'a OpenProfile,
+    ) -> Self {
+        let mut of_host = 0;
+        for one in opened {
+            if memory::uses_host_memory(&one.selection) {
+                of_host += one.bytes as u64;
+            }
+        }
+        Self {
+            request,
+            opened,
+            staged,
+            profile: &measured.profile,
+            has_block_times: measured.has_block_times,
+            selections: opened.iter().map(|one| one.selection.clone()).collect(),
+            names: opened.iter().map(|one| one.device.driver.name().to_string()).collect(),
+            available: available_memory().map(|bytes| bytes + of_host),
+        }
+    }
+
+    /// Returns the fastest layout, which has all devices unless some may be left out; `None` if
+    /// nothing fits.
+    fn chosen(&self) -> Option<ChosenLayout> {
+        let takes_all = !is_auto(self.request.selector);
+        let some = self.search(false);
+        if !takes_all {
+            let proposal = some?;
+            let notes = left_out_notes(&proposal);
+            return Some(ChosenLayout { proposal, notes });
+        }
+        let Some(proposal) = self.search(true) else {
+            // All open devices have memory together: the batch has too few samples for them.
+            let proposal = some?;
+            let notes = left_out_notes(&proposal);
+            return Some(ChosenLayout { proposal, notes });
+        };
+        let notes = some.and_then(|some| self.cost_note(&proposal, &some)).into_iter().collect();
+        Some(ChosenLayout { proposal, notes })
+    }
+
+    fn search(&self, uses_all: bool) -> Option<Proposal> {
+        let Self { request, opened, staged, profile, .. } = self;
+        let devices = RequestedDevices { selections: &self.selections, names: &self.names };
+        let available = self.available;
+        let of_parts = DeviceMemory { request, devices, staged, available };
+        search(&SearchRequest {
+            profile,
+            whole: request.plans,
+            staged,
+            options: request.parallel,
+            uses_all,
+            batch: request.batch,
+            micro_batch: request.micro_batch,
+            fits_micro_batch: request.fits_micro_batch,
+            prices_runners_up: false,
+            // Without times of the blocks, a cut is a guess.
+            may_divide: self.has_block_times,
+            memory: &OpenMemory { of_parts, opened },
+        })
+        .ok()
+    }
+
+    /// Returns a sentence on the requested devices that make a step longer, with the selector of
+    /// the others.
+    fn cost_note(&self, all: &Proposal, some: &Proposal) -> Option<String> {
+        let Self { request, opened, names, .. } = self;
+        let mut cost = CostOfDevices {
+            devices: Vec::new(),
+            with_s: all.chosen.prediction.step_s,
+            without_s: some.chosen.prediction.step_s,
+        };
+        let mut others = Vec::new();
+        for (index, one) in opened.iter().enumerate() {
+            if some.chosen.arrangement.positions.contains(&index) {
+                others.push(one.device.position);
+            } else {
+                cost.devices.push(index);
+            }
+        }
+        if cost.devices.is_empty() || !cost.is_worth_telling() {
+            return None;
+        }
+        let slow: Vec<&str> = cost.devices.iter().map(|index| &*names[*index]).collect();
+        let mut note = cost.sentence(&slow);
+        // No selector names devices of other nodes.
+        if request.nodes.devices.is_empty()
+            && let Some(rest) =
+                selector_of(request.selector, &others, &adapters_for(request.selector))
+        {
+            note.push_str(&format!("; to train without: {}", Setting::Devices.given(rest)));
+        }
+        Some(note)
+    }
+
+    /// Division of the batch by a proposal of devices with the whole model.
+    fn split(&self, proposal: &Proposal, mut notes: Vec<String>) -> BatchSplit {
+        let arrangement = &proposal.chosen.arrangement;
+        let rows_min = self.request.plans.of_rows(1).rows_min();
+        if rows_min > 1 && arrangement.positions.len() < self.opened.len() {
+            notes.push(format!(
+                "each device gets at least {rows_min} samples of a step, for batch normalization"
+            ));
+        }
+        notes.extend(self.network_note(proposal));
+        // Not cut to the first shares, which may become larger while the run trains.
+        let mut micro_batches = Vec::with_capacity(arrangement.positions.len());
+        for &index in &arrangement.positions {
+            let rows = self.opened[index].device.rows;
+            micro_batches.push(self.profile.devices[index].micro_batch.unwrap_or(rows));
+        }
+        BatchSplit {
+            members: arrangement.positions.clone(),
+            counts: arrangement.shares.iter().map(|share| share.count).collect(),
+            micro_batches,
+            notes,
+            expected: Some(ExpectedStep::of(proposal, &self.names)),
+        }
+    }
+
+    /// Returns a sentence on the expected step of devices on several nodes.
+    fn network_note(&self, proposal: &Proposal) -> Option<String> {
+        let prediction = &proposal.chosen.prediction;
+        let positions = &proposal.chosen.arrangement.positions;
+        let first = self.opened[positions[0]].node();
+        let has_rates = self.profile.links.iter().flatten().any(|link| *link != LinkModel::INSTANT);
+        if !has_rates || positions.iter().all(|index| self.opened[*index].node() == first) {
+            return None;
+        }
+        let step_ms = milliseconds(prediction.step_s);
+        Some(if prediction.network_s > 0.0 {
+            let network_ms = milliseconds(prediction.network_s);
+            format!(
+                "a step is expected to take {step_ms} ms, {network_ms} of them for the network \
+                 between nodes"
+            )
+        } else {
+            format!(
+                "a step is expected to take {step_ms} ms, in which the network between nodes is \
+                 hidden"
+            )
+        })
+    }
+}
+
+/// Memory of open devices: that with which they were opened for the whole model, and all of it for
+/// parts of the model, for which they would be opened again.
+struct OpenMemory<'a> {
+    of_parts: DeviceMemory<'a>,
+    opened: &'a [ReservedDevice],
+}
+
+impl MemoryModel for OpenMemory<'_> {
+    fn needs(&self, arrangement: &Arrangement, laid_out: &LaidOut) -> Vec<MemoryNeed> {
+        if arrangement.mesh.is_divided() {
+            return self.of_parts.needs(arrangement, laid_out);
+        }
+        let opened = arrangement.positions.iter().map(|index| &self.opened[*index]);
+        let selections = opened.clone().map(|one| &one.selection);
+        let request = self.of_parts.request;
+        let needed = memory_of_ranks(laid_out, request, selections);
+        let reserves: Vec<&Moments> = opened.clone().map(|one| &one.reserve).collect();
+        let is_reserved = reserves_hold(request, &reserves);
+        let mut needs = Vec::with_capacity(needed.len());
+        for (one, rank) in opened.zip(needed) {
+            // Devices stay open with the rows of their plans.
+            let has = if is_reserved { Some(one.bytes as u64) } else { Some(0) };
+            needs.push(MemoryNeed { needed: rank.device as u64, has });
+        }
+        needs
+    }
+
+    fn with_stage_memory(&self, question: StageQuestion<'_>, cut: &mut dyn FnMut(&StageFits<'_>)) {
+        self.of_parts.with_stage_memory(question, cut);
+    }
+}
+
+/// The same layouts of the requested devices, of which some may not be open.
+fn of_requested(mut proposal: Proposal, opened: &[ReservedDevice]) -> Proposal {
+    let requested = |index: usize| opened[index].device.position;
+    for left in &mut proposal.left_out {
+        left.device = requested(left.device);
+    }
+    let others = proposal.others.iter_mut().map(|other| &mut other.arrangement);
+    for arrangement in others.chain([&mut proposal.chosen.arrangement]) {
+        for position in &mut arrangement.positions {
+            *position = requested(*position);
+        }
+    }
+    proposal
+}
+
+/// Allocates the moments of the devices with a share, and decides where each adds gradients.
+fn prepare(
+    request: &PlacementRequest,
+    opened: &[ReservedDevice],
+    split: &BatchSplit,
+    saved: Option<&Placement>,
+) -> Result<Vec<ReduceSite>, Failure> {
+    let layout = layout_of(request.parallel, &request.plans.of_rows(1), split.members.len());
+    for (rank, &index) in split.members.iter().enumerate() {
         let moments = moments(request.optimizer, &layout, rank);
         let one = &opened[index];
         let injected = injected(request, Point::Moments, one);
@@ -320,36 +609,21 @@ fn split(
         });
         done.map_err(|error| Failure { index, error: no_room(error, one.bytes) })?;
     }
-    Ok(found)
-}
-
-/// Divides the batch, and decides the reduce sites of the devices with a share.
-fn split_with_sites(
-    request: &PlacementRequest,
-    probe: &Probe,
-    opened: &[ReservedDevice],
-    network: Option<&Network>,
-    saved: Option<&Placement>,
-) -> Result<(BatchSplit, Vec<ReduceSite>), Failure> {
-    let split = split(request, probe, opened, network)?;
-    let layout = layout_of(request.parallel, &request.plans.of_rows(1), split.members.len());
     let members: Vec<&OpenDevice> =
         split.members.iter().map(|index| &opened[*index].device).collect();
     let groups = BucketGroups::all(layout.size, layout.buckets());
-    match reduce_sites(request, &members, &layout, &groups, saved) {
-        Ok(sites) => Ok((split, sites)),
-        Err(failed) => Err(Failure { index: split.members[failed.rank], error: failed.error }),
-    }
+    reduce_sites(request, &members, &layout, &groups, saved)
+        .map_err(|failed| Failure { index: split.members[failed.rank], error: failed.error })
 }
 
-/// Times the devices, and divides the batch among them or a faster subset.
+/// Times the devices, alone and together.
 fn measure(
     request: &PlacementRequest,
     probe: &Probe,
     opened: &[ReservedDevice],
-    network: Option<&Network>,
-    hold: &dyn Fn(&[usize]) -> bool,
-) -> Result<Option<BatchSplit>, Failure> {
+    staged: &Plans,
+    links: Option<&RingLinks>,
+) -> Result<OpenProfile, Failure> {
     (request.notify)(&format!(
         "measuring {} devices, alone and together, on micro-batches of up to {}",
         opened.len(),
@@ -368,35 +642,18 @@ fn measure(
             done.map_err(|error| failure(index, error))?;
         }
     }
-    let mut drivers: Vec<&DeviceThread> = Vec::new();
-    let mut rows = Vec::new();
-    for one in opened {
-        drivers.push(&one.device.driver);
-        rows.push(one.device.rows);
-    }
-    let timeout = request.opening.deadline;
-    let rows_min = request.plans.of_rows(1).rows_min();
-    let takes_all = !is_auto(request.selector);
-    let to_split = BatchToSplit { batch: request.batch, rows: &rows, rows_min, takes_all, network };
-    timing::split_by_speed(&drivers, probe, to_split, timeout, hold)
+    open_profile(request, probe, opened, staged, links)
         .map_err(|failed| failure(failed.index, failed.error))
 }
 
-fn node_of(one: &ReservedDevice) -> u32 {
-    match &one.selection {
-        Selection::Offered(device) => device.node,
-        Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
-    }
-}
-
-/// Measures the links between nodes, if devices are on several, and notifies the user of them.
-/// `count` is the number of requested devices.
+/// Measures the links between nodes, if devices are on other nodes than the first, and notifies the
+/// user of them. `count` is the number of requested devices.
 fn measure_links(
     request: &PlacementRequest,
     opened: &[ReservedDevice],
     count: usize,
 ) -> Result<Option<RingLinks>, RuntimeError> {
-    let other = opened.iter().find(|one| node_of(one) != node_of(&opened[0]));
+    let other = opened.iter().find(|one| opened.len() > 1 && one.node() != FIRST_NODE);
     let Some(other) = other else { return Ok(None) };
     let measured = request.nodes.measure_links();
     let links = measured.map_err(|error| error.of_position(other.device.position, count))?;
@@ -404,17 +661,6 @@ fn measure_links(
         (request.notify)(&note);
     }
     Ok(Some(links))
-}
-
-fn network(request: &PlacementRequest, opened: &[ReservedDevice], links: &RingLinks) -> Network {
-    let plan = request.plans.of_rows(1);
-    let gradients: usize = plan.buckets.iter().map(|bucket| bucket.gradient_length()).sum();
-    Network {
-        links: links.clone(),
-        node_of_device: opened.iter().map(node_of).collect(),
-        gradient_bytes: (gradients * DType::F32.bytes()) as f64,
-        is_overlapped: request.parallel.overlap,
-    }
 }
 
 /// Maximum number of links in a note.

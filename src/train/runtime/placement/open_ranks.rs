@@ -3,7 +3,7 @@
 use super::decision::PlacementDecision;
 use super::laid_out::{later_programs, lay_out, memory_of_ranks, moments_of_rank};
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
-use super::pipeline::{expected_step, require_shared_memory};
+use super::pipeline::require_shared_memory;
 use super::rank_memory::{host_bytes, pools_of};
 use super::reduce_sites::reduce_sites;
 use super::start::ReadyRanks;
@@ -28,7 +28,7 @@ pub(crate) fn open_decided(
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<ReadyRanks, RuntimeError> {
-    let PlacementDecision { arrangement, measured, mut expected, is_kept, mut notes } = decision;
+    let PlacementDecision { arrangement, expected, is_kept, mut notes } = decision;
     let laid_out = lay_out(request, &arrangement)?;
     let later = later_programs(request, &arrangement, laid_out.whole());
     let programs = laid_out.written.programs.iter().chain(&later);
@@ -53,9 +53,6 @@ pub(crate) fn open_decided(
     let layout = &laid_out.layout;
     let groups = &laid_out.written.groups;
     let (members, reduce_sites) = open_all(request, openings, layout, groups, saved, report)?;
-    if let Some(blocks) = &measured {
-        expected = Some(expected_step(request, devices, blocks, &arrangement, &laid_out));
-    }
     Ok(ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes, expected })
 }
 

@@ -1,21 +1,18 @@
 //! Pipelines of a request: the blocks of each device, as given, recorded or measured.
 
 pub(crate) mod checks;
-mod expected;
 mod forward;
 mod measure;
-mod search;
+mod measured_price;
 mod shared_memory;
 mod stage_memory;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use expected::expected_step;
-pub use expected::price_of;
 pub use forward::{ForwardDevices, open_forward};
 pub(crate) use measure::part_of;
 pub use measure::{MeasuredBlocks, measure_blocks};
-pub(crate) use search::by_measurement;
+pub use measured_price::price_of;
 pub(crate) use shared_memory::require_shared_memory;
 pub(crate) use stage_memory::StageMemory;
 

@@ -7,17 +7,18 @@ use super::device_memory::DeviceMemory;
 use super::names::is_named;
 use super::open_one::RequestedDevices;
 use super::pipeline::checks::{require_devices, require_model};
-use super::profile::measure_profile;
+use super::profile::{MeasuredProfile, measure_profile};
 use super::profile_file::ProfileFile;
 use super::requested_pipelines::RequestedPipelines;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::Setting;
 use potluck_kernels::autotune;
+use potluck_kernels::device::host::available_memory;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::profile::PlanProfile;
 use potluck_parallel::planner::proposal::Proposal;
-use potluck_parallel::planner::search::{DEVICES_MAX, SearchRequest, search};
+use potluck_parallel::planner::search::{DEVICES_MAX, NoPlan, SearchRequest, search};
 
 /// Plan with its basis.
 pub struct PlannedRun {
@@ -30,8 +31,18 @@ pub struct PlannedRun {
     pub searched_s: f64,
 }
 
-/// Measures the requested devices, and searches for the fastest layout of a run on them. All
-/// named devices take part.
+/// Purpose of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanPurpose {
+    /// Only the chosen layout counts.
+    Run,
+    /// Layouts that cannot be chosen are compared too, and changes of the machine are priced.
+    Explanation,
+}
+
+/// Measures the requested devices, one block of the model at a time, and searches for the fastest
+/// layout of a run on them. All named devices take part, and all devices of given pipelines and
+/// tensor groups.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if there are too many devices or no layout is possible, and
@@ -39,10 +50,11 @@ pub struct PlannedRun {
 pub fn plan_run(
     request: &PlacementRequest,
     devices: RequestedDevices,
+    purpose: PlanPurpose,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<PlannedRun, RuntimeError> {
     let count = devices.selections.len();
-    if count > DEVICES_MAX {
+    if count > DEVICES_MAX && !request.parallel.is_divided() {
         return Err(RuntimeError::unplaceable(format_args!(
             "a plan is for at most {DEVICES_MAX} devices, and there are {count}; choose fewer with \
              {}",
@@ -60,35 +72,57 @@ pub fn plan_run(
     let kept = ProfileFile::of(&of_stages, devices);
     let known = kept.as_ref().filter(|_| !request.retune).and_then(ProfileFile::read);
     let is_kept = known.is_some();
-    let profile = match known {
-        Some(profile) => renewed(profile, request, devices),
-        None => measure_profile(&of_stages, devices, report)?,
+    let profile = if let Some(profile) = known {
+        renewed(profile, request, devices)
+    } else {
+        let MeasuredProfile { profile, is_complete } =
+            measure_profile(&of_stages, devices, purpose, report)?;
+        if is_complete && let Some(file) = &kept {
+            // Without a cache, the next plan measures again.
+            let _ = file.write(&profile);
+        }
+        profile
     };
-    if !is_kept && let Some(file) = &kept {
-        // Without a cache, the next plan measures again.
-        let _ = file.write(&profile);
-    }
     let measured_s = begun.elapsed().as_secs_f64();
     let proposal = search(&SearchRequest {
         profile: &profile,
         whole: &whole,
         staged: &staged,
         options: request.parallel,
-        uses_all: is_named(request.selector),
+        uses_all: is_named(request.selector) || request.parallel.is_divided(),
         batch: request.batch,
         micro_batch: request.micro_batch,
         fits_micro_batch: request.fits_micro_batch,
-        memory: &DeviceMemory { request, devices, staged: &staged },
+        prices_runners_up: purpose == PlanPurpose::Explanation,
+        may_divide: true,
+        memory: &DeviceMemory { request, devices, staged: &staged, available: available_memory() },
     })
-    .map_err(|error| {
-        RuntimeError::unplaceable(format_args!(
+    .map_err(|error| no_plan(&error))?;
+    let searched_s = begun.elapsed().as_secs_f64() - measured_s;
+    Ok(PlannedRun { profile, proposal, is_kept, measured_s, searched_s })
+}
+
+/// Returns the error that no layout is possible, with advice.
+fn no_plan(error: &NoPlan) -> RuntimeError {
+    if error.impossible.is_some() {
+        // More stages do not help.
+        return RuntimeError::unplaceable(format_args!(
             "{error}; lower {} or {}, or choose other devices",
             Setting::MicroBatchSize,
             Setting::ModelSize
-        ))
-    })?;
-    let searched_s = begun.elapsed().as_secs_f64() - measured_s;
-    Ok(PlannedRun { profile, proposal, is_kept, measured_s, searched_s })
+        ));
+    }
+    RuntimeError::unplaceable(format_args!(
+        "{error}; {}, lower {} or {}, or choose other devices",
+        Setting::MoreStages,
+        Setting::MicroBatchSize,
+        Setting::ModelSize
+    ))
+}
+
+/// Returns a sentence for each device that a plan leaves out.
+pub(crate) fn left_out_notes(proposal: &Proposal) -> Vec<String> {
+    proposal.left_out.iter().map(|left| left.reason.clone()).collect()
 }
 
 /// A kept profile with the names and the memory that the devices have now.

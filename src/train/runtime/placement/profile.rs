@@ -4,38 +4,48 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
+use super::open_profile::measurement_s_max;
 use super::pipeline::{MeasuredBlocks, measure_blocks, part_of};
+use super::planned::PlanPurpose;
 use super::types::PlacementRequest;
 use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::remote::FIRST_NODE;
-use crate::runtime::timing::time_together;
+use crate::runtime::timing::{REPEATS, time_together};
 use crate::runtime::{RuntimeError, memory};
-use potluck_core::DType;
-use potluck_core::rng::Key;
-use potluck_graph::{Graph, Plan, Update, UpdateRange};
+use potluck_core::{DType, Wording};
+use potluck_graph::{Graph, Plan};
 use potluck_kernels::autotune;
-use potluck_kernels::device::{AdapterKind, DeviceError, Selection};
+use potluck_kernels::device::{AdapterKind, Selection};
 use potluck_kernels::exec::{BlockTiming, Executor, Moments};
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::links::RingLinks;
-use potluck_parallel::planner::profile::{BlockSpeed, DeviceProfile, PlanProfile, SharedProcessor};
+use potluck_parallel::planner::profile::{
+    BlockRefusal, BlockSpeed, DeviceProfile, PlanProfile, SharedProcessor,
+};
 use potluck_parallel::sim::LinkModel;
 
 /// Part of the samples of a micro-batch in the second measurement, which tells the fixed time of
 /// a micro-batch from the time per sample.
 const FEWER: u32 = 4;
 
-/// Timed repetitions of an update and of an addition.
-const REPEATS: usize = 3;
+/// Timed repetitions of an addition.
+const ADDITIONS: u32 = 3;
 
 /// Bytes of the arrays whose addition on the host is timed: as many as of a message.
 const ADDED_BYTES: usize = 1 << 20;
 
 /// Seconds of a message between threads of this process.
-const THREAD_MESSAGE_S: f64 = 20e-6;
+pub(crate) const THREAD_MESSAGE_S: f64 = 20e-6;
 
 /// Number of the processor of this host, on which the CPU devices and software adapters compute.
 const HOST: u32 = 0;
+
+/// Measured profile.
+pub struct MeasuredProfile {
+    pub profile: PlanProfile,
+    /// False if a run had too little time for the second size of micro-batches.
+    pub is_complete: bool,
+}
 
 /// Measures the requested devices for a model: its blocks in two sizes of micro-batches, transfers,
 /// updates, the slowdown of devices that share the host's processor, and links between nodes.
@@ -46,12 +56,17 @@ const HOST: u32 = 0;
 pub fn measure_profile(
     request: &PlacementRequest,
     devices: RequestedDevices,
+    purpose: PlanPurpose,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<PlanProfile, RuntimeError> {
+) -> Result<MeasuredProfile, RuntimeError> {
     let many_rows = request.micro_batch.min(request.batch).max(1);
+    let begun = Instant::now();
     let many = measure_blocks(request, devices, many_rows, report)?;
     let few_rows = many_rows.div_ceil(FEWER);
-    let few = if few_rows < many_rows {
+    let is_possible = many.refusals.iter().flatten().all(Option::is_none);
+    let is_in_time = 2.0 * begun.elapsed().as_secs_f64() <= measurement_s(request, &many);
+    let may_skip = purpose == PlanPurpose::Run && is_possible && !is_in_time;
+    let few = if few_rows < many_rows && !may_skip {
         Some(measure_blocks(request, devices, few_rows, report)?)
     } else {
         None
@@ -75,6 +90,8 @@ pub fn measure_profile(
             shares: None,
             memory: memory::limit(selection, request.opening.device_memory_mib)
                 .map(|(bytes, _)| bytes),
+            micro_batch: None,
+            refusals: refusals_of(&few.as_ref().unwrap_or(&many).refusals[position]),
         });
     }
     measure_together(request, devices, &mut profiles, &whole, report)?;
@@ -83,8 +100,17 @@ pub fn measure_profile(
     } else {
         links_between(&request.nodes.measure_links()?)
     };
-    let slowest = links.iter().flatten().map(|link| link.latency_s).fold(0.0, f64::max);
-    Ok(PlanProfile { devices: profiles, links, control_s: THREAD_MESSAGE_S + slowest })
+    let is_complete = few.is_some() || few_rows == many_rows;
+    let profile = PlanProfile { devices: profiles, links, thread_message_s: THREAD_MESSAGE_S };
+    Ok(MeasuredProfile { profile, is_complete })
+}
+
+/// Most seconds of the measurement for a run.
+fn measurement_s(request: &PlacementRequest, many: &MeasuredBlocks) -> f64 {
+    let micro_batches = f64::from(request.batch) / f64::from(many.rows);
+    let step_s =
+        many.times.iter().map(|of| micro_batches * of.iter().map(BlockTimes::sum_s).sum::<f64>());
+    measurement_s_max(request.steps, step_s)
 }
 
 fn node_of(selection: &Selection) -> u32 {
@@ -114,18 +140,28 @@ fn block_speeds(
     speeds
 }
 
+fn refusals_of(reasons: &[Option<Wording>]) -> Vec<BlockRefusal> {
+    let mut refusals = Vec::new();
+    for (block, reason) in reasons.iter().enumerate() {
+        if let Some(reason) = reason {
+            refusals.push(BlockRefusal { block: block as u32, reason: reason.to_string() });
+        }
+    }
+    refusals
+}
+
 /// Bytes of the inputs of a sample.
 fn input_bytes_per_row(graph: &Graph) -> usize {
     graph.inputs.iter().map(|(_, id)| graph.tensor(*id).bytes(1)).sum()
 }
 
 /// Bytes of gradients per second that a thread of this host adds.
-fn addition_rate() -> f64 {
+pub(crate) fn addition_rate() -> f64 {
     let count = ADDED_BYTES / DType::F32.bytes();
     let mut sums = vec![0.5f32; count];
     let gradients = vec![0.25f32; count];
     let mut fastest = f64::INFINITY;
-    for _ in 0..=REPEATS {
+    for _ in 0..=ADDITIONS {
         let started = Instant::now();
         // The same loop as in the ring threads.
         for (sum, gradient) in sums.iter_mut().zip(&gradients) {
@@ -138,7 +174,7 @@ fn addition_rate() -> f64 {
 }
 
 /// Links between all nodes, of which a ring is measured.
-fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
+pub(crate) fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
     let nodes = ring.0.len();
     let mut links = Vec::with_capacity(nodes);
     for from in 0..nodes {
@@ -262,44 +298,8 @@ fn open_block(
 /// Seconds to update one parameter of a block.
 fn update_seconds(request: &PlacementRequest, one: &OpenBlock) -> Result<f64, RuntimeError> {
     let update = request.optimizer.update(0.0, 1);
-    let timed = one.device.driver.run("timing updates", move |device| {
-        let mut fastest = f64::INFINITY;
-        let mut elements = 0;
-        for _ in 0..=REPEATS {
-            device.finish_step(&[])?;
-            let started = Instant::now();
-            elements = update_all(device, &update)?;
-            device.finish_step(&[])?;
-            fastest = fastest.min(started.elapsed().as_secs_f64());
-        }
-        Ok(if elements == 0 { 0.0 } else { fastest / elements as f64 })
-    });
+    let timed = one.device.driver.run("timing updates", move |device| device.time_update(&update));
     timed.map_err(|error| no_room(error, one.bytes))
-}
-
-/// Updates all parameters that a device holds; returns their number.
-fn update_all(device: &mut dyn Executor, update: &Update) -> Result<usize, DeviceError> {
-    let buckets: Vec<_> =
-        device.plan().updated_buckets().filter(|bucket| device.plan().holds(*bucket)).collect();
-    let mut elements = 0;
-    for bucket in buckets {
-        let owned = device.owned(bucket);
-        let range = UpdateRange {
-            start: owned.start,
-            length: owned.len(),
-            decay_end: owned.end,
-            gradient_scale: 1.0,
-            rounding: None,
-        };
-        if range.length == 0 {
-            continue;
-        }
-        for range in device.plan().update_ranges(bucket, update, range, Key::new(0)) {
-            device.update(bucket, update, &range)?;
-        }
-        elements += owned.len();
-    }
-    Ok(elements)
 }
 
 /// Slowdown of each open device while all compute, by its position.
@@ -315,14 +315,15 @@ fn slowdowns(
     for one in opened {
         let rows = one.device.rows as usize;
         let inputs = probe(rows);
+        let block = longest_block(&profiles[one.position]).unwrap_or(0) as usize;
         let work = move |device: &mut dyn Executor| {
             let BlockTiming { forward_s, backward_input_s, backward_weight_s, .. } =
-                device.time_block(&inputs, rows)?;
+                device.time_blocks(&inputs, rows, REPEATS)?[block];
             Ok(forward_s + backward_input_s + backward_weight_s)
         };
         works.push((&one.device.driver, work));
     }
-    let ended = time_together(works, "timing blocks", request.opening.deadline);
+    let ended = time_together(works, "timing blocks", REPEATS, request.opening.deadline);
     let mut slowdowns = Vec::new();
     for (one, ended) in opened.iter().zip(ended) {
         let seconds = ended.map_err(|error| no_room(error, one.bytes))?;

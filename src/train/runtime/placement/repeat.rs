@@ -83,13 +83,15 @@ pub(crate) fn repeated_by(
 ) -> Option<String> {
     let mesh = placement.mesh;
     let parallel = request.parallel;
-    // With tensor groups, only their shares are measured, and only for different devices.
+    // Layouts with tensor groups are planned only for different devices.
     let has_tensor_shares = mesh.tensor > 1
         && parallel.tensor.shares.is_empty()
         && placement.tensor_shares.iter().any(|share| *share != placement.tensor_shares[0]);
-    let has_shares = mesh.data > 1 && mesh.tensor == 1 && parallel.shares.are_measured();
+    let is_planned = mesh.tensor == 1 || has_tensor_shares;
+    let has_shares = is_planned && mesh.data > 1 && parallel.shares.are_measured();
+    let has_cut = is_planned && mesh.pipeline > 1;
     let is_measured = if mesh.is_divided() {
-        has_shares || has_tensor_shares || (mesh.tensor == 1 && parallel.lacks_cut())
+        has_shares || has_tensor_shares || (has_cut && parallel.lacks_cut())
     } else {
         parallel.shares.are_measured() && placement.has_alternatives()
     };
@@ -104,7 +106,7 @@ pub(crate) fn repeated_by(
         }
         flags.push(devices_flag(request.selector, placement, adapters)?);
     }
-    if mesh.pipeline > 1 && mesh.tensor == 1 {
+    if has_cut {
         flags.push(cut_flag(placement));
     }
     if has_tensor_shares {
@@ -115,9 +117,7 @@ pub(crate) fn repeated_by(
         let shares: Vec<u32> = placement.units().map(|rank| rank.share).collect();
         flags.push(Setting::Shares.given(format_args!("{shares:?}")).to_string());
     }
-    if !mesh.is_divided() {
-        flags.extend(micro_batch_flag(request, placement, plan));
-    }
+    flags.extend(micro_batch_flag(request, placement, plan));
     Some(flags.join(" "))
 }
 
@@ -157,7 +157,7 @@ fn blocks_of_chunks(pipeline: &[Vec<&RankPlacement>]) -> Vec<usize> {
     blocks
 }
 
-/// Flag for the measured micro-batches of replicas, or a remark if no flag repeats them; `None` if
+/// Flag for the measured micro-batches, or a remark if no flag repeats them; `None` if
 /// the request has the same ones.
 fn micro_batch_flag(
     request: &PlacementRequest,
@@ -236,14 +236,17 @@ fn repeats_shares(placement: &Placement, plan: &Plan, counts: &[u32], given: &[u
     measured == given
 }
 
-/// Returns true if replicas with micro-batches of up to `micro_batch` samples have the
-/// micro-batches of a placement.
+/// Returns true if ranks with micro-batches of up to `micro_batch` samples have the micro-batches
+/// of a placement.
 fn repeats(
     request: &PlacementRequest,
     placement: &Placement,
     plan: &Plan,
     micro_batch: u32,
 ) -> bool {
+    if placement.mesh.is_divided() {
+        return placement.ranks.iter().all(|rank| rank.micro_batch == micro_batch.min(rank.share));
+    }
     let counts: Vec<u32> = placement.ranks.iter().map(|rank| rank.share).collect();
     let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
     let shares = contiguous_shares(&counts, &micro_batches);

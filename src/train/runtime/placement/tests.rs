@@ -4,13 +4,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::assemble::assemble;
+use super::assemble::{OpenedPlacement, assemble, open_placement};
 use super::decision::decide;
 use super::names::display_names;
-use super::open_measured::open_measured;
 use super::open_one::RequestedDevices;
 use super::open_plan::{admit, reserves_hold};
-use super::open_ranks::open_decided;
 use super::repeat::{changes_note, repeated_by};
 use super::shares::tests::model;
 use super::start::ReadyRanks;
@@ -85,6 +83,7 @@ fn with_request<R>(options: &Options, test: impl FnOnce(&PlacementRequest) -> R)
         fits_micro_batch: true,
         optimizer: &Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 },
         plans: &plans,
+        steps: None,
         probe: Some(probe),
         seed: 1,
         opening,
@@ -254,10 +253,8 @@ fn opened(options: &Options) -> Result<(Vec<String>, Vec<String>), RuntimeError>
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
         let report = &mut |_: &str, _| {};
-        let ReadyRanks { members, notes, .. } = match decide(request, devices, None, report)? {
-            Some(decision) => open_decided(request, devices, decision, None, report)?,
-            None => open_measured(request, devices, None, report)?,
-        };
+        let OpenedPlacement { ready, .. } = open_placement(request, devices, None, report)?;
+        let ReadyRanks { members, notes, .. } = ready;
         Ok((members.iter().map(|one| one.driver.name().to_string()).collect(), notes))
     })
 }
@@ -308,7 +305,7 @@ fn devices_without_a_sample_are_left_out_unless_they_are_named() {
         let selections = vec![Selection::cpu(6); 6];
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
-        decide(request, devices, None, &mut |_, _| {}).unwrap().unwrap()
+        decide(request, devices, None).unwrap().unwrap()
     });
     assert_eq!(found.arrangement.positions, [0, 1, 2, 3]);
     let [note] = &found.notes[..] else { panic!("{:?}", found.notes) };

@@ -32,6 +32,8 @@ pub struct PlacementRequest<'a> {
     pub fits_micro_batch: bool,
     pub optimizer: &'a Optimizer,
     pub plans: &'a Plans,
+    /// Steps that the run still takes, which bound the time of measurements; `None` if unknown.
+    pub steps: Option<u64>,
     /// Inputs of a micro-batch of the plan, for timing devices.
     pub probe: Option<Probe>,
     pub seed: u64,

@@ -66,9 +66,14 @@ macro_rules! device_calls {
                     rows: u32,
                     repeats: u32
                 ) -> f64;
-            TimeExchange "time an exchange": calls time_exchange() -> f64;
-            TimeBlock "time a block":
-                calls time_block(&inputs: [(TensorId, HostTensor)], rows: usize) -> BlockTiming;
+            TimeExchange "time an exchange": calls time_exchange() -> (f64, f64);
+            TimeUpdate "time an update": calls time_update(&update: Update) -> f64;
+            TimeBlocks "time blocks":
+                calls time_blocks(
+                    &inputs: [(TensorId, HostTensor)],
+                    rows: usize,
+                    repeats: u32
+                ) -> Vec<BlockTiming>;
             TimeAddition "time the addition of gradients":
                 calls time_addition(bucket: BucketId, range: Range<usize>) -> (f64, f64);
         }

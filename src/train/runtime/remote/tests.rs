@@ -296,6 +296,7 @@ fn with_request<R>(
         fits_micro_batch: true,
         optimizer: &ADAMW,
         plans: &plans,
+        steps: None,
         probe: Some(probe),
         seed: 1,
         opening: OpenOptions::default(),
@@ -600,13 +601,16 @@ fn work_of_many_calls_is_one_call_of_a_device_on_another_node() {
         let placed = assemble(request, &mut |_, _| {}).unwrap();
         nodes.ends[1].heard.lock().unwrap().clear();
         let values = inputs(graph.whole(), 0, 3);
+        let update = request.optimizer.update(0.0, 1);
         let timing = move |device: &mut dyn Executor| {
             device.initialize(5)?;
             let (host_s, device_s) = device.time_addition(BucketId(0), 0..64)?;
-            let block = device.time_block(&values, 3)?;
+            let block = device.time_blocks(&values, 3, 1)?[0];
             let micro_batch_s = device.time_micro_batch(&values, 3, 2)?;
-            let exchange_s = device.time_exchange()?;
-            Ok([host_s, device_s, block.forward_s, block.read_s, micro_batch_s, exchange_s])
+            let (read_s, write_s) = device.time_exchange()?;
+            let update_s = device.time_update(&update)?;
+            let of_block = block.forward_s;
+            Ok([host_s, device_s, of_block, micro_batch_s, read_s, write_s, update_s])
         };
         let seconds = placed.group.run_on(Rank(1), "timing", timing).unwrap();
         let name = |message: &Vec<u8>| match decode(message).unwrap() {
@@ -619,9 +623,10 @@ fn work_of_many_calls_is_one_call_of_a_device_on_another_node() {
         let expected = [
             "initialize",
             "time the addition of gradients",
-            "time a block",
+            "time blocks",
             "time a micro-batch",
             "time an exchange",
+            "time an update",
         ];
         assert_eq!(called, expected);
         seconds

@@ -8,6 +8,7 @@ use crate::runtime::open::no_room;
 use crate::runtime::placement::candidates::kinds;
 use crate::runtime::placement::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use crate::runtime::placement::types::PlacementRequest;
+use crate::runtime::timing::REPEATS;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::{Fault, InjectedFault, Point};
 use potluck_core::{Rank, Wording};
@@ -78,8 +79,8 @@ pub fn measure_blocks(
         let mut timings = Vec::new();
         let mut fault = injected(request, &measured.kinds, kind);
         for block in &blocks.first {
-            let part = Arc::new(part_of(&whole, *block));
-            timings.push(match time_on(request, devices, position, part, fault.take(), report)? {
+            let held = HeldBlock { block: *block, plan: Arc::new(part_of(&whole, *block)) };
+            timings.push(match time_on(request, devices, position, held, fault.take(), report)? {
                 Ok(timing) => (timing, None),
                 Err(error) => (BlockTiming::impossible(), Some(refusal(&error))),
             });
@@ -159,16 +160,23 @@ fn refusal(error: &RuntimeError) -> Wording {
     }
 }
 
+/// Block with the plan of a device that holds only this block.
+struct HeldBlock {
+    block: u32,
+    plan: Arc<Plan>,
+}
+
 /// Opens a device with one block, and times it. The inner error is insufficient memory of the
 /// device: others may have enough for the block.
 fn time_on(
     request: &PlacementRequest,
     devices: RequestedDevices,
     position: usize,
-    part: Arc<Plan>,
+    held: HeldBlock,
     fault: Option<(usize, InjectedFault)>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Result<BlockTiming, RuntimeError>, RuntimeError> {
+    let HeldBlock { block, plan: part } = held;
     let count = devices.selections.len();
     let selection = &devices.selections[position];
     let rows = part.options.rows;
@@ -195,7 +203,7 @@ fn time_on(
             device.inject_fault(fault)?;
         }
         device.initialize(seed)?;
-        device.time_block(&inputs, rows)
+        Ok(device.time_blocks(&inputs, rows, REPEATS)?[block as usize])
     });
     match timed.map_err(|error| no_room(error, needed)) {
         Err(error) if !error.is_capacity_error() => {

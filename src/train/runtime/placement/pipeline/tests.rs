@@ -30,6 +30,9 @@ use potluck_parallel::{ParallelOptions, PipelineOptions, PipelineSchedule, Place
 
 const BATCH: u32 = 12;
 
+/// Sizes of micro-batches in which blocks are measured.
+const SIZES: usize = 2;
+
 /// Options of a request that the tests change.
 #[derive(Clone)]
 struct Asked {
@@ -115,6 +118,7 @@ impl Asked {
             fits_micro_batch: true,
             optimizer: &Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 },
             plans: &plans,
+            steps: None,
             probe: Some(probe),
             seed: 1,
             opening: OpenOptions { device_memory_mib, ..OpenOptions::default() },
@@ -171,13 +175,19 @@ fn copies_and_equal_blocks_are_measured_once() {
 
 #[test]
 fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
-    let asked = Asked::of("cpu*2", 2);
+    let asked = Asked { retune: true, ..Asked::of("cpu*2", 2) };
     let placed = asked.placed().unwrap();
-    assert_eq!(asked.measures(), 1);
+    assert_eq!(asked.measures(), SIZES);
     let note = |start: &str| placed.notes.iter().find(|note| note.starts_with(start)).unwrap();
-    assert!(note("predicted ").contains(" ms per micro-batch on the slowest stage, cpu"));
+    assert!(note("planned pipeline 2 (1f1b): ").contains(" ms per step are predicted"));
     let cut = cut_of(&placed.placement).concat();
-    let flags = format!("; to repeat this, add --set parallel.blocks_per_stage='{cut:?}'");
+    // By noise, smaller micro-batches may be the fastest.
+    let micro_batch = match placed.placement.ranks[0].micro_batch {
+        3 => String::new(),
+        planned => format!(" --set train.micro_batch_size={planned}"),
+    };
+    let flags =
+        format!("; to repeat this, add --set parallel.blocks_per_stage='{cut:?}'{micro_batch}");
     assert!(note("stages: ").ends_with(&flags), "{:?}", placed.notes);
     // A cut and an order that measurements of equal devices hardly find show that it is kept.
     let mut saved = placed.placement.clone();
@@ -196,17 +206,20 @@ fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
     let retuned = Asked { retune: true, ..again.clone() };
     // Times that other work disturbs may give any cut; equal devices keep their order.
     let measured = retuned.placed().unwrap();
-    assert_eq!((retuned.measures(), positions(&measured.placement)), (1, vec![0, 1]));
+    assert_eq!((retuned.measures(), positions(&measured.placement)), (SIZES, vec![0, 1]));
     assert!(measured.notes.iter().any(|note| note.contains("to repeat")), "{:?}", measured.notes);
     // What is given now is not what was recorded.
     let given = Asked::of("cpu*2", 2).with_cut(&[2, 4]);
     let given = Asked { saved: again.saved.clone(), ..given };
     assert_eq!(cut_of(&given.placed().unwrap().placement), [[2], [4]]);
     assert_eq!(given.measures(), 0);
+    // The measurement of the devices is kept, too.
     let mut fixed = Asked { notified: Rc::default(), ..again };
     fixed.parallel.shares = Shares::Even;
     let fixed_placement = fixed.placed().unwrap().placement;
-    assert_eq!((fixed.measures(), fixed_placement.ranks[0].position), (1, 0));
+    assert_eq!((fixed.measures(), fixed_placement.ranks[0].position), (0, 0));
+    let told = fixed.notified.borrow().concat();
+    assert!(told.contains("planned with an earlier measurement of these devices"), "{told}");
 }
 
 #[test]
@@ -217,23 +230,23 @@ fn pipelines_share_the_samples_by_measurement_or_as_given() {
         (shares.collect::<Vec<_>>(), cut_of(&placement))
     };
     // Copies of one device share their times, so their pipelines are equal.
-    let measured = Asked::of("cpu*4", 2);
+    let measured = Asked { retune: true, ..Asked::of("cpu*4", 2) };
     let (counts, cuts) = shares(&measured);
-    assert_eq!((counts, measured.measures()), (vec![6, 6], 1));
+    assert_eq!((counts, measured.measures()), (vec![6, 6], SIZES));
     assert_eq!((&cuts[0], &cuts[1]), (&cuts[2], &cuts[3]));
-    let given_cut = Asked::of("cpu*4", 2).with_cut(&[1, 5]);
+    let given_cut = Asked { retune: true, ..Asked::of("cpu*4", 2).with_cut(&[1, 5]) };
     assert_eq!(shares(&given_cut), (vec![6, 6], vec![vec![1], vec![5], vec![1], vec![5]]));
-    assert_eq!(given_cut.measures(), 1);
-    let mut given = Asked::of("cpu*4", 2);
+    assert_eq!(given_cut.measures(), SIZES);
+    let mut given = Asked { retune: true, ..Asked::of("cpu*4", 2) };
     given.parallel.shares = Shares::Fixed(vec![9, 3]);
-    assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], 1));
+    assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], SIZES));
     let given = Asked { notified: Rc::default(), ..given.with_cut(&[3, 3]) };
     assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], 0));
 }
 
 #[test]
 fn a_device_that_fails_while_its_blocks_are_timed_ends_the_run() {
-    let asked = Asked { faults: "lost@timing:0/1", ..Asked::of("cpu*2", 2) };
+    let asked = Asked { faults: "lost@timing:0/1", retune: true, ..Asked::of("cpu*2", 2) };
     let error = asked.placed().map(|_| ()).unwrap_err();
     assert_eq!(error.exit_code(), 75, "{error}");
     assert!(error.to_string().starts_with("rank 1: "), "{error}");
@@ -242,7 +255,9 @@ fn a_device_that_fails_while_its_blocks_are_timed_ends_the_run() {
 /// Memory that a driver refuses to a block rules the block out, on this device.
 #[test]
 fn a_block_that_no_device_can_run_is_named_with_the_reason() {
-    let asked = Asked { faults: "out-of-memory@timing:0/0", ..Asked::of("cpu*2", 2) };
+    // In both sizes of micro-batches.
+    let faults = "out-of-memory@timing:0/0,out-of-memory@timing:0/1";
+    let asked = Asked { faults, retune: true, ..Asked::of("cpu*2", 2) };
     asked.request(|request| {
         let selections = vec![Selection::cpu(2); 2];
         let names = display_names(&selections);
