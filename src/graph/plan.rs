@@ -208,6 +208,11 @@ impl Plan {
         ids.filter(|id| self.buckets[id.index()].is_updated())
     }
 
+    /// Returns the buckets that a step updates and that a device with this plan holds, in order.
+    pub fn updated_and_held(&self) -> impl Iterator<Item = BucketId> + '_ {
+        self.updated_buckets().filter(|id| self.holds(*id))
+    }
+
     /// Returns the ranges in which an update of a range of a bucket runs: that one or, if moments
     /// are rounded, one or more for each of its parameters. `step_key` is the key of the step.
     pub fn update_ranges(

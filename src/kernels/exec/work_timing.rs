@@ -59,8 +59,7 @@ fn micro_batch(
 /// # Errors
 /// Returns `DeviceError` if the device fails.
 pub(super) fn exchange(device: &mut (impl Executor + ?Sized)) -> Result<(f64, f64), DeviceError> {
-    let plan = device.plan();
-    let held: Vec<_> = plan.updated_buckets().filter(|bucket| plan.holds(*bucket)).collect();
+    let held: Vec<_> = device.plan().updated_and_held().collect();
     let mut buckets = Vec::with_capacity(held.len());
     for bucket in held {
         buckets.push((bucket, device.read_bucket(BucketTensor::Parameters, bucket)?));
@@ -120,8 +119,7 @@ fn update_shard(
     device: &mut (impl Executor + ?Sized),
     update: &Update,
 ) -> Result<usize, DeviceError> {
-    let plan = device.plan();
-    let held: Vec<_> = plan.updated_buckets().filter(|bucket| plan.holds(*bucket)).collect();
+    let held: Vec<_> = device.plan().updated_and_held().collect();
     let mut elements = 0;
     for bucket in held {
         let owned = device.owned(bucket);

@@ -29,8 +29,6 @@ pub struct Prediction {
     /// Seconds of a step in which all devices wait for messages between them, at least: the
     /// difference to the step with free messages.
     pub communication_s: f64,
-    /// Seconds of a step in which all devices wait for the links between nodes.
-    pub network_s: f64,
     /// Fraction of the time of all devices, besides communication, in which they have nothing to
     /// compute.
     pub idle: f64,

@@ -329,7 +329,6 @@ impl LayoutSearch<'_> {
         let prediction = Prediction {
             step_s: time.seconds,
             state_factor: state_factor(request.profile, &arrangement, &laid_out),
-            network_s: time.network_s,
             communication_s: (time.seconds - time.without_messages_s).max(0.0),
             idle: (1.0 - time.busy_s / time.without_messages_s.max(f64::MIN_POSITIVE)).max(0.0),
             memory,

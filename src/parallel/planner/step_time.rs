@@ -22,8 +22,6 @@ pub struct StepTime {
     pub seconds: f64,
     /// Seconds of a step of the same programs whose messages take no time.
     pub without_messages_s: f64,
-    /// Seconds of a step that all ranks wait for the links between nodes.
-    pub network_s: f64,
     /// Mean over ranks of the seconds of its passes and updates.
     pub busy_s: f64,
 }
@@ -48,14 +46,9 @@ pub fn step_time(
     let control_s = profile.control_s(nodes);
     let seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
     let none = vec![vec![LinkModel::INSTANT; costs.len()]; costs.len()];
-    let mut network_s = 0.0;
-    if links != none || control_s > profile.thread_message_s {
-        let local_s = simulated(profile.thread_message_s, &costs, &none, laid_out, spread.as_ref());
-        network_s = (seconds - local_s).max(0.0);
-    }
     let free: Vec<Costs> = costs.iter().map(with_free_messages).collect();
     let without_messages_s = simulated(0.0, &free, &none, laid_out, spread.as_ref());
-    Some(StepTime { seconds, without_messages_s, network_s, busy_s })
+    Some(StepTime { seconds, without_messages_s, busy_s })
 }
 
 /// Returns a lower bound of the seconds of a step of devices that each hold the whole model: the

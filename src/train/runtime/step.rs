@@ -712,7 +712,7 @@ fn poison(
     change: impl Fn(f32) -> f32,
 ) -> Result<(), DeviceError> {
     let plan = device.plan();
-    let held = plan.updated_buckets().find(|bucket| plan.holds(*bucket));
+    let held = plan.updated_and_held().next();
     let Some(bucket) = held else { return Ok(()) };
     let mut values = device.read_bucket(bucket_tensor, bucket)?;
     values[0] = change(values[0]);

@@ -334,8 +334,8 @@ fn kind_of(request: &SearchRequest, groups: &[&[usize]], group: &[usize]) -> usi
     groups.iter().position(|other| kinds(other) == own).unwrap_or(0)
 }
 
-/// Seconds of a micro-batch that a cut before each block costs a group on either side: reading
-/// back and uploading what crosses it, and to another node the mean link of the group's node.
+/// Seconds of a micro-batch that a cut before each block costs a group on either side: the mean of
+/// reading back and uploading what crosses it.
 fn cut_seconds(
     request: &SearchRequest,
     groups: &[&[usize]],

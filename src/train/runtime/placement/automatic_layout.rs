@@ -5,7 +5,7 @@ use super::candidate_flags::candidate_flags;
 use super::candidates::{adapters_for, candidates};
 use super::decision::{PlacementDecision, decide};
 use super::names::is_named;
-use super::open_measured::{OpenedOrPlanned, open_measured};
+use super::open_measured::open_measured;
 use super::open_one::RequestedDevices;
 use super::open_plan::lack_of_memory;
 use super::pipeline::checks::require_micro_batches;
@@ -48,7 +48,12 @@ pub(crate) struct PlannedLayout {
 impl PlannedLayout {
     /// Returns the chosen layout of a plan for the requested devices; `notes` are sentences for the
     /// user.
-    pub fn of(request: &PlacementRequest, proposal: &Proposal, mut notes: Vec<String>) -> Self {
+    pub fn of(
+        request: &PlacementRequest,
+        proposal: &Proposal,
+        expected: ExpectedStep,
+        mut notes: Vec<String>,
+    ) -> Self {
         let arrangement = &proposal.chosen.arrangement;
         notes.insert(0, chosen_note(proposal));
         Self {
@@ -56,7 +61,7 @@ impl PlannedLayout {
             plans: plans_of(request.plans.model(), arrangement.mesh),
             decision: PlacementDecision {
                 arrangement: arrangement.clone(),
-                expected: None,
+                expected: Some(expected),
                 is_kept: false,
                 notes,
             },
@@ -80,7 +85,7 @@ impl PlannedLayout {
         let Some(saved) = request.saved else { return Ok(None) };
         let has_layout = request.parallel.is_divided() || !request.parallel.shares.are_measured();
         let is_of_devices = saved.is_of(&candidates(devices.selections), true);
-        if request.retune || has_layout || !saved.mesh.is_divided() || !is_of_devices {
+        if request.retune || has_layout || !is_of_devices {
             return Ok(None);
         }
         let mut parallel = request.parallel.clone();
@@ -122,10 +127,7 @@ pub(crate) fn plan_placement(
     if let Some(layout) = planned_in_parts(request, devices, report)? {
         return Ok(PlannedPlacement::Layout(Box::new(layout)));
     }
-    Ok(match open_measured(request, devices, saved, report)? {
-        OpenedOrPlanned::Opened(ready) => PlannedPlacement::Opened(ready),
-        OpenedOrPlanned::Planned(layout) => PlannedPlacement::Layout(layout),
-    })
+    open_measured(request, devices, saved, report)
 }
 
 /// Plans the cut, the order of devices and the shares of requested pipelines and tensor groups.
@@ -204,9 +206,8 @@ fn planned_in_parts(
         // Some of the devices hold the whole model, and are faster without the others.
         return Ok(None);
     }
-    let mut layout = PlannedLayout::of(request, proposal, left_out_notes(proposal));
-    layout.decision.expected = Some(ExpectedStep::of(proposal, devices.names));
-    Ok(Some(layout))
+    let expected = ExpectedStep::of(proposal, devices.names);
+    Ok(Some(PlannedLayout::of(request, proposal, expected, left_out_notes(proposal))))
 }
 
 /// Figures of a device that lacks memory, without the advice of the error.

@@ -1,6 +1,7 @@
 //! Candidates of a run: the devices of a selector, and their identities in a placement.
 
 use crate::runtime::RuntimeError;
+use crate::runtime::remote::FIRST_NODE;
 use potluck_kernels::autotune::cache;
 use potluck_kernels::device::{Adapter, Selection, list_adapters, select_all};
 use potluck_kernels::exec::cpu::cpu_identity;
@@ -35,6 +36,14 @@ pub fn kinds(selections: &[Selection]) -> Vec<usize> {
         kinds.push(identities.iter().position(|other| other == identity).unwrap_or(place));
     }
     kinds
+}
+
+/// Returns the number of the node of a device.
+pub fn node_of(selection: &Selection) -> u32 {
+    match selection {
+        Selection::Offered(device) => device.node,
+        Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
+    }
 }
 
 /// Returns the identity of a device, which determines the bits of its results.

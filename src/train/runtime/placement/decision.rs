@@ -68,11 +68,6 @@ pub fn decide(
         match given(request, &devices.selections[..count], saved)? {
             Some(given) => given,
             None => {
-                if requested.tensor * requested.stages > 1
-                    && !request.parallel.shares.are_measured()
-                {
-                    fixed_counts(request.parallel, request.batch, requested.mesh(count).data)?;
-                }
                 // A single pipeline has all samples for any cut.
                 if requested.stages > 1 && requested.mesh(count).data == 1 {
                     let even = in_given_order(request, count, &[request.batch]);
@@ -109,7 +104,8 @@ fn given(
         return Ok(if is_measured { None } else { Some(even) });
     }
     let lacks_shares = parallel.shares.are_measured() && units > 1;
-    if request.probe.is_some() && (parallel.lacks_cut() || lacks_shares) {
+    let is_planned = request.probe.is_some() && (parallel.lacks_cut() || lacks_shares);
+    if is_planned && parallel.shares.are_measured() {
         return Ok(None);
     }
     // Measured shares exclude devices without a sample.
@@ -118,6 +114,9 @@ fn given(
     } else {
         fixed_counts(parallel, request.batch, units)?
     };
+    if is_planned {
+        return Ok(None);
+    }
     let mut given = in_given_order(request, devices.len(), &counts);
     if !parallel.is_divided() {
         require_changes(parallel, units)?;

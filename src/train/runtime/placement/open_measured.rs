@@ -3,8 +3,8 @@
 //! that make a step longer are excluded; with `auto` and `all`, also devices that fail before the
 //! run.
 
-use super::automatic_layout::PlannedLayout;
-use super::candidates::adapters_for;
+use super::automatic_layout::{PlannedLayout, PlannedPlacement};
+use super::candidates::{adapters_for, node_of};
 use super::device_memory::DeviceMemory;
 use super::laid_out::{lay_out, memory_of_ranks};
 use super::names::{is_auto, is_named};
@@ -37,10 +37,11 @@ use potluck_parallel::planner::laid_out::{LaidOut, layout_of};
 use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::profile::PlanProfile;
-use potluck_parallel::planner::proposal::{MemoryNeed, Proposal};
+use potluck_parallel::planner::proposal::{Candidate, MemoryNeed, Proposal};
 use potluck_parallel::planner::search::{
     MemoryModel, SearchRequest, StageFits, StageQuestion, search,
 };
+use potluck_parallel::planner::step_time::step_time;
 use potluck_parallel::sim::LinkModel;
 use potluck_parallel::{Placement, ReduceSite, contiguous_shares};
 
@@ -56,19 +57,8 @@ pub(crate) struct ReservedDevice {
 impl ReservedDevice {
     /// Returns the number of the device's node.
     pub fn node(&self) -> u32 {
-        match &self.selection {
-            Selection::Offered(device) => device.node,
-            Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
-        }
+        node_of(&self.selection)
     }
-}
-
-/// Planned placement of devices that hold the whole model.
-pub(crate) enum OpenedOrPlanned {
-    /// Open devices, each with the whole model.
-    Opened(Box<ReadyRanks>),
-    /// A layout that divides the model; its devices are not open.
-    Planned(Box<PlannedLayout>),
 }
 
 /// Device of the run, with its samples per step and the maximum of a micro-batch.
@@ -131,7 +121,7 @@ pub(crate) fn open_measured(
     devices: RequestedDevices,
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<OpenedOrPlanned, RuntimeError> {
+) -> Result<PlannedPlacement, RuntimeError> {
     let Some(probe) = &request.probe else {
         return Err(RuntimeError::Defect("devices are measured without inputs".into()));
     };
@@ -149,9 +139,8 @@ pub(crate) fn open_measured(
         Measured::Divided(chosen) => {
             let Divided { proposal, expected, notes: told } = *chosen;
             notes.extend(told);
-            let mut layout = PlannedLayout::of(request, &proposal, notes);
-            layout.decision.expected = Some(expected);
-            return Ok(OpenedOrPlanned::Planned(Box::new(layout)));
+            let layout = PlannedLayout::of(request, &proposal, expected, notes);
+            return Ok(PlannedPlacement::Layout(Box::new(layout)));
         }
     };
     let mut members = Vec::new();
@@ -174,7 +163,7 @@ pub(crate) fn open_measured(
     let is_kept = false;
     let ready =
         ReadyRanks { arrangement, laid_out, members, reduce_sites, is_kept, notes, expected };
-    Ok(OpenedOrPlanned::Opened(Box::new(ready)))
+    Ok(PlannedPlacement::Opened(Box::new(ready)))
 }
 
 /// Opens the admitted devices. Devices that fail are excluded with a note, unless they are named.
@@ -421,20 +410,15 @@ impl<'a> OpenPlanner<'a> {
     /// Returns the fastest layout, which has all devices unless some may be left out; `None` if
     /// nothing fits.
     fn chosen(&self) -> Option<ChosenLayout> {
-        let takes_all = !is_auto(self.request.selector);
         let some = self.search(false);
-        if !takes_all {
-            let proposal = some?;
-            let notes = left_out_notes(&proposal);
-            return Some(ChosenLayout { proposal, notes });
+        let takes_all = !is_auto(self.request.selector);
+        if takes_all && let Some(all) = self.search(true) {
+            let cost = some.and_then(|some| self.cost_note(&all, &some));
+            return Some(ChosenLayout { proposal: all, notes: cost.into_iter().collect() });
         }
-        let Some(proposal) = self.search(true) else {
-            // All open devices have memory together: the batch has too few samples for them.
-            let proposal = some?;
-            let notes = left_out_notes(&proposal);
-            return Some(ChosenLayout { proposal, notes });
-        };
-        let notes = some.and_then(|some| self.cost_note(&proposal, &some)).into_iter().collect();
+        // All open devices have memory together: the batch may have too few samples for them.
+        let proposal = some?;
+        let notes = left_out_notes(&proposal);
         Some(ChosenLayout { proposal, notes })
     }
 
@@ -527,8 +511,9 @@ impl<'a> OpenPlanner<'a> {
             return None;
         }
         let step_ms = milliseconds(prediction.step_s);
-        Some(if prediction.network_s > 0.0 {
-            let network_ms = milliseconds(prediction.network_s);
+        let network_s = prediction.step_s - self.step_without_network(&proposal.chosen)?;
+        Some(if network_s > 0.0 {
+            let network_ms = milliseconds(network_s);
             format!(
                 "a step is expected to take {step_ms} ms, {network_ms} of them for the network \
                  between nodes"
@@ -539,6 +524,17 @@ impl<'a> OpenPlanner<'a> {
                  hidden"
             )
         })
+    }
+
+    /// Seconds of a step of a candidate whose links between nodes take no time.
+    fn step_without_network(&self, candidate: &Candidate) -> Option<f64> {
+        let mut profile = self.profile.clone();
+        for link in profile.links.iter_mut().flatten() {
+            *link = LinkModel::INSTANT;
+        }
+        let laid_out = lay_out(self.request, &candidate.arrangement).ok()?;
+        let overlap = self.request.parallel.overlap;
+        Some(step_time(&profile, &candidate.arrangement, &laid_out, overlap)?.seconds)
     }
 }
 
@@ -562,7 +558,7 @@ impl MemoryModel for OpenMemory<'_> {
         let is_reserved = reserves_hold(request, &reserves);
         let mut needs = Vec::with_capacity(needed.len());
         for (one, rank) in opened.zip(needed) {
-            // Devices stay open with the rows of their plans.
+            // Without a reserve for a shard, the device is open with too little.
             let has = if is_reserved { Some(one.bytes as u64) } else { Some(0) };
             needs.push(MemoryNeed { needed: rank.device as u64, has });
         }

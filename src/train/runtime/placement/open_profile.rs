@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::open_measured::ReservedDevice;
-use super::profile::{THREAD_MESSAGE_S, addition_rate, links_between};
+use super::profile::{FEWER, THREAD_MESSAGE_S, addition_rate, links_between};
 use super::types::PlacementRequest;
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::memory;
@@ -37,9 +37,6 @@ const THOROUGH_MICRO_BATCHES: f64 = 14.0;
 /// The same of a brief one: one alone, and one of all devices together.
 const BRIEF_MICRO_BATCHES: f64 = 3.0;
 
-/// Part of the samples of a micro-batch that is timed before it.
-const FEWER: u32 = 4;
-
 /// Returns the most seconds of a measurement for a run of `steps` steps, each of which takes
 /// devices these seconds alone.
 pub(crate) fn measurement_s_max(
@@ -59,14 +56,11 @@ pub(crate) struct OpenProfile {
 }
 
 /// What is measured on one device.
-#[derive(Clone)]
 struct SoloRequest {
     probe: Probe,
     rows: u32,
     rows_min: u32,
-    /// Samples of the micro-batch that was timed first, and its seconds.
-    few: u32,
-    few_s: f64,
+    first: FirstTiming,
     /// Most seconds of the measurement of this device.
     most_s: f64,
     update: Update,
@@ -82,17 +76,21 @@ struct SoloTiming {
     /// Samples of the timed micro-batch, which may be fewer, and its seconds.
     timed_rows: u32,
     timed_s: f64,
-    /// False if there is too little time for repetitions.
-    is_thorough: bool,
     /// Line of a micro-batch over the samples.
     fixed_s: f64,
     row_s: f64,
-    /// By block; empty without a thorough measurement.
+    /// By block; empty if there was too little time for a thorough measurement.
     blocks: Vec<BlockTiming>,
     /// Seconds to read one element back, and to write one.
     read_s: f64,
     write_s: f64,
     update_element_s: f64,
+}
+
+impl SoloTiming {
+    fn is_thorough(&self) -> bool {
+        !self.blocks.is_empty()
+    }
 }
 
 /// Measures open devices for a model, each alone and then those of each node together. `staged` are
@@ -118,8 +116,7 @@ pub(crate) fn open_profile(
             probe: Arc::clone(probe),
             rows: one.device.rows,
             rows_min,
-            few: first[index].rows,
-            few_s: first[index].seconds,
+            first: first[index],
             most_s,
             update: request.optimizer.update(0.0, 1),
             reserve: one.reserve.clone(),
@@ -160,11 +157,12 @@ pub(crate) fn open_profile(
         _ => vec![vec![LinkModel::INSTANT; nodes]; nodes],
     };
     let profile = PlanProfile { devices, links, thread_message_s: THREAD_MESSAGE_S };
-    let has_block_times = solo.iter().all(|timing| timing.is_thorough);
+    let has_block_times = solo.iter().all(SoloTiming::is_thorough);
     Ok(OpenProfile { profile, has_block_times })
 }
 
 /// Small micro-batch, with its seconds.
+#[derive(Clone, Copy)]
 struct FirstTiming {
     rows: u32,
     seconds: f64,
@@ -196,19 +194,19 @@ fn first_timings(
 /// larger one may not fit a cache. If there is too little time for that, micro-batches are timed
 /// once, in one size or in a small one.
 fn alone(device: &mut dyn Executor, asked: SoloRequest) -> Result<SoloTiming, DeviceError> {
-    let SoloRequest { probe, rows, rows_min, few, few_s, most_s, update, reserve } = asked;
+    let SoloRequest { probe, rows, rows_min, first, most_s, update, reserve } = asked;
     let timed = |device: &mut dyn Executor, rows: u32, repeats: u32| {
         device.time_micro_batch(&probe(rows as usize), rows, repeats)
     };
-    let expected_s = few_s * f64::from(rows) / f64::from(few);
+    let row_s = first.seconds / f64::from(first.rows);
+    let expected_s = f64::from(rows) * row_s;
     let is_thorough = THOROUGH_MICRO_BATCHES * expected_s <= most_s;
     let mut timing = SoloTiming {
         micro_batch: rows,
-        timed_rows: few,
-        timed_s: few_s,
-        is_thorough,
+        timed_rows: first.rows,
+        timed_s: first.seconds,
         fixed_s: 0.0,
-        row_s: few_s / f64::from(few),
+        row_s,
         blocks: Vec::new(),
         read_s: 0.0,
         write_s: 0.0,
@@ -252,8 +250,7 @@ fn alone(device: &mut dyn Executor, asked: SoloRequest) -> Result<SoloTiming, De
 }
 
 fn updated_elements(plan: &Plan) -> usize {
-    let held = plan.updated_buckets().filter(|bucket| plan.holds(*bucket));
-    held.map(|bucket| plan.buckets[bucket.index()].length).sum()
+    plan.updated_and_held().map(|bucket| plan.buckets[bucket.index()].length).sum()
 }
 
 /// By device: the first one of its identity on its node, if it is as fast.
@@ -312,15 +309,13 @@ fn block_speeds(timing: &SoloTiming, weights: &[f64]) -> Vec<BlockSpeed> {
             backward_weight_s: backward_weight_s + part * backward_input_s,
         });
     }
-    let all_s: f64 = times.iter().map(BlockTimes::sum_s).sum();
+    let mut all_s: f64 = times.iter().map(BlockTimes::sum_s).sum();
     if all_s <= 0.0 {
-        // Each block takes the same time, a third of it for the forward pass.
-        let third = 1.0 / (3.0 * weights.len() as f64);
-        let equal =
-            BlockTimes { forward_s: third, backward_input_s: third, backward_weight_s: third };
+        // Each block takes the same time, and each of its passes a third of it.
+        let equal = BlockTimes { forward_s: 1.0, backward_input_s: 1.0, backward_weight_s: 1.0 };
         times.fill(equal);
+        all_s = equal.sum_s() * times.len() as f64;
     }
-    let all_s: f64 = times.iter().map(BlockTimes::sum_s).sum();
     let mut speeds = Vec::with_capacity(times.len());
     for times in times {
         speeds.push(BlockSpeed {
@@ -351,7 +346,7 @@ fn measure_slowdowns(
         };
         works.push((&opened[index].device.driver, work));
     }
-    let is_thorough = shared.iter().all(|index| solo[*index].is_thorough);
+    let is_thorough = shared.iter().all(|index| solo[*index].is_thorough());
     let repeats = if is_thorough { REPEATS } else { 1 };
     let deadline = request.opening.deadline;
     let ended = time_together(works, "timing micro-batches", repeats, deadline);
@@ -373,7 +368,6 @@ mod tests {
             micro_batch: 4,
             timed_rows: 4,
             timed_s: 0.5,
-            is_thorough: true,
             fixed_s: 0.1,
             row_s: 0.1,
             blocks,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::candidates::node_of;
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::open_profile::measurement_s_max;
 use super::pipeline::{MeasuredBlocks, measure_blocks, part_of};
@@ -24,9 +25,8 @@ use potluck_parallel::planner::profile::{
 };
 use potluck_parallel::sim::LinkModel;
 
-/// Part of the samples of a micro-batch in the second measurement, which tells the fixed time of
-/// a micro-batch from the time per sample.
-const FEWER: u32 = 4;
+/// Part of the samples of a micro-batch in the measurement of a small one.
+pub(crate) const FEWER: u32 = 4;
 
 /// Timed repetitions of an addition.
 const ADDITIONS: u32 = 3;
@@ -111,13 +111,6 @@ fn measurement_s(request: &PlacementRequest, many: &MeasuredBlocks) -> f64 {
     let step_s =
         many.times.iter().map(|of| micro_batches * of.iter().map(BlockTimes::sum_s).sum::<f64>());
     measurement_s_max(request.steps, step_s)
-}
-
-fn node_of(selection: &Selection) -> u32 {
-    match selection {
-        Selection::Offered(device) => device.node,
-        Selection::Adapter(_) | Selection::Cpu { .. } => FIRST_NODE,
-    }
 }
 
 /// Times of the blocks on a device as lines over the samples.
