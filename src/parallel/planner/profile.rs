@@ -129,6 +129,24 @@ impl DeviceProfile {
     }
 }
 
+/// Gives the devices of a kind on a node the mean of their slowdowns, so that noise does not tell
+/// them apart.
+pub fn equalize_slowdowns(devices: &mut [DeviceProfile]) {
+    for first in 0..devices.len() {
+        let DeviceProfile { kind, node, .. } = devices[first];
+        let mut slowdowns = Vec::new();
+        for device in devices.iter().filter(|other| other.kind == kind && other.node == node) {
+            slowdowns.extend(device.shares.map(|shared| shared.slowdown));
+        }
+        let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
+        for device in devices.iter_mut().filter(|other| other.kind == kind && other.node == node) {
+            if let Some(shared) = &mut device.shares {
+                shared.slowdown = mean;
+            }
+        }
+    }
+}
+
 impl PlanProfile {
     /// Returns the link between two devices.
     pub fn link(&self, from: usize, to: usize) -> LinkModel {
@@ -215,7 +233,14 @@ mod tests {
             micro_batch: None,
             refusals: Vec::new(),
         };
-        let devices = [Some(0), None, Some(0), Some(0), Some(1)].map(device);
+        let mut devices = [Some(0), None, Some(0), Some(0), Some(1)].map(device);
+        // Noise does not tell equal devices apart.
+        for (device, slowdown) in devices.iter_mut().zip([2.0, 0.0, 3.0, 4.0, 3.0]) {
+            if let Some(shared) = &mut device.shares {
+                shared.slowdown = slowdown;
+            }
+        }
+        equalize_slowdowns(&mut devices);
         let profile =
             PlanProfile { devices: devices.into(), links: Vec::new(), thread_message_s: 0.0 };
         assert_eq!(profile.slowdown(0, &[0]), 1.0);

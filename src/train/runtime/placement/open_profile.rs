@@ -19,16 +19,18 @@ use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::profile::{
-    BlockSpeed, DeviceProfile, PlanProfile, SharedProcessor, line,
+    BlockSpeed, DeviceProfile, PlanProfile, SharedProcessor, equalize_slowdowns, line,
 };
 use potluck_parallel::sim::LinkModel;
 
 /// Relative difference of the speeds of two devices of one kind up to which they count as equal.
 const EQUAL: f64 = 0.1;
 
-/// Longest measurement, in seconds, and as a part of the run.
+/// Longest measurement, in seconds, and as a part of the run; for a part of less than the last, no
+/// measurement is cut short, because noise would decide.
 const MEASUREMENT_S_MAX: f64 = 20.0;
 const MEASUREMENT_PART_MAX: f64 = 0.05;
+const MEASUREMENT_S_MIN: f64 = 0.1;
 
 /// Micro-batches of the largest size that a thorough measurement of a device takes: repetitions of
 /// both sizes with their warm-ups, of the blocks, and of all devices together.
@@ -45,7 +47,8 @@ pub(crate) fn measurement_s_max(
 ) -> f64 {
     let Some(steps) = steps else { return MEASUREMENT_S_MAX };
     let steps_per_s: f64 = step_s_of_devices.into_iter().map(|step_s| 1.0 / step_s).sum();
-    MEASUREMENT_S_MAX.min(MEASUREMENT_PART_MAX * steps as f64 / steps_per_s)
+    let part_s = MEASUREMENT_PART_MAX * steps as f64 / steps_per_s;
+    part_s.clamp(MEASUREMENT_S_MIN, MEASUREMENT_S_MAX)
 }
 
 /// Measured profile of open devices.
@@ -356,6 +359,7 @@ fn measure_slowdowns(
         let slowdown = (seconds / solo[index].timed_s).max(1.0);
         devices[index].shares = Some(SharedProcessor { number: opened[index].node(), slowdown });
     }
+    equalize_slowdowns(devices);
     Ok(())
 }
 
@@ -403,5 +407,6 @@ mod tests {
         // 100 steps of 0.2 s on two devices take 10 s; a slow one hardly counts.
         assert!((measurement_s_max(Some(100), [0.2, 0.2]) - 0.5).abs() < 1e-12);
         assert!(measurement_s_max(Some(100), [0.2, 1e6]) < 1.01);
+        assert_eq!(measurement_s_max(Some(3), [0.001, 0.001]), 0.1);
     }
 }

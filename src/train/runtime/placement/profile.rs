@@ -21,7 +21,7 @@ use potluck_kernels::exec::{BlockTiming, Executor, Moments};
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::planner::profile::{
-    BlockRefusal, BlockSpeed, DeviceProfile, PlanProfile, SharedProcessor,
+    BlockRefusal, BlockSpeed, DeviceProfile, PlanProfile, SharedProcessor, equalize_slowdowns,
 };
 use potluck_parallel::sim::LinkModel;
 
@@ -234,6 +234,7 @@ fn measure_together(
     for (position, slowdown) in slowdowns(request, &opened, profiles)? {
         profiles[position].shares = Some(SharedProcessor { number: HOST, slowdown });
     }
+    equalize_slowdowns(profiles);
     Ok(())
 }
 
