@@ -22,7 +22,9 @@ use potluck_net::status::RunAbout;
 use potluck_parallel::{PlacedNode, Placement};
 use potluck_train::config::read::Override;
 use potluck_train::error::TrainError;
-use potluck_train::nodes::{ClusterLinks, JoinedNode, NodeOutcome, RunFailure, RunNodes, serve};
+use potluck_train::nodes::{
+    ClusterLinks, JoinedNode, NodeOutcome, NodesResult, RunFailure, RunNodes, serve,
+};
 use potluck_train::run::RunOutcome;
 use potluck_train::run_data::require_there;
 use potluck_train::runtime::error::EXIT_RESTART;
@@ -168,7 +170,7 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         let ended = join_once(args, &mut secret, &signals);
         let is_over = match &ended {
             // The time of the job is up.
-            Ok(Ok(RunOutcome::Interrupted(Interruption::TimeLimit))) => true,
+            Ok(Ok(NodesResult::Run(RunOutcome::Interrupted(Interruption::TimeLimit)))) => true,
             Ok(outcome) => exit_code_of(outcome) != EXIT_RESTART,
             // After a `RendezvousError` the time of --wait has passed.
             Err(error) => error.is::<RendezvousError>() || exit_code(error) != EXIT_RESTART,
@@ -279,13 +281,18 @@ fn join_once(
 /// Prints the end of the run.
 fn report(outcome: &NodeOutcome, quiet: bool) {
     match outcome {
-        Ok(RunOutcome::Done { .. }) => {
+        Ok(NodesResult::Run(RunOutcome::Done { .. })) => {
             if !quiet {
                 print_line("done; the model is on the first node");
             }
         }
-        Ok(RunOutcome::Interrupted(signal)) => {
+        Ok(NodesResult::Run(RunOutcome::Interrupted(signal))) => {
             print_line(&format!("{signal}; the run is saved on the first node"));
+        }
+        Ok(NodesResult::Plan) => {
+            if !quiet {
+                print_line("done; the plan is on the first node");
+            }
         }
         Err(RunFailure { why, .. }) => {
             print_error(&format!("the run ended on the first node: {why}"));
@@ -295,8 +302,8 @@ fn report(outcome: &NodeOutcome, quiet: bool) {
 
 fn exit_code_of(outcome: &NodeOutcome) -> i32 {
     match outcome {
-        Ok(RunOutcome::Done { .. }) => 0,
-        Ok(RunOutcome::Interrupted(signal)) => signal.exit_code(),
+        Ok(NodesResult::Run(RunOutcome::Done { .. }) | NodesResult::Plan) => 0,
+        Ok(NodesResult::Run(RunOutcome::Interrupted(signal))) => signal.exit_code(),
         Err(RunFailure { exit_code, .. }) => *exit_code,
     }
 }

@@ -4,42 +4,88 @@ mod report;
 
 use std::path::Path;
 
-use super::UsageError;
 use super::args::PlanArgs;
-use super::explain::data_shape;
+use super::explain::{ResumedParts, data_shape};
+use super::nodes::RunBefore;
+use super::run_signals::SignalWatch;
 use super::schedule_chart::probe;
 use super::train::{DescribedRun, described};
+use super::{UsageError, exit_code, nodes};
 use crate::ui::terminal::print_line;
 use potluck_bench::machines::plan_machines;
 use potluck_kernels::autotune::TuneOptions;
+use potluck_kernels::device::select_all;
 use potluck_parallel::planner::plans::Plans;
+use potluck_train::error::TrainError;
+use potluck_train::nodes::{NodesResult, RunFailure, RunNodes};
 use potluck_train::run_data::SavedData;
-use potluck_train::runtime::placement::candidates::{adapters_for, selections};
+use potluck_train::runtime::placement::candidate_flags::SelectableDevices;
+use potluck_train::runtime::placement::candidates::adapters_for;
 use potluck_train::runtime::placement::device_limits::cut_plans;
 use potluck_train::runtime::placement::names::{display_names, is_named};
 use potluck_train::runtime::placement::open_one::RequestedDevices;
 use potluck_train::runtime::placement::planned::{PlanPurpose, plan_run};
 use potluck_train::runtime::placement::types::PlacementRequest;
+use potluck_train::runtime::remote::RemoteNodes;
+use potluck_train::signals::Signals;
 use potluck_train::spec::RunSpec;
 use report::PlanReport;
 
 /// Runs `potluck plan`.
 ///
 /// # Errors
-/// Returns the errors of the configuration and the data, and of [`plan_run`].
+/// Returns the errors of the configuration and the data, of the other nodes, and of [`plan_run`].
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
-    if args.train.nodes.is_some() {
-        let why = "plan measures the devices of this machine; leave out --nodes";
-        return Err(UsageError(why.into()).into());
-    }
+    let signals = Signals::caught()?.until_exit();
+    let watch = SignalWatch::start(signals, args.train.watched.term_timeout)?;
     let DescribedRun { spec, resumed } = described(&args.train)?;
     if let Some(file) = &args.machines {
+        if args.train.nodes.is_some() {
+            let why = "--machines plans for the nodes of a file; leave out --nodes";
+            return Err(UsageError(why.into()).into());
+        }
         return plan_elsewhere(file, args.json, &spec, &resumed.data);
     }
+    let signals = watch.meet(&[]);
+    let nodes = nodes::meet(&args.train, &spec, &RunBefore::default(), &signals, None)?;
+    watch.met(nodes.as_ref());
+    let planned = plan_here(args, &spec, &resumed, nodes.as_deref());
+    if planned.is_err() {
+        watch.settle();
+    }
+    if let Some(nodes) = nodes {
+        nodes.end(&match &planned {
+            Ok(_) => Ok(NodesResult::Plan),
+            Err(error) => {
+                Err(RunFailure { why: format!("{error:#}"), exit_code: exit_code(error) })
+            }
+        });
+    }
+    super::print(&planned?);
+    Ok(())
+}
+
+/// Plans a run on the devices of this machine and of the nodes that have joined; returns the
+/// report.
+fn plan_here(
+    args: &PlanArgs,
+    spec: &RunSpec,
+    resumed: &ResumedParts,
+    nodes: Option<&RunNodes>,
+) -> anyhow::Result<String> {
     let data = spec.load_data(&resumed.data)?;
+    let remote = match nodes {
+        Some(nodes) => {
+            nodes.begin(spec, &data, resumed.done)?;
+            nodes.remote()
+        }
+        None => RemoteNodes::default(),
+    };
     let plans = Plans::new(spec.training_graph(&data.shape)?);
-    let probe = probe(&spec, &data, plans.model().whole())?;
-    let selections = selections(&spec.devices)?;
+    let probe = probe(spec, &data, plans.model().whole())?;
+    let adapters = adapters_for(&spec.devices);
+    let mut selections = select_all(&spec.devices, &adapters).map_err(TrainError::from)?;
+    selections.extend(remote.offered());
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let cut = cut_plans(&plans, is_named(&spec.devices), devices, None)?;
@@ -57,17 +103,20 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         probe: Some(probe),
         notify: &notify,
         retune: args.train.retune,
+        nodes: &remote,
         ..options.placement_request(&parallel, plans, &tuning)
     };
     let planned = plan_run(&request, devices, PlanPurpose::Explanation, &mut |_, _| {})?;
+    let selectable =
+        SelectableDevices { selector: &spec.devices, adapters: &adapters, selections: &selections };
     let report = PlanReport {
-        spec: &spec,
+        spec,
         planned: &planned,
         graph: plans.model().whole(),
-        adapters: &adapters_for(&spec.devices),
+        devices: selectable,
+        nodes: nodes.map_or(1, RunNodes::count),
     };
-    super::print(&if args.json { report.json() } else { report.text() });
-    Ok(())
+    Ok(if args.json { report.json() } else { report.text() })
 }
 
 /// Plans a run on the machines of a file.

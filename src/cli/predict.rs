@@ -25,7 +25,9 @@ const AT_A_TIME: usize = 4096;
 /// Predicts samples with a checkpoint and writes a row per sample: its name or number, the chosen
 /// class with the probability of each, or the predicted values in their units.
 pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
-    if let Some(out) = &args.out {
+    // A dash is standard output, as without the flag.
+    let out = args.out.as_deref().filter(|out| *out != Path::new("-"));
+    if let Some(out) = out {
         writable(out, "--out")?;
         // The table of predictions would replace the samples.
         if fs::canonicalize(out).is_ok_and(|out| is_within(&out, &args.data)) {
@@ -94,8 +96,8 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
         }
     }
     let text = csv.into_inner().map_err(|error| anyhow::anyhow!("{error}"))?;
-    write(args.out.as_deref(), &text)?;
-    summary(&samples, right, &description, args.out.as_deref());
+    write(out, &text)?;
+    summary(&samples, right, &description, out);
     if let Some(index) = first_bad {
         let name = name_of(&samples, index);
         print_line(&format!(

@@ -33,7 +33,7 @@ use potluck_train::config::schema::{DataKind, TokenizerSource};
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::hugging_face::{self, ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
-use potluck_train::nodes::{NodesSink, RunFailure};
+use potluck_train::nodes::{NodesResult, NodesSink, RunFailure};
 use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::selections;
@@ -248,7 +248,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     }
     if let Some(nodes) = nodes {
         nodes.end(&match &ended {
-            Ok((outcome, _)) => Ok(outcome.clone()),
+            Ok((outcome, _)) => Ok(NodesResult::Run(outcome.clone())),
             Err(error) => {
                 Err(RunFailure { why: format!("{error:#}"), exit_code: exit_code(error) })
             }

@@ -33,6 +33,7 @@ macro_rules! settings {
 
 settings! {
     Devices: "--devices", "TrainerOptions::devices";
+    Nodes: "--nodes", "the number of nodes";
     Retune: "--retune", "TrainerOptions::retune";
     Batch: "train.batch", "TrainerOptions::batch";
     MicroBatchSize: "train.micro_batch_size", "TrainerOptions::micro_batch_size";

@@ -385,9 +385,22 @@ impl Builder {
         self.apply(Op::Concat { axis }, parts)
     }
 
-    /// Computes the sum over any set of axes, which are removed. Axis 0 of a batched tensor is the
-    /// batch.
+    /// Computes the sum over any set of axes, which are removed.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if there is no such axis, and in a forward pass for the batch (axis 0
+    /// of a batched tensor): devices and micro-batches have parts of it, so that the sum would
+    /// depend on them. A loss sums over it, and so do gradients of parameters.
     pub fn sum(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
+        let shape = self.shape(x);
+        if self.phase == PassKind::Forward && shape.is_batched() && axes.contains(&0) {
+            return Err(ShapeError {
+                op: "sum".into(),
+                inputs: shape.to_string(),
+                why: "the batch is divided among devices and micro-batches; a loss sums over it"
+                    .into(),
+            });
+        }
         let mut x = x;
         for [first, last] in runs_from_the_back(axes) {
             x = self.apply(Op::Sum { first, last }, &[x])?;

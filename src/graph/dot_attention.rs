@@ -88,9 +88,12 @@ impl Builder {
                 Some(scale) => self.scale(q, scale / root)?,
                 None => q,
             };
+            // The kernel takes columns of a tensor as queries, keys or values, not as two of them.
+            let keys = if k == q { self.scale(k, 1.0)? } else { k };
+            let values = if v == q || v == k { self.scale(v, 1.0)? } else { v };
             let separate = AttentionOptions::separate(heads, kv_heads, sizes.width);
             let options = AttentionOptions { causal, dropout, ..separate };
-            return self.attention_over([(q, 0), (k, 0), (v, 0)], options);
+            return self.attention_over([(q, 0), (keys, 0), (values, 0)], options);
         }
         let q = self.scale(q, scale.unwrap_or(root))?;
         let q = self.rows_of_heads(q, heads, 1)?;

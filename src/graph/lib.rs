@@ -555,6 +555,12 @@ impl Graph {
         })
     }
 
+    /// Returns true if no node is of pass W: [`merge_backward`] has moved them to pass B, or there
+    /// is no backward pass.
+    pub fn has_merged_backward(&self) -> bool {
+        self.nodes.iter().all(|node| node.phase != PassKind::BackwardWeight)
+    }
+
     /// Returns the nodes that recompute activations for the backward pass; see [`Recomputation`].
     pub fn repeated_nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|node| {

@@ -77,6 +77,11 @@ impl ModelGraph {
         Self { recompute, ..self }.rebuilt()
     }
 
+    /// Returns what is recomputed in the backward pass.
+    pub fn recompute(&self) -> Recompute {
+        self.recompute
+    }
+
     /// Returns the training graph with the gradients of parameters moved to pass B where that takes
     /// less memory; see [`merge_backward`].
     pub fn with_merged_backward(self) -> Self {

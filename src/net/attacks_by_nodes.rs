@@ -193,8 +193,8 @@ fn a_peer_without_a_greeting_or_with_a_wrong_one_is_refused() {
         assert_says(&silent.join().unwrap(), "it sent no greeting within 2 s");
     });
     assert_says(&refusals(&patient, Some(b"GET / HTTP".to_vec())), "does not begin as one");
-    let later = refusals(&patient, Some(greeting_of(10, "9.8.7", b"?")));
-    assert_says(&later, "the node that dials has potluck 9.8.7 (protocol 10), and the one that is");
+    let later = refusals(&patient, Some(greeting_of(11, "9.8.7", b"?")));
+    assert_says(&later, "the node that dials has potluck 9.8.7 (protocol 11), and the one that is");
     let long = [&greeting(b"", IDLE_TIMEOUT)[..4], &[255; 2]].concat();
     assert_says(&refusals(&patient, Some(long)), "65535 bytes");
     for (node, refused) in [(patient, 3), (impatient, 2)] {

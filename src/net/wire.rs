@@ -43,7 +43,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything after the version in a greeting, the messages between nodes included. Any
 /// change makes another protocol.
-const PROTOCOL: u16 = 9;
+const PROTOCOL: u16 = 10;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
@@ -340,22 +340,22 @@ mod tests {
         let error = Greeting::decode(&third[GREETING_HEAD_BYTES..]).unwrap_err();
         let past = GreetingError::OtherProtocol { protocol: 3, version: "0.2.0".into() };
         assert_eq!(error, past);
-        let ninth = b"PTLK\0\x15\0\x09\x050.2.0\0\0\0\0\0\0\x05\xdchello";
-        assert_eq!(greeting_of(9, "0.2.0", &rest), ninth);
-        let (head, behind) = ninth.split_first_chunk().unwrap();
+        let tenth = b"PTLK\0\x15\0\x0a\x050.2.0\0\0\0\0\0\0\x05\xdchello";
+        assert_eq!(greeting_of(10, "0.2.0", &rest), tenth);
+        let (head, behind) = tenth.split_first_chunk().unwrap();
         assert_eq!(greeting_length(head), Ok(behind.len()));
         let idle_timeout = Duration::from_millis(1500);
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };
         assert_eq!(Greeting::decode(behind), Ok(decoded));
         // A greeting of a later protocol; only its beginning is known.
-        let later = b"PTLK\0\x0b\0\x0a\x059.8.7\xff\xfe\xfd";
+        let later = b"PTLK\0\x0b\0\x0b\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
-        let own = format!("potluck {} (protocol 9)", env!("CARGO_PKG_VERSION"));
+        let own = format!("potluck {} (protocol 10)", env!("CARGO_PKG_VERSION"));
         assert_eq!(
             error.sentence(true),
             format!(
                 "the node that dials has {own}, and the one that is dialed potluck 9.8.7 \
-                 (protocol 10): install the same version on both"
+                 (protocol 11): install the same version on both"
             )
         );
         assert!(error.sentence(false).starts_with("the node that dials has potluck 9.8.7"));

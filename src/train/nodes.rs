@@ -67,8 +67,16 @@ pub struct RunFailure {
     pub exit_code: i32,
 }
 
-/// End of a run, for the users of other nodes.
-pub type NodeOutcome = Result<RunOutcome, RunFailure>;
+/// Result of the common work of nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum NodesResult {
+    Run(RunOutcome),
+    /// The run was only planned.
+    Plan,
+}
+
+/// End of the common work, for the users of other nodes.
+pub type NodeOutcome = Result<NodesResult, RunFailure>;
 
 fn decode_outcome(bytes: &[u8]) -> Result<NodeOutcome, TrainError> {
     let outcome: NodeOutcome = decode(bytes)

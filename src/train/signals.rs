@@ -129,6 +129,12 @@ impl SignalFlags {
         Self { usr1_saves: false, ..self }
     }
 
+    /// Returns true if a signal is caught. One that was ignored at the start of the process, as
+    /// Ctrl-C is in the background of a script, stays so, here and in processes that it starts.
+    pub fn catches(&self, signal: Interruption) -> bool {
+        self.raised.iter().any(|(caught, _)| *caught == signal)
+    }
+
     /// Returns a signal that requested the end, if any; Ctrl-C if there are several.
     pub fn pending(&self) -> Option<Interruption> {
         for (signal, flag) in &self.raised {

@@ -170,3 +170,21 @@ fn attention_has_gradients_of_values() {
         check_graph(b);
     }
 }
+
+/// One tensor in several roles, as self-attention without projections has it.
+#[test]
+fn attention_takes_one_tensor_as_queries_keys_and_values() {
+    for roles in [[0, 0, 0], [0, 1, 1], [0, 0, 1], [0, 1, 0]] {
+        for scale in [None, Some(0.7)] {
+            let mut b = Builder::new();
+            b.block("test");
+            let tensors = ["x", "y"].map(|name| source(&mut b, name, &[1, 4, HEADS * WIDTH]));
+            let options = DotAttentionOptions { scale, ..DotAttentionOptions::new(HEADS) };
+            let inputs = roles.map(|role| tensors[role]);
+            let y = b.scaled_dot_product_attention(inputs, &options).unwrap();
+            let squares = b.mul(y, y).unwrap();
+            b.loss(&[LossTerm::sum("squares", squares)]).unwrap();
+            check_graph(b);
+        }
+    }
+}

@@ -487,3 +487,34 @@ fn last_step_of_any_sequence_is_there() {
     let empty = b.parameter("empty", &[5, 0, 2], Init::Zeros);
     assert!(b.last_step(empty).unwrap_err().to_string().contains("dimension of size 0"));
 }
+
+/// Samples of a batch do not meet: its parts are on several devices and in several micro-batches.
+#[test]
+fn functions_of_a_forward_pass_refuse_the_axis_of_the_batch() {
+    type Reduction = fn(&mut Builder, potluck_core::TensorId) -> BuildResult;
+    let functions: [(&str, Reduction); 14] = [
+        ("sum", |b, x| b.sum(x, &[0])),
+        ("sum of two axes", |b, x| b.sum(x, &[0, 1])),
+        ("mean", |b, x| b.mean(x, &[0])),
+        ("max", |b, x| b.max(x, &[0])),
+        ("min", |b, x| b.min(x, &[0])),
+        ("logsumexp", |b, x| b.logsumexp(x, &[0])),
+        ("variance", |b, x| b.variance(x, &[0], 1)),
+        ("argmax", |b, x| b.argmax(x, 0)),
+        ("cumsum", |b, x| b.cumsum(x, 0)),
+        ("flip", |b, x| b.flip(x, &[0])),
+        ("slice", |b, x| b.slice(x, 0, 0, 1)),
+        ("concat", |b, x| b.concat(&[x, x], 0)),
+        ("permute", |b, x| b.permute(x, &[1, 0])),
+        ("matmul", |b, x| b.matmul(x, x, true, false)),
+    ];
+    for (name, function) in functions {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 3]);
+        assert!(function(&mut b, x).is_err(), "{name} over the batch");
+        let fixed = b.parameter("w", &[2, 3], Init::Zeros);
+        if name != "argmax" {
+            assert!(function(&mut b, fixed).is_ok(), "{name} over an axis of a parameter");
+        }
+    }
+}

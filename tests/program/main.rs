@@ -31,6 +31,9 @@ mod lengths;
 mod library;
 mod logs;
 mod models;
+#[cfg(target_os = "linux")]
+#[path = "../common/namespaces.rs"]
+mod namespaces;
 #[path = "../common/node_peers.rs"]
 mod node_peers;
 #[path = "../common/node_processes.rs"]

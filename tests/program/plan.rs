@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::process::{Desk, Ran};
+use crate::node_processes::{self, host_with, join};
+use crate::process::{Desk, Ran, finish};
 
 const SMALL: &str = "tiny.toml --data text.txt --set train.batch=12 \
      --set train.micro_batch_size=3 --set train.sample_tokens=0 --set data.held_out=0 \
@@ -60,8 +61,35 @@ fn given_layouts_are_kept_and_each_is_explained() {
     }
     let alone = plan(&desk, "--devices cpu").out;
     assert!(alone.contains("alone"), "{alone}");
-    let error = desk.run(&format!("plan {SMALL} --nodes 2")).ended(78);
+    let line = format!("plan {SMALL} --machines machines.toml --nodes 2");
+    let error = desk.run(&line).ended(78);
     assert!(error.line("error:").contains("leave out --nodes"), "{}", error.err);
+}
+
+#[test]
+fn devices_of_other_nodes_are_measured_and_planned() {
+    let desk = node_processes::desk();
+    let first = host_with(&desk, 2, "", &format!("plan {SMALL} --devices cpu --json"));
+    let other = join(&desk, &first, "", "--devices cpu*2");
+    let found: Value = serde_json::from_str(&first.finish().ok().out).unwrap();
+    let joined = finish(other, "the node that joined").ok();
+    assert!(joined.err.contains("the plan is on the first node"), "{}", joined.err);
+    let nodes: Vec<&Value> =
+        found["devices"].as_array().unwrap().iter().map(|device| &device["node"]).collect();
+    assert_eq!(nodes, [0, 1, 1], "{found}");
+    let chosen = &found["chosen"];
+    assert_eq!(chosen["devices"].as_array().unwrap().len(), 3, "named ones take part: {found}");
+    let mut layouts = found["others"].as_array().unwrap().iter().chain([chosen]);
+    let layout = layouts.find(|layout| layout["flags"].is_string()).expect("flags of a layout");
+    let flags = layout["flags"].as_str().unwrap().replace(", ", ",").replace('\'', "");
+    let flags = flags.strip_prefix("--nodes 2 ").expect("the number of nodes");
+    let line = format!("train {SMALL} --steps 2 --out run {flags}");
+    let first = host_with(&desk, 2, "", &line);
+    let other = join(&desk, &first, "", "--devices cpu*2");
+    let ran = first.finish().ok();
+    finish(other, "the node that joined").ok();
+    assert!(!ran.err.contains("measuring"), "{flags}: {}", ran.err);
+    assert_eq!(desk.manifest("run", 2)["meta"]["placement"]["mesh"], layout["mesh"], "{flags}");
 }
 
 #[test]

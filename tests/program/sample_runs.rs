@@ -113,6 +113,7 @@ fn table_values_predicted_in_units() {
     assert!(told.ends_with("`potluck eval run` measures on the 50 that were held out"), "{told}");
     desk.write("new.csv", "b,more,a\n0,9,4\n10,9,4\n");
     let out = desk.run("predict run --data new.csv").ok().out;
+    assert_eq!(desk.run("predict run --data new.csv --out -").ok().out, out);
     let rows: Vec<Vec<&str>> = out.lines().map(|line| line.split(',').collect()).collect();
     assert_eq!(rows[0], ["sample", "y"]);
     let value = |row: usize| rows[row][1].parse::<f64>().unwrap();

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use super::measures::{Findings, Measure};
 use super::record::{Trained, numbers, steps_of, words};
-use super::workshop::{Halt, Workshop};
+use super::workshop::{Ended, Halt, Workshop};
+use potluck_train::signals::Interruption;
 
 /// Steps of the run without an interruption.
 const STEPS: usize = 20;
@@ -42,7 +43,9 @@ pub fn perform(shop: &Workshop) -> Result<Findings, Halt> {
         shop.run_and_interrupt(shop.potluck(&start)?, |_| steps_of(&stopped).len() >= steps / 2)?;
     let taken = steps_of(&stopped).len();
     let text = format!("{taken} steps, {}", ended.end());
-    measures.push(Measure::expected("Ctrl-C", text, "exit status: 130", ended.code() == Some(130)));
+    let stop = shop.stop_signal();
+    let name = if stop == Interruption::Interrupt { "Ctrl-C" } else { "SIGTERM" };
+    measures.push(stopped_by(stop, name, text, &ended));
     let resume = |steps: usize| {
         let line =
             format!("train --quiet --devices {} --resume stopped --steps {steps}", shop.selector);
@@ -94,8 +97,7 @@ fn long_run(
     let steps = steps_of(run);
     let rates = numbers(&steps[done.min(steps.len())..], "tokens_per_s");
     let text = format!("{} steps, {}", rates.len(), ended.end());
-    let is_right = ended.code() == Some(130);
-    measures.push(Measure::expected("steps until the end", text, "exit status: 130", is_right));
+    measures.push(stopped_by(shop.stop_signal(), "steps until the end", text, &ended));
     if let Some((first, last)) = ends(&rates) {
         measures.push(Measure::number("first tenth", first, "tokens/s"));
         measures.push(Measure::number("last tenth", last, "tokens/s"));
@@ -122,6 +124,13 @@ fn long_run(
         measures.push(Measure::at_most("growth of the device's memory", lost, 64.0, "MiB"));
     }
     Ok(json!({ "tokens_per_s": means(&rates, 100), "memory": samples }))
+}
+
+/// Measure that a signal has ended a run with its exit code.
+fn stopped_by(signal: Interruption, name: &str, text: String, ended: &Ended) -> Measure {
+    let code = signal.exit_code();
+    let wanted = format!("exit status: {code}");
+    Measure::expected(name, text, &wanted, ended.code() == Some(code))
 }
 
 /// Returns the means of the first and of the last tenth of some values, without the very first

@@ -163,7 +163,17 @@ impl Workshop<'_> {
         Ok(ended)
     }
 
-    /// Runs a command, stops it by Ctrl-C once `is_enough` returns true, and gives it time to save
+    /// Returns the signal by which a process is stopped: Ctrl-C, unless it is ignored here, and so in
+    /// processes started from here.
+    pub fn stop_signal(&self) -> Interruption {
+        if self.signals.flags().catches(Interruption::Interrupt) {
+            Interruption::Interrupt
+        } else {
+            Interruption::Terminate
+        }
+    }
+
+    /// Runs a command, stops it by [`Workshop::stop_signal`] once `is_enough` returns true, and gives it time to save
     /// its state.
     ///
     /// # Errors
@@ -179,12 +189,11 @@ impl Workshop<'_> {
             match asked {
                 None if is_enough(child) || Instant::now() >= self.deadline => {
                     asked = Some(Instant::now());
-                    interrupt(child)?;
+                    send(child, self.stop_signal())?;
                 }
-                // A process in the background of a script ignores Ctrl-C.
                 Some(since) if since.elapsed() > SAVE_TIME / 2 && !is_terminated => {
                     is_terminated = true;
-                    terminate(child)?;
+                    send(child, Interruption::Terminate)?;
                 }
                 _ => (),
             }
@@ -223,19 +232,13 @@ fn end(child: &mut Child) {
     }
 }
 
-/// Interrupts a process as Ctrl-C does.
+/// Sends a process Ctrl-C or SIGTERM.
 #[cfg(unix)]
-fn interrupt(child: &Child) -> io::Result<()> {
-    signal(child, rustix::process::Signal::INT)
-}
-
-#[cfg(unix)]
-fn terminate(child: &Child) -> io::Result<()> {
-    signal(child, rustix::process::Signal::TERM)
-}
-
-#[cfg(unix)]
-fn signal(child: &Child, signal: rustix::process::Signal) -> io::Result<()> {
+fn send(child: &Child, signal: Interruption) -> io::Result<()> {
+    let signal = match signal {
+        Interruption::Interrupt => rustix::process::Signal::INT,
+        _ => rustix::process::Signal::TERM,
+    };
     let process = rustix::process::Pid::from_raw(child.id() as i32);
     match process.map(|process| rustix::process::kill_process(process, signal)) {
         Some(Err(why)) if why != rustix::io::Errno::SRCH => Err(why.into()),
@@ -245,11 +248,6 @@ fn signal(child: &Child, signal: rustix::process::Signal) -> io::Result<()> {
 
 /// Elsewhere a process cannot be sent Ctrl-C alone.
 #[cfg(not(unix))]
-fn interrupt(_: &Child) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-#[cfg(not(unix))]
-fn terminate(_: &Child) -> io::Result<()> {
+fn send(_: &Child, _: Interruption) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }

@@ -2,14 +2,13 @@
 
 use std::fmt::Write;
 
-use potluck_core::Table;
 use potluck_core::format::{
     counted, counted_large, gibibytes_down, gibibytes_up, milliseconds, percent, thousands,
 };
+use potluck_core::{Setting, Table};
 use potluck_graph::Graph;
-use potluck_kernels::device::Adapter;
 use potluck_parallel::planner::proposal::{Candidate, Proposal, layout_name};
-use potluck_train::runtime::placement::candidate_flags::candidate_flags;
+use potluck_train::runtime::placement::candidate_flags::{SelectableDevices, candidate_flags};
 use potluck_train::runtime::placement::planned::PlannedRun;
 use potluck_train::spec::RunSpec;
 use serde_json::{Value, json};
@@ -22,8 +21,10 @@ pub struct PlanReport<'a> {
     pub spec: &'a RunSpec,
     pub planned: &'a PlannedRun,
     pub graph: &'a Graph,
-    /// Adapters of the selected devices, for the flags that repeat the plan.
-    pub adapters: &'a [Adapter],
+    /// Devices of the plan, for the flags that repeat it.
+    pub devices: SelectableDevices<'a>,
+    /// Number of nodes.
+    pub nodes: usize,
 }
 
 impl PlanReport<'_> {
@@ -156,7 +157,14 @@ impl PlanReport<'_> {
 
     /// Flags of `potluck train` that run a candidate, if there are any.
     fn flags(&self, candidate: &Candidate) -> Option<String> {
-        candidate_flags(candidate, &self.spec.devices, self.adapters)
+        let flags = candidate_flags(candidate, self.devices)?;
+        let devices = &self.planned.profile.devices;
+        let is_elsewhere = |position: &usize| devices[*position].node != 0;
+        Some(if candidate.arrangement.positions.iter().any(is_elsewhere) {
+            format!("{} {flags}", Setting::Nodes.given(self.nodes))
+        } else {
+            flags
+        })
     }
 
     /// Returns the same as JSON.

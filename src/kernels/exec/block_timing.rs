@@ -44,7 +44,7 @@ impl BlockTiming {
     }
 
     /// The lesser of the two values of each time.
-    fn fastest(self, other: Self) -> Self {
+    pub fn fastest(self, other: Self) -> Self {
         Self {
             forward_s: self.forward_s.min(other.forward_s),
             backward_input_s: self.backward_input_s.min(other.backward_input_s),

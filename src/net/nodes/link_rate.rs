@@ -21,8 +21,8 @@ pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
     *tag == PROBE
 }
 
-/// Sends values, twice as many each time, until they take half of `time`, and returns the rate of
-/// the last, when QUIC has adapted to the link; `None` if the link ends. For a link that takes
+/// Sends values, twice as many each time, until they take half of `time`, and then as many again;
+/// returns the rate of the last two, when QUIC has adapted to the link; `None` if the link ends. For a link that takes
 /// longer than [`ANSWER_MAX`], the result is an upper bound.
 pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     let mut fixed = Duration::MAX;
@@ -31,11 +31,17 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     }
     let mut bytes = BYTES_MIN;
     loop {
-        let took = send(link, bytes)?.saturating_sub(fixed.min(ANSWER_MAX / 2));
+        let fixed = fixed.min(ANSWER_MAX / 2);
+        let mut took = send(link, bytes)?.saturating_sub(fixed);
         if took >= time / 2 || bytes == BYTES_MAX {
+            // A loss halves the rate for some time, so that the faster of two counts.
+            if took < ANSWER_MAX / 2 {
+                took = took.min(send(link, bytes)?.saturating_sub(fixed));
+            }
             // Without a delay, the time may be below the resolution of the clock.
             let seconds = took.as_secs_f64().max(1e-6);
-            let round_trip_s = link.stats().round_trip.as_secs_f64();
+            // Not the one that QUIC has smoothed: the values have waited in queues on their way.
+            let round_trip_s = fixed.as_secs_f64();
             return Some(LinkRate { bytes_per_s: bytes as f64 / seconds, round_trip_s });
         }
         bytes *= 2;

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::balance::{ThroughputModel, apportion, give_each_a_sample};
+use super::balance::{GAIN_MIN, ThroughputModel, apportion, give_each_a_sample};
 use super::cut::{BlockTimes, Cut, CutError, CutRequest, CutStage, EXACT_DEVICES, by_stage, cut};
 use crate::Mesh;
 use crate::pipeline::chunks_of_stage;
@@ -137,8 +137,9 @@ pub fn with_given_cut(
 
 /// Divides the devices into pipelines so that a step takes the least time. For at most
 /// [`EXACT_DEVICES`] devices every way to divide them into groups is tried, otherwise only the
-/// groups of consecutive ones; each group is cut by [`cut`]. Of equally fast divisions, the one
-/// whose groups come first in the order of the devices is taken.
+/// groups of consecutive ones; each group is cut by [`cut`]. Devices that are nearly as fast in
+/// their order stay in it, because settings can repeat that; otherwise, of equally fast divisions,
+/// the one whose groups come first in the order of the devices is taken.
 ///
 /// # Errors
 /// Returns the error of the group of consecutive devices that cannot be cut if no division can.
@@ -161,9 +162,15 @@ pub fn divide(request: &PartitionRequest<'_>) -> Result<PipelinePartition, CutEr
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    // There is at least one division: it was found, or it failed.
-    let none = CutError::Memory { device: None, stage: None };
-    best.ok_or_else(|| failed.unwrap_or(none))
+    let Some(best) = best else {
+        // There is at least one division: it was found, or it failed.
+        return Err(failed.unwrap_or(CutError::Memory { device: None, stage: None }));
+    };
+    let in_order = PartitionRequest { is_ordered: true, ..*request };
+    match of_groups(&in_order, &consecutive(devices, request.stages), &mut HashMap::new()) {
+        Ok(ordered) if ordered.step_s * (1.0 - GAIN_MIN) <= best.step_s => Ok(ordered),
+        _ => Ok(best),
+    }
 }
 
 /// Cuts by the kinds of a group's devices; devices are numbers within the group.

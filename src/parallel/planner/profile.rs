@@ -109,8 +109,8 @@ pub struct SharedProcessor {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanProfile {
     pub devices: Vec<DeviceProfile>,
-    /// Links between nodes, by sender and then by receiver; transfers within a node are part of
-    /// the devices' readbacks and uploads.
+    /// Links between nodes, by sender and then by receiver. Within a node, copies are part of the
+    /// devices' readbacks and uploads.
     pub links: Vec<Vec<LinkModel>>,
     /// Seconds of a message between threads of one process.
     pub thread_message_s: f64,
@@ -148,11 +148,18 @@ pub fn equalize_slowdowns(devices: &mut [DeviceProfile]) {
 }
 
 impl PlanProfile {
-    /// Returns the link between two devices.
+    /// Returns the link between two devices. Within a node, values are not copied, but two threads
+    /// must wake up: the one that sends for the first device, and that of the second one.
     pub fn link(&self, from: usize, to: usize) -> LinkModel {
         let sender = self.devices[from].node as usize;
         let receiver = self.devices[to].node as usize;
-        if sender == receiver { LinkModel::INSTANT } else { self.links[sender][receiver] }
+        if from == to {
+            LinkModel::INSTANT
+        } else if sender == receiver {
+            LinkModel { latency_s: 2.0 * self.thread_message_s, ..LinkModel::INSTANT }
+        } else {
+            self.links[sender][receiver]
+        }
     }
 
     /// Returns the seconds of a message between the coordinator of the votes, on the first node,

@@ -1,6 +1,7 @@
 //! Proposal of a plan: the layout that was chosen for a run, the ones it was compared with, and
 //! the reasons.
 
+use potluck_core::format::{milliseconds, percent};
 use serde::Serialize;
 
 use super::arrangement::Arrangement;
@@ -103,6 +104,9 @@ pub struct Proposal {
     pub alone_s: Vec<f64>,
 }
 
+/// Fraction of a step that a change must save to be told.
+const WORTH_TELLING: f64 = 0.03;
+
 /// Change that would make steps shorter.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
@@ -110,6 +114,26 @@ pub struct Advice {
     pub text: String,
     /// Predicted seconds of a step after the change.
     pub step_s: f64,
+}
+
+impl Advice {
+    /// Returns the advice to make a change, by the seconds of a step before and after it; `None` if
+    /// it saves too little.
+    pub fn of(change: &str, before_s: f64, step_s: f64) -> Option<Self> {
+        if step_s > before_s * (1.0 - WORTH_TELLING) {
+            return None;
+        }
+        let (ms, less) = (milliseconds(step_s), percent(1.0 - step_s / before_s, 0));
+        Some(Self { text: format!("{change}: {ms} ms per step, {less} less"), step_s })
+    }
+}
+
+impl Proposal {
+    /// Adds an advice, if there is one, to the others.
+    pub fn advise(&mut self, advice: Option<Advice>) {
+        self.advice.extend(advice);
+        self.advice.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+    }
 }
 
 /// Returns a short name of a layout: `data 2`, `pipeline 3 (1f1b)`, `data 2 x tensor 2`, `alone`.

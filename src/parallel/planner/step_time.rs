@@ -38,13 +38,22 @@ pub fn step_time(
     laid_out: &LaidOut,
     overlap: bool,
 ) -> Option<StepTime> {
-    let costs = rank_costs(profile, arrangement, laid_out)?;
-    let busy_s = busy_s(&costs, laid_out);
     let links = rank_links(profile, arrangement);
     let spread = spread(profile, arrangement, laid_out, overlap);
     let nodes = arrangement.positions.iter().map(|position| profile.devices[*position].node);
     let control_s = profile.control_s(nodes);
-    let seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
+    // Devices that share a processor slow each other down while they are busy: in a step in which
+    // they would not, their busy parts tell how much.
+    let mut costs = rank_costs(profile, arrangement, laid_out, None)?;
+    let mut busy = busy_seconds(&costs, laid_out);
+    let mut seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
+    if shares_a_processor(profile, arrangement) && seconds > 0.0 {
+        let parts: Vec<f64> = busy.iter().map(|busy_s| (busy_s / seconds).min(1.0)).collect();
+        costs = rank_costs(profile, arrangement, laid_out, Some(&parts))?;
+        busy = busy_seconds(&costs, laid_out);
+        seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
+    }
+    let busy_s = busy.iter().sum::<f64>() / busy.len().max(1) as f64;
     let none = vec![vec![LinkModel::INSTANT; costs.len()]; costs.len()];
     let free: Vec<Costs> = costs.iter().map(with_free_messages).collect();
     let without_messages_s = simulated(0.0, &free, &none, laid_out, spread.as_ref());
@@ -80,11 +89,39 @@ pub fn least_step_s(profile: &PlanProfile, set: &[usize], batch: u32, micro_batc
     all_s / f64::from(micro_batch.max(1)) * f64::from(batch) / set.len().max(1) as f64
 }
 
-/// Costs of each rank; `None` if a device cannot run one of its blocks.
+/// Returns true if one of the devices is slower beside the others.
+fn shares_a_processor(profile: &PlanProfile, arrangement: &Arrangement) -> bool {
+    let set = &arrangement.positions;
+    set.iter().any(|device| profile.slowdown(*device, set) > 1.0)
+}
+
+/// Mean busy part of the other ranks whose devices share a device's processor.
+fn busy_part_of_others(
+    profile: &PlanProfile,
+    arrangement: &Arrangement,
+    rank: usize,
+    parts: &[f64],
+) -> f64 {
+    let positions = &arrangement.positions;
+    let mut sum = 0.0;
+    let mut count = 0;
+    for (other, part) in parts.iter().enumerate() {
+        let pair = [positions[rank], positions[other]];
+        if other != rank && profile.slowdown(positions[rank], &pair) > 1.0 {
+            sum += part;
+            count += 1;
+        }
+    }
+    sum / f64::from(count.max(1))
+}
+
+/// Costs of each rank, beside others that are busy for these parts of a step, or never; `None` if
+/// a device cannot run one of its blocks.
 fn rank_costs(
     profile: &PlanProfile,
     arrangement: &Arrangement,
     laid_out: &LaidOut,
+    busy_parts: Option<&[f64]>,
 ) -> Option<Vec<Costs>> {
     let mut costs = Vec::new();
     for (rank, &position) in arrangement.positions.iter().enumerate() {
@@ -92,7 +129,13 @@ fn rank_costs(
         let plan = &laid_out.written.plans[rank];
         let program = &laid_out.written.programs[rank];
         let part = tensor_part(arrangement.mesh, laid_out.whole(), Rank(rank as u32));
-        let slowdown = profile.slowdown(position, &arrangement.positions);
+        let beside = profile.slowdown(position, &arrangement.positions);
+        let slowdown = match busy_parts {
+            Some(parts) => {
+                1.0 + (beside - 1.0) * busy_part_of_others(profile, arrangement, rank, parts)
+            }
+            None => 1.0,
+        };
         let mut speeds = Vec::with_capacity(device.blocks.len());
         for block in &device.blocks {
             speeds.push(BlockSpeed {
@@ -182,10 +225,11 @@ fn simulated(
     (four_s - seconds(&Scenario { steps: 2, ..step })) / 2.0
 }
 
-/// Mean over ranks of the seconds of passes and updates.
-fn busy_s(costs: &[Costs], laid_out: &LaidOut) -> f64 {
-    let mut sum = 0.0;
+/// Seconds of the passes and updates of each rank.
+fn busy_seconds(costs: &[Costs], laid_out: &LaidOut) -> Vec<f64> {
+    let mut busy = Vec::with_capacity(costs.len());
     for (rank, costs) in costs.iter().enumerate() {
+        let mut sum = 0.0;
         let program = &laid_out.written.programs[rank];
         for (segment, micro_batch) in runs(&program.instructions) {
             let rows = f64::from(program.micro_batches[micro_batch].rows);
@@ -195,6 +239,7 @@ fn busy_s(costs: &[Costs], laid_out: &LaidOut) -> f64 {
         let owned = laid_out.owned(Rank(rank as u32));
         let elements: usize = owned.iter().map(ExactSizeIterator::len).sum();
         sum += elements as f64 * costs.update_element_s;
+        busy.push(sum);
     }
-    sum / costs.len().max(1) as f64
+    busy
 }

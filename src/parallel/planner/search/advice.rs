@@ -8,10 +8,6 @@ use crate::planner::profile::PlanProfile;
 use crate::planner::proposal::{Advice, Candidate};
 use crate::planner::step_time::step_time;
 use crate::sim::LinkModel;
-use potluck_core::format::{milliseconds, percent};
-
-/// Fraction of a step that a change must save to be told.
-const WORTH_TELLING: f64 = 0.03;
 
 /// Factor of the links and transfers whose gain is told.
 const FASTER: f64 = 10.0;
@@ -24,9 +20,7 @@ pub(super) fn advice(request: &SearchRequest, chosen: &Candidate) -> Vec<Advice>
         found.extend(faster_transfers(request, chosen, &laid_out));
     }
     found.extend(larger_batch(request, chosen));
-    let most = chosen.prediction.step_s * (1.0 - WORTH_TELLING);
-    found.retain(|one: &Advice| one.step_s <= most);
-    found.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+    found.sort_by(|a: &Advice, b| a.step_s.total_cmp(&b.step_s));
     found
 }
 
@@ -49,11 +43,6 @@ fn faster(link: LinkModel) -> LinkModel {
     LinkModel { bytes_per_s: FASTER * link.bytes_per_s, ..link }
 }
 
-fn saved(chosen: &Candidate, step_s: f64) -> String {
-    let before = chosen.prediction.step_s;
-    format!("{} ms per step, {} less", milliseconds(step_s), percent(1.0 - step_s / before, 0))
-}
-
 fn faster_network(
     request: &SearchRequest,
     chosen: &Candidate,
@@ -66,8 +55,7 @@ fn faster_network(
         }
     }
     let step_s = step_with(request, chosen, laid_out, &profile)?;
-    let saved = saved(chosen, step_s);
-    Some(Advice { text: format!("ten times faster links between machines: {saved}"), step_s })
+    Advice::of("ten times faster links between machines", chosen.prediction.step_s, step_s)
 }
 
 fn faster_transfers(
@@ -81,9 +69,8 @@ fn faster_transfers(
         device.upload = faster(device.upload);
     }
     let step_s = step_with(request, chosen, laid_out, &profile)?;
-    let saved = saved(chosen, step_s);
-    let text = format!("ten times faster transfers between devices and host memory: {saved}");
-    Some(Advice { text, step_s })
+    let change = "ten times faster transfers between devices and host memory";
+    Advice::of(change, chosen.prediction.step_s, step_s)
 }
 
 /// Twice the samples per step: the seconds are for the samples of one step of before.
@@ -99,8 +86,7 @@ fn larger_batch(request: &SearchRequest, chosen: &Candidate) -> Option<Advice> {
     let laid_out = lay_out(request, &arrangement)?;
     let overlap = request.options.overlap;
     let step_s = step_time(request.profile, &arrangement, &laid_out, overlap)?.seconds / 2.0;
-    let saved = saved(chosen, step_s);
     let batch = 2 * u64::from(request.batch);
-    let text = format!("a batch of {batch}, in the time of {} samples: {saved}", request.batch);
-    Some(Advice { text, step_s })
+    let change = format!("a batch of {batch}, in the time of {} samples", request.batch);
+    Advice::of(&change, chosen.prediction.step_s, step_s)
 }

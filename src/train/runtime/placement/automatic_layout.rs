@@ -1,7 +1,7 @@
 //! Planned placement of a run whose layout is not given or recorded. Devices that hold the whole
 //! model are opened and measured with it; otherwise they are measured one block at a time.
 
-use super::candidate_flags::candidate_flags;
+use super::candidate_flags::{SelectableDevices, candidate_flags};
 use super::candidates::{adapters_for, candidates};
 use super::decision::{PlacementDecision, decide};
 use super::names::is_named;
@@ -19,6 +19,7 @@ use potluck_core::Setting;
 use potluck_core::format::milliseconds;
 use potluck_graph::ModelGraph;
 use potluck_kernels::autotune;
+use potluck_kernels::device::Selection;
 use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::profile::PlanProfile;
@@ -50,6 +51,7 @@ impl PlannedLayout {
     /// user.
     pub fn of(
         request: &PlacementRequest,
+        selections: &[Selection],
         proposal: &Proposal,
         expected: ExpectedStep,
         mut notes: Vec<String>,
@@ -67,8 +69,11 @@ impl PlannedLayout {
             },
             flags: candidate_flags(
                 &proposal.chosen,
-                request.selector,
-                &adapters_for(request.selector),
+                SelectableDevices {
+                    selector: request.selector,
+                    adapters: &adapters_for(request.selector),
+                    selections,
+                },
             ),
         }
     }
@@ -207,7 +212,8 @@ fn planned_in_parts(
         return Ok(None);
     }
     let expected = ExpectedStep::of(proposal, devices.names);
-    Ok(Some(PlannedLayout::of(request, proposal, expected, left_out_notes(proposal))))
+    let notes = left_out_notes(proposal);
+    Ok(Some(PlannedLayout::of(request, devices.selections, proposal, expected, notes)))
 }
 
 /// Figures of a device that lacks memory, without the advice of the error.

@@ -28,12 +28,14 @@ pub fn candidates(selections: &[Selection]) -> Vec<String> {
     selections.iter().map(identity).collect()
 }
 
-/// Returns the kind of each device: the first device with the same identity.
+/// Returns the kind of each device: the first device of the same node with the same identity, which
+/// tells nothing of the speed of another machine's processor.
 pub fn kinds(selections: &[Selection]) -> Vec<usize> {
-    let identities = candidates(selections);
-    let mut kinds = Vec::with_capacity(identities.len());
-    for (place, identity) in identities.iter().enumerate() {
-        kinds.push(identities.iter().position(|other| other == identity).unwrap_or(place));
+    let of_kind: Vec<(u32, String)> =
+        selections.iter().map(|one| (node_of(one), identity(one))).collect();
+    let mut kinds = Vec::with_capacity(of_kind.len());
+    for (place, kind) in of_kind.iter().enumerate() {
+        kinds.push(of_kind.iter().position(|other| other == kind).unwrap_or(place));
     }
     kinds
 }
@@ -52,5 +54,28 @@ pub fn identity(selection: &Selection) -> String {
         Selection::Cpu { .. } => cpu_identity(),
         Selection::Adapter(adapter) => cache::device_key(adapter),
         Selection::Offered(device) => device.identity.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_kernels::device::RemoteDeviceInfo;
+
+    #[test]
+    fn equal_devices_are_of_one_kind_on_one_node_only() {
+        let offered = |node: u32, index: u32| {
+            Selection::Offered(RemoteDeviceInfo {
+                node,
+                index,
+                name: "cpu".into(),
+                identity: cpu_identity(),
+                is_cpu: true,
+                binding_bytes: None,
+            })
+        };
+        let devices = [Selection::cpu(2), Selection::cpu(2), offered(1, 0), offered(1, 1)];
+        assert_eq!(kinds(&devices), [0, 0, 2, 2]);
+        assert_eq!(kinds(&[offered(2, 0), offered(1, 0), offered(2, 1)]), [0, 1, 0]);
     }
 }

@@ -3,12 +3,14 @@
 
 pub mod assemble;
 pub mod automatic_layout;
+mod block_flops;
 pub mod candidate_flags;
 pub mod candidates;
 pub mod decision;
 pub mod device_limits;
 pub mod device_memory;
 pub mod laid_out;
+mod links;
 pub mod names;
 mod network_note;
 pub(crate) mod open_measured;
@@ -21,6 +23,7 @@ pub mod planned;
 pub mod profile;
 mod profile_file;
 pub mod rank_memory;
+mod recomputed;
 pub(crate) mod reduce_sites;
 pub(crate) mod repeat;
 mod requested_pipelines;

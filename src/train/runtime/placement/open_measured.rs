@@ -7,6 +7,7 @@ use super::automatic_layout::{PlannedLayout, PlannedPlacement};
 use super::candidates::{adapters_for, node_of};
 use super::device_memory::DeviceMemory;
 use super::laid_out::{lay_out, memory_of_ranks};
+use super::links::measured_links;
 use super::names::{is_auto, is_named};
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::open_plan::{self, MeasuredCandidate, OpenPlan, admit, reserves_hold};
@@ -139,7 +140,7 @@ pub(crate) fn open_measured(
         Measured::Divided(chosen) => {
             let Divided { proposal, expected, notes: told } = *chosen;
             notes.extend(told);
-            let layout = PlannedLayout::of(request, &proposal, expected, notes);
+            let layout = PlannedLayout::of(request, devices.selections, &proposal, expected, notes);
             return Ok(PlannedPlacement::Layout(Box::new(layout)));
         }
     };
@@ -651,43 +652,9 @@ fn measure_links(
 ) -> Result<Option<RingLinks>, RuntimeError> {
     let other = opened.iter().find(|one| opened.len() > 1 && one.node() != FIRST_NODE);
     let Some(other) = other else { return Ok(None) };
-    let measured = request.nodes.measure_links();
-    let links = measured.map_err(|error| error.of_position(other.device.position, count))?;
-    if let Some(note) = links_note(&links, &request.nodes.hosts) {
-        (request.notify)(&note);
-    }
+    let links =
+        measured_links(request).map_err(|error| error.of_position(other.device.position, count))?;
     Ok(Some(links))
-}
-
-/// Maximum number of links in a note.
-const LINKS_TOLD: usize = 8;
-
-/// Returns a sentence on the links between hosts, or the slowest of many; `None` without any.
-fn links_note(links: &RingLinks, hosts: &[String]) -> Option<String> {
-    let mut known = Vec::new();
-    for (from, rate) in links.0.iter().enumerate() {
-        if let Some(rate) = rate {
-            known.push((from, *rate));
-        }
-    }
-    known.sort_by(|a, b| a.1.bytes_per_s.total_cmp(&b.1.bytes_per_s));
-    let mut told = Vec::new();
-    for (from, rate) in known.iter().take(LINKS_TOLD) {
-        let to = (from + 1) % links.0.len();
-        let name = |node: usize| hosts.get(node).map_or("?", |host| host);
-        told.push(format!(
-            "{} to {} {:.1} MB/s and {} ms",
-            name(*from),
-            name(to),
-            rate.bytes_per_s / 1e6,
-            milliseconds(rate.round_trip_s)
-        ));
-    }
-    let which = if known.len() > LINKS_TOLD { "slowest links between nodes" } else { "links" };
-    if told.is_empty() {
-        return None;
-    }
-    Some(format!("{which}, with their round trips: {}", told.join(", ")))
 }
 
 /// Fault planned for a device at step 0, before the first step.

@@ -4,17 +4,16 @@
 
 use std::sync::Arc;
 
+use super::block_flops::block_flops;
 use super::open_measured::ReservedDevice;
-use super::profile::{FEWER, THREAD_MESSAGE_S, addition_rate, links_between};
+use super::profile::{FEWER, addition_rate, links_between, thread_message_s};
 use super::types::PlacementRequest;
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::memory;
 use crate::runtime::timing::{CLEARLY, Probe, REPEATS, TimingFailure, time_together};
-use potluck_core::rng::Key;
-use potluck_graph::{PassKind, Plan, Update};
-use potluck_kernels::RandomContext;
+use potluck_graph::{Plan, Update};
 use potluck_kernels::device::DeviceError;
-use potluck_kernels::exec::{BlockTiming, Executor, Moments, PassContext};
+use potluck_kernels::exec::{BlockTiming, Executor, Moments};
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::planner::plans::Plans;
@@ -159,7 +158,8 @@ pub(crate) fn open_profile(
         Some(links) if links.0.len() >= nodes => links_between(links),
         _ => vec![vec![LinkModel::INSTANT; nodes]; nodes],
     };
-    let profile = PlanProfile { devices, links, thread_message_s: THREAD_MESSAGE_S };
+    let thread_message_s = thread_message_s();
+    let profile = PlanProfile { devices, links, thread_message_s };
     let has_block_times = solo.iter().all(SoloTiming::is_thorough);
     Ok(OpenProfile { profile, has_block_times })
 }
@@ -276,23 +276,10 @@ fn kinds(opened: &[ReservedDevice], solo: &[SoloTiming]) -> Vec<usize> {
 /// By block: the part of the gradients of parameters in the operations of its backward pass, which
 /// is not known from a device that runs both as one pass.
 fn weight_parts(plan: &Plan) -> Vec<f64> {
-    let random = RandomContext { step_key: Key::new(0), training: true };
-    let pass = PassContext { micro_batch: 0, rows: 1, loss_scale: 1.0, random };
-    let graph = &plan.graph;
-    let mut of_inputs = vec![0.0; graph.blocks.len().max(1)];
-    let mut of_weights = of_inputs.clone();
-    for node in &graph.nodes {
-        let Some(cost) = pass.cost(graph, node) else { continue };
-        match node.phase {
-            PassKind::Forward => {}
-            PassKind::BackwardInput => of_inputs[node.block as usize] += cost.flops,
-            PassKind::BackwardWeight => of_weights[node.block as usize] += cost.flops,
-        }
-    }
-    let mut parts = Vec::with_capacity(of_inputs.len());
-    for (of_input, of_weight) in of_inputs.into_iter().zip(of_weights) {
-        let all: f64 = of_input + of_weight;
-        parts.push(if all > 0.0 { of_weight / all } else { 0.0 });
+    let mut parts = Vec::new();
+    for flops in block_flops(&plan.graph) {
+        let all = flops.backward_input + flops.backward_weight;
+        parts.push(if all > 0.0 { flops.backward_weight / all } else { 0.0 });
     }
     parts
 }

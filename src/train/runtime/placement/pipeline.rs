@@ -10,8 +10,8 @@ mod stage_memory;
 mod tests;
 
 pub use forward::{ForwardDevices, open_forward};
-pub(crate) use measure::part_of;
 pub use measure::{MeasuredBlocks, measure_blocks};
+pub(crate) use measure::{TIMING_MIN, part_of};
 pub use measured_price::price_of;
 pub(crate) use shared_memory::require_shared_memory;
 pub(crate) use stage_memory::StageMemory;

@@ -9,6 +9,7 @@ use super::open_one::RequestedDevices;
 use super::pipeline::checks::{require_devices, require_model};
 use super::profile::{MeasuredProfile, measure_profile};
 use super::profile_file::ProfileFile;
+use super::recomputed::{recomputation_advice, recomputation_hint};
 use super::requested_pipelines::RequestedPipelines;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
@@ -84,7 +85,8 @@ pub fn plan_run(
         profile
     };
     let measured_s = begun.elapsed().as_secs_f64();
-    let proposal = search(&SearchRequest {
+    let memory = DeviceMemory { request, devices, staged: &staged, available: available_memory() };
+    let searched = SearchRequest {
         profile: &profile,
         whole: &whole,
         staged: &staged,
@@ -95,15 +97,24 @@ pub fn plan_run(
         fits_micro_batch: request.fits_micro_batch,
         prices_runners_up: purpose == PlanPurpose::Explanation,
         may_divide: true,
-        memory: &DeviceMemory { request, devices, staged: &staged, available: available_memory() },
-    })
-    .map_err(|error| no_plan(&error))?;
+        memory: &memory,
+    };
+    let mut proposal = match search(&searched) {
+        Ok(proposal) => proposal,
+        Err(error) => return Err(no_plan(&error, recomputation_hint(&searched, &memory))),
+    };
+    if purpose == PlanPurpose::Explanation {
+        proposal.advise(recomputation_advice(&searched, &memory, &proposal));
+    }
     let searched_s = begun.elapsed().as_secs_f64() - measured_s;
     Ok(PlannedRun { profile, proposal, is_kept, measured_s, searched_s })
 }
 
-/// Returns the error that no layout is possible, with advice.
-fn no_plan(error: &NoPlan) -> RuntimeError {
+/// Returns the error that no layout is possible, with advice; `hint` is what would fit otherwise.
+fn no_plan(error: &NoPlan, hint: Option<String>) -> RuntimeError {
+    if let Some(hint) = hint {
+        return RuntimeError::unplaceable(format_args!("{error}; {hint}"));
+    }
     if error.impossible.is_some() {
         // More stages do not help.
         return RuntimeError::unplaceable(format_args!(

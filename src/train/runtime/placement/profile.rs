@@ -1,23 +1,26 @@
 //! Measured profile of the requested devices: what the planner needs to know of them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::candidates::node_of;
+use super::links::measured_links;
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::open_profile::measurement_s_max;
-use super::pipeline::{MeasuredBlocks, measure_blocks, part_of};
+use super::pipeline::{MeasuredBlocks, TIMING_MIN, measure_blocks, part_of};
 use super::planned::PlanPurpose;
 use super::types::PlacementRequest;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::remote::FIRST_NODE;
-use crate::runtime::timing::{REPEATS, time_together};
+use crate::runtime::timing::{Probe, REPEATS, time_together};
 use crate::runtime::{RuntimeError, memory};
+use potluck_core::arithmetic::median;
 use potluck_core::{DType, Wording};
 use potluck_graph::{Graph, Plan};
 use potluck_kernels::autotune;
-use potluck_kernels::device::{AdapterKind, Selection};
+use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BlockTiming, Executor, Moments};
+use potluck_parallel::comm::Mailbox;
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::links::RingLinks;
 use potluck_parallel::planner::profile::{
@@ -34,11 +37,12 @@ const ADDITIONS: u32 = 3;
 /// Bytes of the arrays whose addition on the host is timed: as many as of a message.
 const ADDED_BYTES: usize = 1 << 20;
 
-/// Seconds of a message between threads of this process.
-pub(crate) const THREAD_MESSAGE_S: f64 = 20e-6;
+/// Messages between threads that are timed, and the pause before each.
+const MESSAGES: usize = 40;
+const MESSAGE_PAUSE: Duration = Duration::from_micros(200);
 
-/// Number of the processor of this host, on which the CPU devices and software adapters compute.
-const HOST: u32 = 0;
+/// Bounds of the factor by which the blocks of a model take longer one after the other than alone.
+const WHOLE_BY_BLOCKS: [f64; 2] = [0.5, 2.0];
 
 /// Measured profile.
 pub struct MeasuredProfile {
@@ -48,7 +52,8 @@ pub struct MeasuredProfile {
 }
 
 /// Measures the requested devices for a model: its blocks in two sizes of micro-batches, transfers,
-/// updates, the slowdown of devices that share the host's processor, and links between nodes.
+/// updates, the slowdown of the devices of a node while all of them compute, and links between
+/// nodes.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device cannot be opened or fails, or if the request has no inputs
@@ -98,10 +103,11 @@ pub fn measure_profile(
     let links = if request.nodes.nodes.is_empty() {
         vec![vec![LinkModel::INSTANT]]
     } else {
-        links_between(&request.nodes.measure_links()?)
+        links_between(&measured_links(request)?)
     };
     let is_complete = few.is_some() || few_rows == many_rows;
-    let profile = PlanProfile { devices: profiles, links, thread_message_s: THREAD_MESSAGE_S };
+    let thread_message_s = thread_message_s();
+    let profile = PlanProfile { devices: profiles, links, thread_message_s };
     Ok(MeasuredProfile { profile, is_complete })
 }
 
@@ -166,6 +172,29 @@ pub(crate) fn addition_rate() -> f64 {
     ADDED_BYTES as f64 / fastest.max(f64::MIN_POSITIVE)
 }
 
+/// Median seconds of a message to another thread of this process, which sleeps until it arrives.
+pub(crate) fn thread_message_s() -> f64 {
+    let mailbox: Mailbox<Instant> = Mailbox::new(1);
+    let receiving = mailbox.clone();
+    let receiver = thread::Builder::new().name("timing of messages".into()).spawn(move || {
+        let mut seconds = Vec::with_capacity(MESSAGES);
+        while let Ok(sent) = receiving.recv(None) {
+            seconds.push(sent.elapsed().as_secs_f64());
+        }
+        seconds
+    });
+    // Without another thread there is no run either, which says so.
+    let Ok(receiver) = receiver else { return 0.0 };
+    for _ in 0..MESSAGES {
+        thread::sleep(MESSAGE_PAUSE);
+        if mailbox.send(Instant::now()).is_err() {
+            break;
+        }
+    }
+    mailbox.close("all are sent");
+    median(&receiver.join().unwrap_or_default())
+}
+
 /// Links between all nodes, of which a ring is measured.
 pub(crate) fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
     let nodes = ring.0.len();
@@ -185,65 +214,125 @@ pub(crate) fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
     links
 }
 
-/// Device that is open for the measurements of updates and of the shared processor.
-struct OpenBlock {
+/// Device that is open for measurements with the whole model, or with a block if that does not fit.
+struct OpenPart {
     position: usize,
     device: OpenDevice,
     bytes: usize,
+    /// The only block that it has; `None` if it has the whole model.
+    block: Option<u32>,
 }
 
-/// Measures updates on each kind of device of this process, and the slowdown of the ones on the
-/// host's processor while all of them compute. Devices of other nodes take the mean of the others.
+impl OpenPart {
+    /// Returns the work that is timed on the device: a micro-batch of its part of the model.
+    fn work(
+        &self,
+        probe: &Probe,
+    ) -> impl FnMut(&mut dyn Executor) -> Result<f64, DeviceError> + Send + 'static {
+        let rows = self.device.rows;
+        let inputs = probe(rows as usize);
+        let block = self.block;
+        move |device: &mut dyn Executor| match block {
+            None => device.time_micro_batch(&inputs, rows, 1),
+            Some(block) => {
+                let timings = device.time_blocks(&inputs, rows as usize, 1)?;
+                let BlockTiming { forward_s, backward_input_s, backward_weight_s, .. } =
+                    timings[block as usize];
+                Ok(forward_s + backward_input_s + backward_weight_s)
+            }
+        }
+    }
+}
+
+/// Measures updates on each kind of device, the micro-batch of the whole model where it fits, and
+/// the slowdown of the devices of each node that has several while all of them compute.
 fn measure_together(
     request: &PlacementRequest,
     devices: RequestedDevices,
     profiles: &mut [DeviceProfile],
-    whole: &Plan,
+    whole: &Arc<Plan>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<(), RuntimeError> {
+    let Some(probe) = &request.probe else {
+        return Err(RuntimeError::Defect("devices are measured without inputs".into()));
+    };
     let mut opened = Vec::new();
-    for (position, selection) in devices.selections.iter().enumerate() {
-        let is_first = profiles[position].kind == position;
-        if node_of(selection) != FIRST_NODE || !(is_first || is_on_host(selection)) {
-            continue;
+    for (position, profile) in profiles.iter().enumerate() {
+        let Some(block) = longest_block(profile) else { continue };
+        let is_possible = profile.refusals.is_empty();
+        let mut part = None;
+        if is_possible {
+            part = open_part(request, devices, position, None, whole.clone(), report)?;
         }
-        let Some(block) = longest_block(&profiles[position]) else { continue };
-        let part = Arc::new(part_of(whole, block));
-        opened.extend(open_block(request, devices, position, part, report)?);
+        if part.is_none() {
+            let plan = Arc::new(part_of(whole, block));
+            part = open_part(request, devices, position, Some(block), plan, report)?;
+        }
+        opened.extend(part);
     }
-    let mut sum = 0.0;
-    let mut count = 0;
+    let mut alone_s = vec![f64::INFINITY; profiles.len()];
     for one in &opened {
+        alone_s[one.position] = seconds_alone(one, probe)?;
         if profiles[one.position].kind != one.position {
             continue;
         }
-        let seconds = update_seconds(request, one)?;
-        sum += seconds;
-        count += 1;
+        let update_s = update_seconds(request, one)?;
         for kind in profiles.iter_mut().filter(|other| other.kind == one.position) {
-            kind.update_element_s = seconds;
+            kind.update_element_s = update_s;
+            if one.block.is_none() {
+                scale_to(kind, one.device.rows, alone_s[one.position]);
+            }
         }
     }
-    for remote in profiles.iter_mut().filter(|one| one.node != FIRST_NODE) {
-        remote.update_element_s = sum / f64::from(count.max(1));
-    }
-    opened.retain(|one| is_on_host(&devices.selections[one.position]));
-    if opened.len() < 2 {
-        return Ok(());
-    }
-    for (position, slowdown) in slowdowns(request, &opened, profiles)? {
-        profiles[position].shares = Some(SharedProcessor { number: HOST, slowdown });
+    let nodes: Vec<u32> = opened.iter().map(|one| profiles[one.position].node).collect();
+    opened.retain(|one| {
+        let node = profiles[one.position].node;
+        nodes.iter().filter(|other| **other == node).count() > 1
+    });
+    let works = opened.iter().map(|one| (&one.device.driver, one.work(probe))).collect();
+    let ended = time_together(works, "timing micro-batches", REPEATS, request.opening.deadline);
+    for (one, ended) in opened.iter().zip(ended) {
+        let seconds = ended.map_err(|error| no_room(error, one.bytes))?;
+        let alone_s = alone_s[one.position];
+        // Noise cannot make a device faster beside others.
+        let slowdown = if alone_s > 0.0 { (seconds / alone_s).max(1.0) } else { 1.0 };
+        let number = profiles[one.position].node;
+        profiles[one.position].shares = Some(SharedProcessor { number, slowdown });
     }
     equalize_slowdowns(profiles);
     Ok(())
 }
 
-/// Returns true if a device computes on the processor of this host.
-fn is_on_host(selection: &Selection) -> bool {
-    match selection {
-        Selection::Cpu { .. } => true,
-        Selection::Adapter(adapter) => adapter.kind == AdapterKind::Software,
-        Selection::Offered(_) => false,
+/// Seconds of the work of a device alone.
+fn seconds_alone(one: &OpenPart, probe: &Probe) -> Result<f64, RuntimeError> {
+    let mut work = one.work(probe);
+    let timed = one.device.driver.run("timing micro-batches", move |device| {
+        work(device)?;
+        let started = Instant::now();
+        let mut fastest = work(device)?;
+        for repeat in 1.. {
+            if repeat >= REPEATS && started.elapsed() >= TIMING_MIN {
+                break;
+            }
+            fastest = fastest.min(work(device)?);
+        }
+        Ok(fastest)
+    });
+    timed.map_err(|error| no_room(error, one.bytes))
+}
+
+/// Scales the times of the blocks so that they add up to the time of a micro-batch of `rows`
+/// samples: blocks that are timed alone find their values in caches.
+fn scale_to(profile: &mut DeviceProfile, rows: u32, whole_s: f64) {
+    let by_blocks_s: f64 = profile.blocks.iter().map(|block| block.at(rows).sum_s()).sum();
+    if !by_blocks_s.is_finite() || by_blocks_s <= 0.0 {
+        return;
+    }
+    let [least, most] = WHOLE_BY_BLOCKS;
+    let factor = (whole_s / by_blocks_s).clamp(least, most);
+    for block in &mut profile.blocks {
+        block.fixed = block.fixed.scaled(factor);
+        block.per_row = block.per_row.scaled(factor);
     }
 }
 
@@ -254,22 +343,27 @@ fn longest_block(profile: &DeviceProfile) -> Option<u32> {
     possible.max_by(|a, b| seconds(*a).total_cmp(&seconds(*b))).map(|block| block as u32)
 }
 
-/// Opens a device with a block and the moments of its parameters; `None` if they do not fit.
-fn open_block(
+/// Opens a device with a block, or the whole model, and the moments of its parameters; `None` if
+/// they do not fit.
+fn open_part(
     request: &PlacementRequest,
     devices: RequestedDevices,
     position: usize,
-    part: Arc<Plan>,
+    block: Option<u32>,
+    plan: Arc<Plan>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Option<OpenBlock>, RuntimeError> {
+) -> Result<Option<OpenPart>, RuntimeError> {
     let selection = &devices.selections[position];
     let moments = Moments::from(request.optimizer.moments());
-    let bytes = memory::needed(selection, &part, &moments);
+    let bytes = memory::needed(selection, &plan, &moments);
+    if memory::require_of_host(selection, &plan, &moments).is_err() {
+        return Ok(None);
+    }
     let opening = RankOpening {
         position,
         selection,
         name: &devices.names[position],
-        plan: part,
+        plan,
         tensor_shares: &[],
         moments,
     };
@@ -283,52 +377,15 @@ fn open_block(
     let seed = request.seed;
     let ready = device.driver.run("initialization", move |device| device.initialize(seed));
     match ready.map_err(|error| no_room(error, bytes)) {
-        Ok(()) => Ok(Some(OpenBlock { position, device, bytes })),
+        Ok(()) => Ok(Some(OpenPart { position, device, bytes, block })),
         Err(error) if error.is_capacity_error() => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Seconds to update one parameter of a block.
-fn update_seconds(request: &PlacementRequest, one: &OpenBlock) -> Result<f64, RuntimeError> {
+/// Seconds to update one parameter.
+fn update_seconds(request: &PlacementRequest, one: &OpenPart) -> Result<f64, RuntimeError> {
     let update = request.optimizer.update(0.0, 1);
     let timed = one.device.driver.run("timing updates", move |device| device.time_update(&update));
     timed.map_err(|error| no_room(error, one.bytes))
-}
-
-/// Slowdown of each open device while all compute, by its position.
-fn slowdowns(
-    request: &PlacementRequest,
-    opened: &[OpenBlock],
-    profiles: &[DeviceProfile],
-) -> Result<Vec<(usize, f64)>, RuntimeError> {
-    let Some(probe) = &request.probe else {
-        return Err(RuntimeError::Defect("devices are measured without inputs".into()));
-    };
-    let mut works = Vec::new();
-    for one in opened {
-        let rows = one.device.rows as usize;
-        let inputs = probe(rows);
-        let block = longest_block(&profiles[one.position]).unwrap_or(0) as usize;
-        let work = move |device: &mut dyn Executor| {
-            let BlockTiming { forward_s, backward_input_s, backward_weight_s, .. } =
-                device.time_blocks(&inputs, rows, REPEATS)?[block];
-            Ok(forward_s + backward_input_s + backward_weight_s)
-        };
-        works.push((&one.device.driver, work));
-    }
-    let ended = time_together(works, "timing blocks", REPEATS, request.opening.deadline);
-    let mut slowdowns = Vec::new();
-    for (one, ended) in opened.iter().zip(ended) {
-        let seconds = ended.map_err(|error| no_room(error, one.bytes))?;
-        let profile = &profiles[one.position];
-        let alone = longest_block(profile).map_or(0.0, |block| {
-            let times: BlockTimes = profile.blocks[block as usize].at(one.device.rows);
-            times.sum_s()
-        });
-        // Noise cannot make a device faster beside others.
-        let slowdown = if alone > 0.0 { (seconds / alone).max(1.0) } else { 1.0 };
-        slowdowns.push((one.position, slowdown));
-    }
-    Ok(slowdowns)
 }

@@ -74,6 +74,7 @@ impl PlanRecipe {
             part: plan.part.clone(),
             tensor_shares: tensor_shares.to_vec(),
             tensor_rank: plan.graph.tensor_rank.unwrap_or(0),
+            is_merged: plan.graph.has_merged_backward(),
         }
     }
 
@@ -82,13 +83,25 @@ impl PlanRecipe {
     /// # Errors
     /// Returns the reason that the recipe does not fit this model.
     pub fn plan(self, model: &ModelGraph) -> Result<Plan, String> {
-        let Self { options, part, tensor_shares, tensor_rank } = self;
+        let Self { options, part, tensor_shares, tensor_rank, is_merged } = self;
         let has_rank = (tensor_rank as usize) < tensor_shares.len().max(1);
         let sizes = 1..=TENSOR_SHARE_MAX;
         let has_shares = tensor_shares.iter().all(|share| sizes.contains(share));
         if !has_shares || !has_rank || tensor_shares.len() > TENSOR_RANKS_MAX {
             return Err(format!("rank {tensor_rank} of a tensor group of {tensor_shares:?}"));
         }
+        let divided;
+        let model = if model.whole().has_merged_backward() == is_merged {
+            model
+        } else {
+            let model = model.clone();
+            divided = if is_merged {
+                model.with_merged_backward()
+            } else {
+                model.with_separate_backward()
+            };
+            &divided
+        };
         let limited;
         let model = if options.parameter_bytes_max.is_some() {
             let cut = model.clone().with_parameter_bytes_max(options.parameter_bytes_max);
@@ -153,6 +166,11 @@ mod tests {
         let whole = Plan::new(model.whole().clone(), PlanOptions::new(4));
         let recipe = PlanRecipe::of(&whole, &[]);
         assert_eq!(recipe.clone().plan(&model).unwrap(), whole);
+        let merged = model.clone().with_merged_backward();
+        assert_eq!(recipe.clone().plan(&merged).unwrap(), whole);
+        let of_merged = Plan::new(merged.whole().clone(), PlanOptions::new(4));
+        assert_eq!(PlanRecipe::of(&of_merged, &[]).plan(&model).unwrap(), of_merged);
+        assert!(of_merged != whole);
         for (tensor_shares, tensor_rank) in [
             (vec![3, 1], 2),
             (vec![], 1),

@@ -134,6 +134,9 @@ pub(crate) struct PlanRecipe {
     /// `tensor_rank`.
     pub tensor_shares: Vec<u32>,
     pub tensor_rank: u32,
+    /// True if passes B and W are merged. A planned layout may need them apart although the
+    /// configuration of the run has no pipelines.
+    pub is_merged: bool,
 }
 
 /// Device that was opened.
