@@ -2,6 +2,7 @@
 //! devices, beside the step that `potluck train` takes with the flags of that layout.
 //!
 //!     cargo bench --bench plans -- [--repeats N] [--layouts N] [--only NAME,..] [--out FILE]
+//!     cargo bench --bench plans -- --slowed [--repeats N]
 //!
 //! Settings with two nodes need Linux, network namespaces for users, and `tc`; all need a shell.
 //! Repeats of the layouts of a setting take turns, so that a change of the machine's speed meets
@@ -9,11 +10,16 @@
 //! beyond the spread of the measurement. A plan is as good as its chosen layout, by measurement,
 //! beside the best measured one. Settings that were kept aside while the planner was adjusted are
 //! reported apart.
+//!
+//! With `--slowed`, two equal devices train, of which one becomes half as fast in mid-run: what the
+//! shares that follow make of it.
 
 #[path = "../../tests/common/namespaces.rs"]
 mod namespaces;
 mod program;
+mod quota;
 mod settings;
+mod slowed;
 
 use std::error::Error;
 use std::fs;
@@ -39,11 +45,13 @@ struct Options {
     layouts: usize,
     only: Option<Vec<String>>,
     out: Option<String>,
+    /// Whether a device that becomes slow is measured, instead of plans.
+    slowed: bool,
 }
 
 impl Options {
     fn parsed() -> Result<Self, Box<dyn Error>> {
-        let mut options = Self { repeats: 5, layouts: 4, only: None, out: None };
+        let mut options = Self { repeats: 5, layouts: 4, only: None, out: None, slowed: false };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
@@ -55,6 +63,7 @@ impl Options {
                     let names = words.next().ok_or("--only NAME,..")?;
                     options.only = Some(names.split(',').map(str::to_owned).collect());
                 }
+                "--slowed" => options.slowed = true,
                 "--out" => options.out = words.next(),
                 other => return Err(format!("unknown argument {other}").into()),
             }
@@ -170,6 +179,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parsed()?;
     let here = System::here();
     println!("{}, {} cores; medians of {} repeats", here.cpu, here.cores, options.repeats);
+    if options.slowed {
+        return slowed::report(options.repeats);
+    }
     println!(
         "{:36} {:26} {:>9}  {:>8}  {:>6}  {:>7}",
         "setting", "layout", "predicted", "ms", "+-", "error"

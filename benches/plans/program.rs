@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -15,6 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::namespaces::Machines;
+use crate::quota::CpuQuota;
 use crate::settings::{SecondNode, Setting};
 
 /// Longest use of the network namespaces of a setting.
@@ -26,11 +27,18 @@ const WARM_UP: usize = 5;
 /// Words before the address of the first node, on its stderr.
 const INVITATION: &str = "potluck join ";
 
+/// Record of a run's steps, in the directory of a place.
+pub const RECORD: &str = "run/metrics.jsonl";
+
 /// Directory in which the program runs for a setting, and machines for its nodes.
 pub struct Place<'a> {
     setting: &'a Setting,
     directory: TempDir,
     machines: Option<Machines>,
+    /// Faults of the program, as its environment has them.
+    faults: Option<&'static str>,
+    /// Quota of processor time of the second node.
+    quota: Option<&'a CpuQuota>,
 }
 
 impl<'a> Place<'a> {
@@ -43,7 +51,7 @@ impl<'a> Place<'a> {
             two.limit(second.mbit_per_s)?;
             machines = Some(two);
         }
-        let place = Self { setting, directory, machines };
+        let place = Self { setting, directory, machines, faults: None, quota: None };
         if place.machines.is_some() {
             let code = place.command(0, "secret").output()?.stdout;
             write_secret(&place.path("code"), &code)?;
@@ -51,7 +59,17 @@ impl<'a> Place<'a> {
         Ok(place)
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    /// The same place, where the program has faults.
+    pub fn with_faults(self, faults: &'static str) -> Self {
+        Self { faults: Some(faults), ..self }
+    }
+
+    /// The same place, where the second node is under a quota of processor time.
+    pub fn with_quota(self, quota: &'a CpuQuota) -> Self {
+        Self { quota: Some(quota), ..self }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
@@ -68,23 +86,23 @@ impl<'a> Place<'a> {
     /// Runs some steps with the flags of a layout, as a plan has them, and returns the median
     /// milliseconds of a step.
     pub fn step_ms(&self, flags: &str, steps: usize) -> Result<f64, Box<dyn Error>> {
+        let record = self.train(flags, WARM_UP + steps)?;
+        Ok(median(&step_times(&record)[WARM_UP..]))
+    }
+
+    /// Runs some steps with the flags of a layout, and returns the lines of the run's record.
+    pub fn train(&self, flags: &str, steps: usize) -> Result<Vec<Value>, Box<dyn Error>> {
         let arguments = self.setting.model.arguments;
         self.run(&format!(
             "train {arguments} {flags} --quiet --eval-every 0 --set train.checkpoint_every=0 \
-             --steps {} --out run",
-            WARM_UP + steps
+             --steps {steps} --out run"
         ))?;
-        let run = self.path("run");
-        let mut measured = Vec::new();
-        for line in fs::read_to_string(run.join("metrics.jsonl"))?.lines() {
-            let line: Value = serde_json::from_str(line)?;
-            // Of steps only, not of evaluations.
-            if line["grad_norm"].is_number() {
-                measured.extend(line["ms"].as_f64());
-            }
+        let mut record = Vec::new();
+        for line in fs::read_to_string(self.path(RECORD))?.lines() {
+            record.push(serde_json::from_str(line)?);
         }
-        fs::remove_dir_all(run)?;
-        Ok(median(&measured[WARM_UP..]))
+        fs::remove_dir_all(self.path("run"))?;
+        Ok(record)
     }
 
     /// Runs the program with these words, quoted for a shell, on both nodes if they ask for that;
@@ -151,7 +169,10 @@ impl<'a> Place<'a> {
             let cores = if self.machines.is_some() { node.to_string() } else { "0,1".into() };
             words.extend(["taskset".to_string(), "-c".into(), cores]);
         }
-        let line = format!("exec '{}' {line}", env!("CARGO_BIN_EXE_potluck"));
+        let mut line = format!("exec '{}' {line}", env!("CARGO_BIN_EXE_potluck"));
+        if let Some(quota) = self.quota.filter(|_| node == 1) {
+            line = format!("{}; {line}", quota.enter());
+        }
         words.extend(["sh".into(), "-c".into(), line]);
         let mut command = match &self.machines {
             Some(machines) => {
@@ -166,8 +187,21 @@ impl<'a> Place<'a> {
             }
         };
         command.current_dir(self.directory.path()).env("LP_NUM_THREADS", "1");
+        if let Some(faults) = self.faults {
+            command.env("POTLUCK_FAULT", faults);
+        }
         command
     }
+}
+
+/// Milliseconds of the steps of a record.
+pub fn step_times(record: &[Value]) -> Vec<f64> {
+    // Lines of evaluations have no norm of a gradient.
+    record
+        .iter()
+        .filter(|line| line["grad_norm"].is_number())
+        .filter_map(|line| line["ms"].as_f64())
+        .collect()
 }
 
 fn write_secret(path: &Path, code: &[u8]) -> std::io::Result<()> {

@@ -98,6 +98,10 @@ const fn aside(model: &'static Model, devices: &'static Devices) -> Setting {
     Setting { model, devices, is_aside: true }
 }
 
+/// Settings of runs one of whose two devices changes its speed.
+pub const GPT_AT_TWO_CPUS: Setting = setting(&GPT, &TWO_CPUS);
+pub const GPT_AT_TWO_NODES: Setting = setting(&GPT, &NODES_1000);
+
 pub const SETTINGS: [Setting; 24] = [
     setting(&GPT, &CPU),
     setting(&GPT, &TWO_CPUS),

@@ -22,13 +22,16 @@ pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
 }
 
 /// Sends values, twice as many each time, until they take half of `time`, and then as many again;
-/// returns the rate of the last two, when QUIC has adapted to the link; `None` if the link ends. For a link that takes
-/// longer than [`ANSWER_MAX`], the result is an upper bound.
+/// returns the faster of the last two, when QUIC has adapted to the link; `None` if the link ends.
+/// For a link that takes longer than [`ANSWER_MAX`], the result is an upper bound.
 pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     let mut fixed = Duration::MAX;
     for _ in 0..SINGLE_BYTES {
         fixed = fixed.min(send(link, 1)?);
     }
+    // The other end may delay the confirmation of a single packet, which QUIC takes off, but what
+    // QUIC has smoothed includes earlier waits in queues.
+    fixed = fixed.min(link.stats().round_trip);
     let mut bytes = BYTES_MIN;
     loop {
         let fixed = fixed.min(ANSWER_MAX / 2);
@@ -40,7 +43,6 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
             }
             // Without a delay, the time may be below the resolution of the clock.
             let seconds = took.as_secs_f64().max(1e-6);
-            // Not the one that QUIC has smoothed: the values have waited in queues on their way.
             let round_trip_s = fixed.as_secs_f64();
             return Some(LinkRate { bytes_per_s: bytes as f64 / seconds, round_trip_s });
         }

@@ -166,6 +166,9 @@ pub fn divide(request: &PartitionRequest<'_>) -> Result<PipelinePartition, CutEr
         // There is at least one division: it was found, or it failed.
         return Err(failed.unwrap_or(CutError::Memory { device: None, stage: None }));
     };
+    if request.is_ordered {
+        return Ok(best);
+    }
     let in_order = PartitionRequest { is_ordered: true, ..*request };
     match of_groups(&in_order, &consecutive(devices, request.stages), &mut HashMap::new()) {
         Ok(ordered) if ordered.step_s * (1.0 - GAIN_MIN) <= best.step_s => Ok(ordered),

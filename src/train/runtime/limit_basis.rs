@@ -13,6 +13,8 @@ pub enum LimitBasis {
     Free,
     /// `train.device_memory_mib`.
     Setting,
+    /// Memory for the device as its node reports.
+    Node,
 }
 
 impl fmt::Display for LimitBasis {
@@ -24,6 +26,7 @@ impl fmt::Display for LimitBasis {
             Self::Free => {
                 write!(f, "free, as its driver reports ({} overrides that)", Setting::DeviceMemory)
             }
+            Self::Node => write!(f, "as its node reports"),
             Self::Setting => write!(f, "as {} sets it", Setting::DeviceMemory),
         }
     }

@@ -45,10 +45,16 @@ pub(crate) fn require_of_host(
     plan: &Plan,
     moments: &Moments,
 ) -> Result<(), RuntimeError> {
+    require(host_bytes_of(selection, plan, moments))
+}
+
+/// Returns the bytes of host memory that a device needs for a plan and its moments; 0 if it has
+/// memory of its own.
+pub(crate) fn host_bytes_of(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     if !uses_host_memory(selection) {
-        return Ok(());
+        return 0;
     }
-    require(device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments)))
+    device_bytes(plan, moments).saturating_add(workspace(selection, plan, moments))
 }
 
 /// Returns a note if little of a device's memory is free after the allocation of all buffers:
@@ -164,7 +170,8 @@ pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, LimitBasis)> {
             };
             adapter.memory.available().map(|bytes| (bytes, basis))
         }
-        (Selection::Cpu { .. }, 0) | (Selection::Offered(_), _) => None,
+        (Selection::Cpu { .. }, 0) => None,
+        (Selection::Offered(device), _) => device.memory.map(|bytes| (bytes, LimitBasis::Node)),
         (_, mebibytes) => Some((mebibytes.saturating_mul(1 << 20), LimitBasis::Setting)),
     }
 }

@@ -57,6 +57,33 @@ where
     ended
 }
 
+/// Returns the factors by which work takes longer on each of these devices while all of them
+/// compute than alone, which took so many seconds. Devices and `repeats` as for [`time_together`].
+pub(crate) fn slowdowns_together<W>(
+    works: Vec<(&DeviceThread, f64, W)>,
+    repeats: u32,
+    timeout: Duration,
+) -> Vec<Result<f64, DeviceError>>
+where
+    W: FnMut(&mut dyn Executor) -> Result<f64, DeviceError> + Send + 'static,
+{
+    let mut alone = Vec::with_capacity(works.len());
+    let mut timed = Vec::with_capacity(works.len());
+    for (driver, alone_s, work) in works {
+        alone.push(alone_s);
+        timed.push((driver, work));
+    }
+    let mut slowdowns = Vec::with_capacity(alone.len());
+    let ended = time_together(timed, "timing micro-batches", repeats, timeout);
+    for (seconds, alone_s) in ended.into_iter().zip(alone) {
+        slowdowns.push(seconds.map(|seconds| {
+            // Noise cannot make a device faster beside others.
+            if alone_s > 0.0 { (seconds / alone_s).max(1.0) } else { 1.0 }
+        }));
+    }
+    slowdowns
+}
+
 /// Guard that counts a device as timed when it is dropped, also without a start of its job.
 struct Timed(Arc<AtomicUsize>);
 

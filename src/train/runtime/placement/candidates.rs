@@ -28,8 +28,9 @@ pub fn candidates(selections: &[Selection]) -> Vec<String> {
     selections.iter().map(identity).collect()
 }
 
-/// Returns the kind of each device: the first device of the same node with the same identity, which
-/// tells nothing of the speed of another machine's processor.
+/// Returns the kind of each device: the first device of the same node with the same identity. An
+/// identity tells nothing of the speed of a processor on another machine, so that nodes have kinds
+/// of their own.
 pub fn kinds(selections: &[Selection]) -> Vec<usize> {
     let of_kind: Vec<(u32, String)> =
         selections.iter().map(|one| (node_of(one), identity(one))).collect();
@@ -72,6 +73,8 @@ mod tests {
                 identity: cpu_identity(),
                 is_cpu: true,
                 binding_bytes: None,
+                memory: None,
+                is_in_host_memory: true,
             })
         };
         let devices = [Selection::cpu(2), Selection::cpu(2), offered(1, 0), offered(1, 1)];

@@ -41,7 +41,7 @@ impl MemoryModel for DeviceMemory<'_> {
         for selection in &selections {
             let mut needed = 0;
             for (other, rank) in selections.iter().zip(&ranks) {
-                if std::ptr::eq(*other, *selection) || selection.shares_adapter(other) {
+                if std::ptr::eq(*other, *selection) || selection.shares_memory(other) {
                     needed += rank.device as u64;
                 }
             }

@@ -5,16 +5,23 @@ use crate::runtime::RuntimeError;
 use potluck_core::format::milliseconds;
 use potluck_parallel::planner::links::RingLinks;
 
-/// Measures the links between nodes, and notifies the user of them.
+/// Measures the links between nodes if one of `count` devices, at position `on_other`, is on another
+/// node than the first, and notifies the user of them.
 ///
 /// # Errors
-/// Returns `RuntimeError` if a node is lost.
-pub(crate) fn measured_links(request: &PlacementRequest) -> Result<RingLinks, RuntimeError> {
-    let links = request.nodes.measure_links()?;
+/// Returns `RuntimeError` of that device if a node is lost.
+pub(crate) fn measured_links(
+    request: &PlacementRequest,
+    on_other: Option<usize>,
+    count: usize,
+) -> Result<Option<RingLinks>, RuntimeError> {
+    let Some(position) = on_other else { return Ok(None) };
+    let measured = request.nodes.measure_links();
+    let links = measured.map_err(|error| error.of_position(position, count))?;
     if let Some(note) = links_note(&links, &request.nodes.hosts) {
         (request.notify)(&note);
     }
-    Ok(links)
+    Ok(Some(links))
 }
 
 /// Maximum number of links in a note.

@@ -218,7 +218,8 @@ fn measured(
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
 ) -> Result<Measured, RuntimeError> {
-    let links = measure_links(request, &opened, count)?;
+    let elsewhere = opened.iter().find(|one| opened.len() > 1 && one.node() != FIRST_NODE);
+    let links = measured_links(request, elsewhere.map(|one| one.device.position), count)?;
     loop {
         let choice = choose(request, probe, &opened, links.as_ref());
         let ready = match choice {
@@ -641,20 +642,6 @@ fn measure(
     }
     open_profile(request, probe, opened, staged, links)
         .map_err(|failed| failure(failed.index, failed.error))
-}
-
-/// Measures the links between nodes, if devices are on other nodes than the first, and notifies the
-/// user of them. `count` is the number of requested devices.
-fn measure_links(
-    request: &PlacementRequest,
-    opened: &[ReservedDevice],
-    count: usize,
-) -> Result<Option<RingLinks>, RuntimeError> {
-    let other = opened.iter().find(|one| opened.len() > 1 && one.node() != FIRST_NODE);
-    let Some(other) = other else { return Ok(None) };
-    let links =
-        measured_links(request).map_err(|error| error.of_position(other.device.position, count))?;
-    Ok(Some(links))
 }
 
 /// Fault planned for a device at step 0, before the first step.

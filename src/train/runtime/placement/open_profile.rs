@@ -8,9 +8,8 @@ use super::block_flops::block_flops;
 use super::open_measured::ReservedDevice;
 use super::profile::{FEWER, addition_rate, links_between, thread_message_s};
 use super::types::PlacementRequest;
-use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::memory;
-use crate::runtime::timing::{CLEARLY, Probe, REPEATS, TimingFailure, time_together};
+use crate::runtime::timing::{CLEARLY, Probe, REPEATS, TimingFailure, slowdowns_together};
 use potluck_graph::{Plan, Update};
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BlockTiming, Executor, Moments};
@@ -327,23 +326,21 @@ fn measure_slowdowns(
     let of_node = |node: u32| opened.iter().filter(|one| one.node() == node).count();
     let shared: Vec<usize> =
         (0..opened.len()).filter(|index| of_node(opened[*index].node()) > 1).collect();
-    let mut works: Vec<(&DeviceThread, _)> = Vec::with_capacity(shared.len());
+    let mut works = Vec::with_capacity(shared.len());
     for &index in &shared {
         let probe = Arc::clone(probe);
         let rows = solo[index].timed_rows;
         let work = move |device: &mut dyn Executor| {
             device.time_micro_batch(&probe(rows as usize), rows, 1)
         };
-        works.push((&opened[index].device.driver, work));
+        works.push((&opened[index].device.driver, solo[index].timed_s, work));
     }
     let is_thorough = shared.iter().all(|index| solo[*index].is_thorough());
     let repeats = if is_thorough { REPEATS } else { 1 };
     let deadline = request.opening.deadline;
-    let ended = time_together(works, "timing micro-batches", repeats, deadline);
-    for (&index, ended) in shared.iter().zip(ended) {
-        let seconds = ended.map_err(|error| TimingFailure { index, error })?;
-        // Noise cannot make a device faster beside others.
-        let slowdown = (seconds / solo[index].timed_s).max(1.0);
+    let slowdowns = slowdowns_together(works, repeats, deadline);
+    for (&index, slowdown) in shared.iter().zip(slowdowns) {
+        let slowdown = slowdown.map_err(|error| TimingFailure { index, error })?;
         devices[index].shares = Some(SharedProcessor { number: opened[index].node(), slowdown });
     }
     equalize_slowdowns(devices);

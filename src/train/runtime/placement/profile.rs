@@ -12,13 +12,15 @@ use super::pipeline::{MeasuredBlocks, TIMING_MIN, measure_blocks, part_of};
 use super::planned::PlanPurpose;
 use super::types::PlacementRequest;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::timing::{Probe, REPEATS, time_together};
+use crate::runtime::remote::FIRST_NODE;
+use crate::runtime::timing::{Probe, REPEATS, slowdowns_together};
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::arithmetic::median;
 use potluck_core::{DType, Wording};
 use potluck_graph::{Graph, Plan};
 use potluck_kernels::autotune;
 use potluck_kernels::device::DeviceError;
+use potluck_kernels::device::host::available_memory;
 use potluck_kernels::exec::{BlockTiming, Executor, Moments};
 use potluck_parallel::comm::Mailbox;
 use potluck_parallel::planner::cut::BlockTimes;
@@ -47,7 +49,8 @@ const WHOLE_BY_BLOCKS: [f64; 2] = [0.5, 2.0];
 /// Measured profile.
 pub struct MeasuredProfile {
     pub profile: PlanProfile,
-    /// False if a run had too little time for the second size of micro-batches.
+    /// False if a run had too little time for the second size of micro-batches, or too little time
+    /// or free memory of the host for the whole model.
     pub is_complete: bool,
 }
 
@@ -99,13 +102,19 @@ pub fn measure_profile(
             refusals: refusals_of(&few.as_ref().unwrap_or(&many).refusals[position]),
         });
     }
-    measure_together(request, devices, &mut profiles, &whole, report)?;
-    let links = if request.nodes.nodes.is_empty() {
-        vec![vec![LinkModel::INSTANT]]
-    } else {
-        links_between(&measured_links(request)?)
+    let most_s = match purpose {
+        PlanPurpose::Run => measurement_s(request, &many) - begun.elapsed().as_secs_f64(),
+        PlanPurpose::Explanation => f64::INFINITY,
     };
-    let is_complete = few.is_some() || few_rows == many_rows;
+    let together = OpenedTogether { request, devices, whole: &whole, rows: many_rows, most_s };
+    let is_whole = together.measure(&mut profiles, report)?;
+    let nodes = profiles.iter().map(|device| device.node as usize + 1).max().unwrap_or(1);
+    let on_other = profiles.iter().position(|device| device.node != FIRST_NODE);
+    let links = match measured_links(request, on_other, profiles.len())? {
+        Some(ring) => links_between(&ring),
+        None => vec![vec![LinkModel::INSTANT; nodes]; nodes],
+    };
+    let is_complete = is_whole && (few.is_some() || few_rows == many_rows);
     let thread_message_s = thread_message_s();
     let profile = PlanProfile { devices: profiles, links, thread_message_s };
     Ok(MeasuredProfile { profile, is_complete })
@@ -174,11 +183,14 @@ pub(crate) fn addition_rate() -> f64 {
 
 /// Median seconds of a message to another thread of this process, which sleeps until it arrives.
 pub(crate) fn thread_message_s() -> f64 {
-    let mailbox: Mailbox<Instant> = Mailbox::new(1);
+    // With room for all of them, a receiver that starts late loses none.
+    let mailbox: Mailbox<Instant> = Mailbox::new(MESSAGES);
     let receiving = mailbox.clone();
     let receiver = thread::Builder::new().name("timing of messages".into()).spawn(move || {
         let mut seconds = Vec::with_capacity(MESSAGES);
-        while let Ok(sent) = receiving.recv(None) {
+        while seconds.len() < MESSAGES
+            && let Ok(sent) = receiving.recv(None)
+        {
             seconds.push(sent.elapsed().as_secs_f64());
         }
         seconds
@@ -188,11 +200,12 @@ pub(crate) fn thread_message_s() -> f64 {
     for _ in 0..MESSAGES {
         thread::sleep(MESSAGE_PAUSE);
         if mailbox.send(Instant::now()).is_err() {
-            break;
+            // The receiver has ended.
+            return 0.0;
         }
     }
-    mailbox.close("all are sent");
-    median(&receiver.join().unwrap_or_default())
+    let seconds = receiver.join().unwrap_or_default();
+    if seconds.is_empty() { 0.0 } else { median(&seconds) }
 }
 
 /// Links between all nodes, of which a ring is measured.
@@ -202,7 +215,8 @@ pub(crate) fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
     for from in 0..nodes {
         let mut of_sender = Vec::with_capacity(nodes);
         for to in 0..nodes {
-            of_sender.push(match ring.between(from, to) {
+            of_sender.push(match ring.between(from, to).or_else(|| ring.between(to, from)) {
+                // Of a link without a rate, that of the other direction.
                 Some(rate) if from != to => {
                     LinkModel { latency_s: rate.round_trip_s / 2.0, bytes_per_s: rate.bytes_per_s }
                 }
@@ -218,7 +232,9 @@ pub(crate) fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
 struct OpenPart {
     position: usize,
     device: OpenDevice,
+    /// Bytes of the device's memory that it needs, and of this host's.
     bytes: usize,
+    host_bytes: usize,
     /// The only block that it has; `None` if it has the whole model.
     block: Option<u32>,
 }
@@ -244,69 +260,167 @@ impl OpenPart {
     }
 }
 
-/// Measures updates on each kind of device, the micro-batch of the whole model where it fits, and
-/// the slowdown of the devices of each node that has several while all of them compute.
-fn measure_together(
-    request: &PlacementRequest,
-    devices: RequestedDevices,
-    profiles: &mut [DeviceProfile],
-    whole: &Arc<Plan>,
-    report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<(), RuntimeError> {
-    let Some(probe) = &request.probe else {
-        return Err(RuntimeError::Defect("devices are measured without inputs".into()));
-    };
-    let mut opened = Vec::new();
-    for (position, profile) in profiles.iter().enumerate() {
-        let Some(block) = longest_block(profile) else { continue };
-        let is_possible = profile.refusals.is_empty();
-        let mut part = None;
-        if is_possible {
-            part = open_part(request, devices, position, None, whole.clone(), report)?;
-        }
-        if part.is_none() {
-            let plan = Arc::new(part_of(whole, block));
-            part = open_part(request, devices, position, Some(block), plan, report)?;
-        }
-        opened.extend(part);
-    }
-    let mut alone_s = vec![f64::INFINITY; profiles.len()];
-    for one in &opened {
-        alone_s[one.position] = seconds_alone(one, probe)?;
-        if profiles[one.position].kind != one.position {
-            continue;
-        }
-        let update_s = update_seconds(request, one)?;
-        for kind in profiles.iter_mut().filter(|other| other.kind == one.position) {
-            kind.update_element_s = update_s;
-            if one.block.is_none() {
-                scale_to(kind, one.device.rows, alone_s[one.position]);
+/// Measurement of devices that are open at the same time.
+struct OpenedTogether<'a> {
+    request: &'a PlacementRequest<'a>,
+    devices: RequestedDevices<'a>,
+    /// Plan of the whole model.
+    whole: &'a Arc<Plan>,
+    /// Samples of its micro-batch.
+    rows: u32,
+    /// Most seconds of the measurement with the whole model.
+    most_s: f64,
+}
+
+impl OpenedTogether<'_> {
+    /// Measures updates on each kind of device, the micro-batch of the whole model where it fits,
+    /// and the slowdown of the devices of each node that has several while all of them compute.
+    /// Returns false if some device that can run every block had no time for all of them, or no
+    /// memory of a host that other programs may have.
+    fn measure(
+        &self,
+        profiles: &mut [DeviceProfile],
+        report: &mut dyn FnMut(&str, autotune::TuneProgress),
+    ) -> Result<bool, RuntimeError> {
+        let Some(probe) = &self.request.probe else {
+            return Err(RuntimeError::Defect("devices are measured without inputs".into()));
+        };
+        let (mut opened, is_whole) = self.open(profiles, report)?;
+        let mut alone_s = vec![f64::INFINITY; profiles.len()];
+        let mut updated_kinds = Vec::new();
+        for one in &opened {
+            let seconds = self.at(one, seconds_alone(one, probe))?;
+            alone_s[one.position] = seconds;
+            let kind = profiles[one.position].kind;
+            if updated_kinds.contains(&kind) {
+                continue;
+            }
+            updated_kinds.push(kind);
+            let update_s = self.at(one, update_seconds(self.request, one))?;
+            for equal in profiles.iter_mut().filter(|other| other.kind == kind) {
+                equal.update_element_s = update_s;
+                if one.block.is_none() {
+                    scale_to(equal, one.device.rows, seconds);
+                }
             }
         }
+        let nodes: Vec<u32> = opened.iter().map(|one| profiles[one.position].node).collect();
+        opened.retain(|one| {
+            let node = profiles[one.position].node;
+            nodes.iter().filter(|other| **other == node).count() > 1
+        });
+        let mut works = Vec::with_capacity(opened.len());
+        for one in &opened {
+            works.push((&one.device.driver, alone_s[one.position], one.work(probe)));
+        }
+        let slowdowns = slowdowns_together(works, REPEATS, self.request.opening.deadline);
+        for (one, slowdown) in opened.iter().zip(slowdowns) {
+            let slowdown = self.at(one, slowdown)?;
+            let number = profiles[one.position].node;
+            profiles[one.position].shares = Some(SharedProcessor { number, slowdown });
+        }
+        equalize_slowdowns(profiles);
+        Ok(is_whole)
     }
-    let nodes: Vec<u32> = opened.iter().map(|one| profiles[one.position].node).collect();
-    opened.retain(|one| {
-        let node = profiles[one.position].node;
-        nodes.iter().filter(|other| **other == node).count() > 1
-    });
-    let works = opened.iter().map(|one| (&one.device.driver, one.work(probe))).collect();
-    let ended = time_together(works, "timing micro-batches", REPEATS, request.opening.deadline);
-    for (one, ended) in opened.iter().zip(ended) {
-        let seconds = ended.map_err(|error| no_room(error, one.bytes))?;
-        let alone_s = alone_s[one.position];
-        // Noise cannot make a device faster beside others.
-        let slowdown = if alone_s > 0.0 { (seconds / alone_s).max(1.0) } else { 1.0 };
-        let number = profiles[one.position].node;
-        profiles[one.position].shares = Some(SharedProcessor { number, slowdown });
+
+    /// Opens each device with the whole model where it fits, otherwise with its longest block.
+    fn open(
+        &self,
+        profiles: &[DeviceProfile],
+        report: &mut dyn FnMut(&str, autotune::TuneProgress),
+    ) -> Result<(Vec<OpenPart>, bool), RuntimeError> {
+        let available = available_memory();
+        // A device has its memory only once it is written, so that the host cannot tell.
+        let mut held = 0;
+        let mut opened = Vec::new();
+        let mut is_whole = true;
+        let all_s: f64 = profiles.iter().map(|device| whole_s(device, self.rows)).sum();
+        let has_time = all_s * f64::from(2 * (1 + REPEATS)) <= self.most_s;
+        for (position, profile) in profiles.iter().enumerate() {
+            let Some(block) = longest_block(profile) else { continue };
+            let mut part = None;
+            if profile.refusals.is_empty() {
+                let has_memory = self.fits_host(position, self.whole, available, held);
+                is_whole &= has_time && has_memory;
+                if has_time && has_memory {
+                    part = self.open_part(position, None, self.whole.clone(), report)?;
+                }
+            }
+            if part.is_none() {
+                let plan = Arc::new(part_of(self.whole, block));
+                if self.fits_host(position, &plan, available, held) {
+                    part = self.open_part(position, Some(block), plan, report)?;
+                }
+            }
+            if let Some(part) = part {
+                held += part.host_bytes as u64;
+                opened.push(part);
+            }
+        }
+        Ok((opened, is_whole))
     }
-    equalize_slowdowns(profiles);
-    Ok(())
+
+    fn moments(&self) -> Moments {
+        Moments::from(self.request.optimizer.moments())
+    }
+
+    /// True if the host has memory for a plan on a device, beside `held` bytes of other devices.
+    fn fits_host(&self, position: usize, plan: &Plan, available: Option<u64>, held: u64) -> bool {
+        let selection = &self.devices.selections[position];
+        let bytes = memory::host_bytes_of(selection, plan, &self.moments());
+        let left = available.map(|available| available.saturating_sub(held));
+        memory::require_of(left, bytes).is_ok()
+    }
+
+    /// Opens a device with a block, or the whole model, and the moments of its parameters; `None`
+    /// if they do not fit.
+    fn open_part(
+        &self,
+        position: usize,
+        block: Option<u32>,
+        plan: Arc<Plan>,
+        report: &mut dyn FnMut(&str, autotune::TuneProgress),
+    ) -> Result<Option<OpenPart>, RuntimeError> {
+        let selection = &self.devices.selections[position];
+        let moments = self.moments();
+        let bytes = memory::needed(selection, &plan, &moments);
+        let host_bytes = memory::host_bytes_of(selection, &plan, &moments);
+        let opening = RankOpening {
+            position,
+            selection,
+            name: &self.devices.names[position],
+            plan,
+            tensor_shares: &[],
+            moments,
+        };
+        let opened = BegunOpening::begin(self.request, opening, None)
+            .and_then(|opening| opening.finish(self.request, report));
+        let device = match opened {
+            Ok(device) => device,
+            Err(error) if error.is_capacity_error() => return Ok(None),
+            Err(error) => return Err(error.of_position(position, self.devices.selections.len())),
+        };
+        let seed = self.request.seed;
+        let ready = device.driver.run("initialization", move |device| device.initialize(seed));
+        let part = OpenPart { position, device, bytes, host_bytes, block };
+        match self.at(&part, ready) {
+            Ok(()) => Ok(Some(part)),
+            Err(error) if error.is_capacity_error() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The result with an error that names the device and its memory.
+    fn at<T>(&self, one: &OpenPart, result: Result<T, DeviceError>) -> Result<T, RuntimeError> {
+        let count = self.devices.selections.len();
+        result.map_err(|error| no_room(error, one.bytes).of_position(one.position, count))
+    }
 }
 
 /// Seconds of the work of a device alone.
-fn seconds_alone(one: &OpenPart, probe: &Probe) -> Result<f64, RuntimeError> {
+fn seconds_alone(one: &OpenPart, probe: &Probe) -> Result<f64, DeviceError> {
     let mut work = one.work(probe);
-    let timed = one.device.driver.run("timing micro-batches", move |device| {
+    one.device.driver.run("timing micro-batches", move |device| {
         work(device)?;
         let started = Instant::now();
         let mut fastest = work(device)?;
@@ -317,19 +431,24 @@ fn seconds_alone(one: &OpenPart, probe: &Probe) -> Result<f64, RuntimeError> {
             fastest = fastest.min(work(device)?);
         }
         Ok(fastest)
-    });
-    timed.map_err(|error| no_room(error, one.bytes))
+    })
 }
 
-/// Scales the times of the blocks so that they add up to the time of a micro-batch of `rows`
-/// samples: blocks that are timed alone find their values in caches.
-fn scale_to(profile: &mut DeviceProfile, rows: u32, whole_s: f64) {
-    let by_blocks_s: f64 = profile.blocks.iter().map(|block| block.at(rows).sum_s()).sum();
+/// Seconds of a micro-batch of `rows` samples by the times of the blocks.
+fn whole_s(profile: &DeviceProfile, rows: u32) -> f64 {
+    profile.blocks.iter().map(|block| block.at(rows).sum_s()).sum()
+}
+
+/// Scales the times of the blocks so that with loading they add up to `timed_s`, the time of a
+/// micro-batch of `rows` samples: blocks that are timed alone find their values in caches.
+fn scale_to(profile: &mut DeviceProfile, rows: u32, timed_s: f64) {
+    let by_blocks_s = whole_s(profile, rows);
+    let passes_s = timed_s - f64::from(rows) * profile.load_row_s;
     if !by_blocks_s.is_finite() || by_blocks_s <= 0.0 {
         return;
     }
     let [least, most] = WHOLE_BY_BLOCKS;
-    let factor = (whole_s / by_blocks_s).clamp(least, most);
+    let factor = (passes_s / by_blocks_s).clamp(least, most);
     for block in &mut profile.blocks {
         block.fixed = block.fixed.scaled(factor);
         block.per_row = block.per_row.scaled(factor);
@@ -343,49 +462,8 @@ fn longest_block(profile: &DeviceProfile) -> Option<u32> {
     possible.max_by(|a, b| seconds(*a).total_cmp(&seconds(*b))).map(|block| block as u32)
 }
 
-/// Opens a device with a block, or the whole model, and the moments of its parameters; `None` if
-/// they do not fit.
-fn open_part(
-    request: &PlacementRequest,
-    devices: RequestedDevices,
-    position: usize,
-    block: Option<u32>,
-    plan: Arc<Plan>,
-    report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Option<OpenPart>, RuntimeError> {
-    let selection = &devices.selections[position];
-    let moments = Moments::from(request.optimizer.moments());
-    let bytes = memory::needed(selection, &plan, &moments);
-    if memory::require_of_host(selection, &plan, &moments).is_err() {
-        return Ok(None);
-    }
-    let opening = RankOpening {
-        position,
-        selection,
-        name: &devices.names[position],
-        plan,
-        tensor_shares: &[],
-        moments,
-    };
-    let opened = BegunOpening::begin(request, opening, None)
-        .and_then(|opening| opening.finish(request, report));
-    let device = match opened {
-        Ok(device) => device,
-        Err(error) if error.is_capacity_error() => return Ok(None),
-        Err(error) => return Err(error.of_position(position, devices.selections.len())),
-    };
-    let seed = request.seed;
-    let ready = device.driver.run("initialization", move |device| device.initialize(seed));
-    match ready.map_err(|error| no_room(error, bytes)) {
-        Ok(()) => Ok(Some(OpenPart { position, device, bytes, block })),
-        Err(error) if error.is_capacity_error() => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// Seconds to update one parameter.
-fn update_seconds(request: &PlacementRequest, one: &OpenPart) -> Result<f64, RuntimeError> {
+fn update_seconds(request: &PlacementRequest, one: &OpenPart) -> Result<f64, DeviceError> {
     let update = request.optimizer.update(0.0, 1);
-    let timed = one.device.driver.run("timing updates", move |device| device.time_update(&update));
-    timed.map_err(|error| no_room(error, one.bytes))
+    one.device.driver.run("timing updates", move |device| device.time_update(&update))
 }

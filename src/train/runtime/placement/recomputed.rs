@@ -90,6 +90,10 @@ fn recomputed_profile(
         let extra = after.backward_input - before.backward_input;
         let part =
             if before.forward > 0.0 { (extra / before.forward).clamp(0.0, 1.0) } else { 0.0 };
+        if part == 0.0 {
+            // Times may be infinite.
+            continue;
+        }
         let with_forward = |times: BlockTimes| BlockTimes {
             backward_input_s: times.backward_input_s + part * times.forward_s,
             ..times

@@ -310,7 +310,14 @@ impl RemoteNode {
         self.has_data.store(has_data, Ordering::Relaxed);
         let mut devices = Vec::with_capacity(offered.len());
         for (index, device) in offered.into_iter().enumerate() {
-            let RemoteDeviceSpec { name, identity, is_cpu, binding_bytes } = device;
+            let RemoteDeviceSpec {
+                name,
+                identity,
+                is_cpu,
+                binding_bytes,
+                memory,
+                is_in_host_memory,
+            } = device;
             devices.push(RemoteDeviceInfo {
                 node: self.number,
                 index: index as u32,
@@ -318,6 +325,8 @@ impl RemoteNode {
                 identity,
                 is_cpu,
                 binding_bytes,
+                memory,
+                is_in_host_memory,
             });
         }
         Ok(devices)

@@ -32,6 +32,7 @@ use potluck_core::metrics::Trace;
 use potluck_core::{Lock, Rank, TensorId, decode};
 use potluck_graph::ModelGraph;
 use potluck_kernels::autotune::TuneOptions;
+use potluck_kernels::device::host::available_memory;
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::Program;
@@ -141,6 +142,16 @@ struct HostedRank {
 type Watched = Arc<Lock<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalEndpoint>>)>>>;
 
 impl NodeOffer {
+    /// Bytes of memory for a device: what the node's user sets, or what its driver or the host has.
+    fn memory_of(&self, selection: &Selection) -> Option<u64> {
+        let limit = memory::limit(selection, self.opening.device_memory_mib);
+        let host = available_memory().filter(|_| memory::uses_host_memory(selection));
+        match (limit, host) {
+            (Some((limit, _)), Some(host)) => Some(limit.min(host)),
+            (limit, host) => limit.map(|(bytes, _)| bytes).or(host),
+        }
+    }
+
     fn devices(&self) -> Vec<RemoteDeviceSpec> {
         let mut devices = Vec::with_capacity(self.selections.len());
         for (selection, name) in self.selections.iter().zip(display_names(&self.selections)) {
@@ -149,6 +160,8 @@ impl NodeOffer {
                 identity: identity(selection),
                 is_cpu: matches!(selection, Selection::Cpu { .. }),
                 binding_bytes: binding_bytes(selection),
+                memory: self.memory_of(selection),
+                is_in_host_memory: memory::uses_host_memory(selection),
             });
         }
         devices

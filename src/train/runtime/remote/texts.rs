@@ -97,6 +97,8 @@ mod tests {
             identity: BAD.into(),
             is_cpu: true,
             binding_bytes: None,
+            memory: None,
+            is_in_host_memory: false,
         };
         let opened = Opened {
             notes: vec![BAD.into(); 1000],

@@ -106,6 +106,10 @@ pub struct RemoteDeviceSpec {
     pub is_cpu: bool,
     /// The most bytes of a tensor that it can bind; `None` without a limit.
     pub(crate) binding_bytes: Option<u64>,
+    /// Bytes of memory that there are for it; `None` if unknown.
+    pub(crate) memory: Option<u64>,
+    /// True if that is the memory of its host, which devices share.
+    pub(crate) is_in_host_memory: bool,
 }
 
 /// Order to open one of a node's devices.
