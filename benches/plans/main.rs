@@ -239,8 +239,8 @@ fn measured_setting(setting: &Setting, options: &Options) -> Result<Vec<Layout>,
     Ok(layouts)
 }
 
-/// Layouts of a plan to measure: the chosen one, or else the fastest one that flags can run, of each
-/// kind of layout the fastest, and the next fastest.
+/// Layouts of a plan to measure: the chosen one, or else the fastest one that flags can run, of
+/// each kind of layout the fastest, and the next fastest.
 fn compared(plan: &Value, most: usize) -> Result<Vec<Layout>, Box<dyn Error>> {
     let others = plan["others"].as_array().ok_or("a plan without others")?;
     let mut kinds = Vec::new();

@@ -102,6 +102,7 @@ const fn aside(model: &'static Model, devices: &'static Devices) -> Setting {
 pub const GPT_AT_TWO_CPUS: Setting = setting(&GPT, &TWO_CPUS);
 pub const GPT_AT_TWO_NODES: Setting = setting(&GPT, &NODES_1000);
 
+/// Settings of plans.
 pub const SETTINGS: [Setting; 24] = [
     setting(&GPT, &CPU),
     setting(&GPT, &TWO_CPUS),

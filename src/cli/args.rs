@@ -670,7 +670,7 @@ pub struct PredictArgs {
     /// held-out one is taken
     #[arg(long, value_name = "PATH")]
     pub data: PathBuf,
-    /// File of the predictions [default: stdout]
+    /// File of the predictions, or - [default: stdout]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

@@ -89,6 +89,20 @@ impl RunBefore {
     }
 }
 
+/// Checks that a command without other nodes has no flags for them.
+///
+/// # Errors
+/// Returns `UsageError` if it has.
+pub fn require_nodes(args: &TrainArgs) -> Result<(), UsageError> {
+    let has_address = args.listen.is_some() || !args.advertise.is_empty();
+    if has_address || args.secret.is_given() || args.wait.is_some() {
+        let why =
+            "--listen, --advertise, --wait and flags of the secret need --nodes N of 2 or more";
+        return Err(UsageError(why.into()));
+    }
+    Ok(())
+}
+
 /// Waits for the other nodes of a run; returns `None` if it is a run of one node.
 ///
 /// # Errors
@@ -102,12 +116,7 @@ pub fn meet(
     status: Option<&ShownStatus>,
 ) -> anyhow::Result<Option<Arc<RunNodes>>> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
-        let has_address = args.listen.is_some() || !args.advertise.is_empty();
-        if has_address || args.secret.is_given() || args.wait.is_some() {
-            let why =
-                "--listen, --advertise, --wait and flags of the secret need --nodes N of 2 or more";
-            return Err(UsageError(why.into()).into());
-        }
+        require_nodes(args)?;
         if let Some(status) = status {
             status.opens(display_names(&selections(&spec.devices)?));
         }

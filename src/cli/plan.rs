@@ -11,8 +11,10 @@ use super::run_signals::SignalWatch;
 use super::schedule_chart::probe;
 use super::train::{DescribedRun, described};
 use super::{UsageError, exit_code, nodes};
+use crate::ui::log;
 use crate::ui::terminal::print_line;
 use potluck_bench::machines::plan_machines;
+use potluck_core::NodeRank;
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::select_all;
 use potluck_parallel::planner::plans::Plans;
@@ -36,6 +38,7 @@ use report::PlanReport;
 /// # Errors
 /// Returns the errors of the configuration and the data, of the other nodes, and of [`plan_run`].
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
+    log::set_node(NodeRank(0));
     let signals = Signals::caught()?.until_exit();
     let watch = SignalWatch::start(signals, args.train.watched.term_timeout)?;
     let DescribedRun { spec, resumed } = described(&args.train)?;
@@ -44,10 +47,16 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             let why = "--machines plans for the nodes of a file; leave out --nodes";
             return Err(UsageError(why.into()).into());
         }
+        nodes::require_nodes(&args.train)?;
         return plan_elsewhere(file, args.json, &spec, &resumed.data);
     }
+    // Nodes of a resumed run have their numbers again, to which its shares and cuts belong.
+    let before = match &resumed.placement {
+        Some(placement) => RunBefore::of(placement, false),
+        None => RunBefore::default(),
+    };
     let signals = watch.meet(&[]);
-    let nodes = nodes::meet(&args.train, &spec, &RunBefore::default(), &signals, None)?;
+    let nodes = nodes::meet(&args.train, &spec, &before, &signals, None)?;
     watch.met(nodes.as_ref());
     let planned = plan_here(args, &spec, &resumed, nodes.as_deref());
     if planned.is_err() {

@@ -18,7 +18,7 @@ use potluck_train::run::RunSignals;
 use potluck_train::runtime::error::EXIT_RESTART;
 use potluck_train::signals::{Interruption, SignalFlags, TermDeadline, leave};
 
-/// Watch over the signals of a command that trains, until the process ends.
+/// Watch over the signals of a command that trains or plans, until the process ends.
 #[derive(Clone)]
 pub struct SignalWatch(Arc<Lock<WatchedRun>>);
 

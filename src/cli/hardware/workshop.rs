@@ -163,8 +163,8 @@ impl Workshop<'_> {
         Ok(ended)
     }
 
-    /// Returns the signal by which a process is stopped: Ctrl-C, unless it is ignored here, and so in
-    /// processes started from here.
+    /// Returns the signal by which a process is stopped: Ctrl-C, unless it is ignored here, and so
+    /// in processes started from here.
     pub fn stop_signal(&self) -> Interruption {
         if self.signals.flags().catches(Interruption::Interrupt) {
             Interruption::Interrupt
@@ -173,8 +173,8 @@ impl Workshop<'_> {
         }
     }
 
-    /// Runs a command, stops it by [`Workshop::stop_signal`] once `is_enough` returns true, and gives it time to save
-    /// its state.
+    /// Runs a command, stops it by [`Workshop::stop_signal`] once `is_enough` returns true, and
+    /// gives it time to save its state.
     ///
     /// # Errors
     /// Returns `Halt` as [`Workshop::run`] does.

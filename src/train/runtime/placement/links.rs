@@ -5,8 +5,8 @@ use crate::runtime::RuntimeError;
 use potluck_core::format::milliseconds;
 use potluck_parallel::planner::links::RingLinks;
 
-/// Measures the links between nodes if one of `count` devices, at position `on_other`, is on another
-/// node than the first, and notifies the user of them.
+/// Measures the links between nodes if one of `count` devices, at position `on_other`, is on
+/// another node than the first, and notifies the user of them.
 ///
 /// # Errors
 /// Returns `RuntimeError` of that device if a node is lost.
