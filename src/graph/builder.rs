@@ -242,9 +242,16 @@ impl Builder {
 
     /// Computes `a @ b`; see [`Op::MatMul`]. A right side without batch applies to all leading
     /// dimensions of `a`.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the inner dimensions differ, and for sums over the batch of a
+    /// forward pass, which is divided among devices and micro-batches.
     pub fn matmul(&mut self, a: TensorId, b: TensorId, ta: bool, tb: bool) -> BuildResult {
         let op = Op::MatMul { transpose_a: ta, transpose_b: tb };
         let shape = self.shape(a).clone();
+        if ta && shape.rank() == 2 {
+            self.refuse_batch("matmul", a)?;
+        }
         if self.shape(b).rank() != 2 || shape.rank() < 3 || ta {
             return self.apply(op, &[a, b]);
         }
@@ -392,20 +399,24 @@ impl Builder {
     /// of a batched tensor): devices and micro-batches have parts of it, so that the sum would
     /// depend on them. A loss sums over it, and so do gradients of parameters.
     pub fn sum(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
-        let shape = self.shape(x);
-        if self.phase == PassKind::Forward && shape.is_batched() && axes.contains(&0) {
-            return Err(ShapeError {
-                op: "sum".into(),
-                inputs: shape.to_string(),
-                why: "the batch is divided among devices and micro-batches; a loss sums over it"
-                    .into(),
-            });
+        if axes.contains(&0) {
+            self.refuse_batch("sum", x)?;
         }
         let mut x = x;
         for [first, last] in runs_from_the_back(axes) {
             x = self.apply(Op::Sum { first, last }, &[x])?;
         }
         Ok(x)
+    }
+
+    /// Refuses a sum over the first axis of `x` if that is the batch of a forward pass.
+    fn refuse_batch(&self, op: &str, x: TensorId) -> Result<(), ShapeError> {
+        let shape = self.shape(x);
+        if self.phase != PassKind::Forward || !shape.is_batched() {
+            return Ok(());
+        }
+        let why = "the batch is divided among devices and micro-batches; a loss sums over it";
+        Err(ShapeError { op: op.into(), inputs: shape.to_string(), why: why.into() })
     }
 
     /// Computes the mean over any set of axes, which are removed.

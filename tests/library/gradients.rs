@@ -135,7 +135,8 @@ fn matmul_without_and_over_the_batch() {
     check(|b| {
         let left = source(b, "left", &[2, 2]);
         let right = source(b, "right", &[2, 3]);
-        let summed = b.matmul(left, right, true, false)?;
+        let over_batch = Op::MatMul { transpose_a: true, transpose_b: false };
+        let summed = b.apply(over_batch, &[left, right])?;
         let x = source(b, "x", &[1, 2]);
         b.matmul(x, summed, false, false)
     });

@@ -64,6 +64,9 @@ fn given_layouts_are_kept_and_each_is_explained() {
     let line = format!("plan {SMALL} --machines machines.toml --nodes 2");
     let error = desk.run(&line).ended(78);
     assert!(error.line("error:").contains("leave out --nodes"), "{}", error.err);
+    let line = format!("plan {SMALL} --machines machines.toml --listen 127.0.0.1:0");
+    let error = desk.run(&line).ended(78);
+    assert!(error.line("error:").contains("need --nodes"), "{}", error.err);
 }
 
 #[test]
@@ -115,6 +118,30 @@ fn model_over_memory_is_planned_without_a_flag() {
     let parameters = |run: &str| desk.checkpoint(run, 4, "parameters.safetensors");
     assert!(parameters("run") == parameters("rest"), "a resumed run ends in other bits");
     assert_eq!(desk.manifest("rest", 4)["meta"]["placement"]["mesh"], *mesh);
+}
+
+/// Activations are most of the memory.
+#[test]
+fn recomputed_activations_are_priced_where_memory_is_short() {
+    let desk = Desk::new();
+    let model = "tiny.toml --data text.txt --set train.batch=16 --set train.micro_batch_size=8 \
+                 --set train.sample_tokens=0 --set data.held_out=0 --set model.layers=6 \
+                 --set model.width=64 --set model.heads=2 --set model.context=64 --devices cpu";
+    let peak_mib = |more: &str| {
+        let told = desk.run(&format!("train {model} --explain memory {more}")).ok().out;
+        let peak = told.lines().find(|line| line.trim_start().starts_with("peak")).unwrap();
+        peak.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap()
+    };
+    let recompute = "--set train.recompute=blocks";
+    let (kept, recomputed) = (peak_mib(""), peak_mib(recompute));
+    let limit = ((kept + recomputed) / 2.0) as u64;
+    assert!(recomputed < limit as f64 && (limit as f64) < kept, "{recomputed} {limit} {kept}");
+    let line = format!("plan {model} --set train.device_memory_mib={limit}");
+    let refused = desk.run(&line).ended(78);
+    let why = refused.line("error:");
+    assert!(why.contains("train.recompute") && why.contains("alone fits"), "{why}");
+    let told = desk.run(&format!("{line} {recompute}")).ok().out;
+    assert!(told.contains(">  alone"), "{told}");
 }
 
 /// Cards by name, and links by rate: nothing is opened or measured.

@@ -101,7 +101,8 @@ pub struct SharedProcessor {
     /// Number of the processor.
     pub number: u32,
     /// Factor by which the passes of this device take longer while all devices of the processor
-    /// compute.
+    /// compute. Samples, cuts and tensor shares are divided by it; the step of a layout counts the
+    /// part of it in which the others are busy.
     pub slowdown: f64,
 }
 

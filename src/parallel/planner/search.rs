@@ -244,7 +244,7 @@ impl LayoutSearch<'_> {
     /// Tries every device of a set with the whole model.
     fn try_replicas(&mut self, set: &[usize]) {
         let SearchRequest { profile, batch, micro_batch, .. } = *self.request;
-        if self.is_slower(least_replica_step_s(profile, set, batch, micro_batch)) {
+        if self.is_slower(least_replica_step_s(profile, set, batch, micro_batch), false) {
             return;
         }
         match replicas(self.request, set) {
@@ -264,7 +264,7 @@ impl LayoutSearch<'_> {
         }
         for micro_batch in micro_batches(request, mesh) {
             let least_s = least_step_s(request.profile, set, request.batch, micro_batch);
-            if self.is_slower(least_s) || self.cannot_be_chosen(least_s) {
+            if self.is_slower(least_s, true) || self.cannot_be_chosen(least_s) {
                 continue;
             }
             for (schedule, chunks) in schedules(request, mesh) {
@@ -289,11 +289,17 @@ impl LayoutSearch<'_> {
         }
     }
 
-    /// Returns true if a lower bound of a step is clearly above the best candidate.
-    fn is_slower(&self, least_s: f64) -> bool {
-        let best = self.candidates.iter().map(|one| one.prediction.cost_s());
+    /// Returns true if a lower bound of a step is clearly above the best candidate, or for devices
+    /// with the whole model the best of these: a layout that divides it must gain more.
+    fn is_slower(&self, least_s: f64, is_divided: bool) -> bool {
+        let mut best_s = f64::INFINITY;
+        for one in &self.candidates {
+            if is_divided || !one.arrangement.mesh.is_divided() {
+                best_s = best_s.min(one.prediction.cost_s());
+            }
+        }
         // A simpler layout may be chosen that is nearly as fast.
-        least_s * (1.0 - GAIN_MIN) > best.fold(f64::INFINITY, f64::min)
+        least_s * (1.0 - GAIN_MIN) > best_s
     }
 
     /// Returns true if a layout that divides the model, with this lower bound of a step, gains too

@@ -173,7 +173,7 @@ fn model_that_fits_no_device_is_cut_into_stages() {
     assert_eq!(pipeline * tensor, 2);
     assert!(proposal.chosen.prediction.memory.iter().all(|need| need.fits()));
     let refused: Vec<&str> = proposal.refused.iter().map(|one| &*one.layouts).collect();
-    assert_eq!(refused, ["data 2"]);
+    assert_eq!(refused, ["data 2", "alone"]);
     let error = searched(&profile, &options, whole / 100, false).unwrap_err();
     assert!(error.to_string().contains("alone: card 0 has too little memory"), "{error}");
 }

@@ -106,3 +106,68 @@ fn recomputed_profile(
     }
     profile
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use potluck_graph::{Builder, Init};
+    use potluck_parallel::planner::profile::{BlockSpeed, DeviceProfile};
+    use potluck_parallel::sim::LinkModel;
+
+    /// A block of two layers, whose first output is recomputed, and one with the loss.
+    fn model() -> ModelGraph {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 64]);
+        b.block("layers");
+        let w = b.parameter("w", &[64, 64], Init::Zeros);
+        let hidden = b.linear(x, w, None).unwrap();
+        let hidden = b.relu(hidden);
+        let v = b.parameter("v", &[64, 64], Init::Zeros);
+        let y = b.linear(hidden, v, None).unwrap();
+        b.block("loss");
+        b.squared_error_loss(y, x).unwrap();
+        ModelGraph::training(b.finish(), true).unwrap()
+    }
+
+    fn profile(blocks: Vec<BlockSpeed>) -> PlanProfile {
+        let device = DeviceProfile {
+            name: "card".into(),
+            kind: 0,
+            node: 0,
+            blocks,
+            load_row_s: 0.0,
+            update_element_s: 0.0,
+            read_back: LinkModel::INSTANT,
+            upload: LinkModel::INSTANT,
+            host: LinkModel::INSTANT,
+            shares: None,
+            memory: None,
+            micro_batch: None,
+            refusals: Vec::new(),
+        };
+        PlanProfile {
+            devices: vec![device],
+            links: vec![vec![LinkModel::INSTANT]],
+            thread_message_s: 0.0,
+        }
+    }
+
+    #[test]
+    fn backward_pass_takes_the_recomputed_part_of_the_forward_pass_too() {
+        let kept = model();
+        let recomputed = model().with_recompute(Recompute::Blocks);
+        let times = BlockTimes { forward_s: 1.0, backward_input_s: 2.0, backward_weight_s: 1.0 };
+        let count = kept.whole().blocks.len();
+        let speed = BlockSpeed::in_proportion(1, times);
+        let again = recomputed_profile(&profile(vec![speed; count]), &kept, &recomputed);
+        let of = |name: &str| kept.whole().blocks.iter().position(|block| block == name).unwrap();
+        let layers = again.devices[0].blocks[of("layers")].at(1);
+        // The first of two equal layers, and not the second.
+        assert!((2.4..2.6).contains(&layers.backward_input_s), "{layers:?}");
+        assert_eq!((layers.forward_s, layers.backward_weight_s), (1.0, 1.0));
+        assert_eq!(again.devices[0].blocks[of("loss")].at(1), speed.at(1));
+        let never = BlockSpeed::in_proportion(1, times.scaled(f64::INFINITY));
+        let again = recomputed_profile(&profile(vec![never; count]), &kept, &recomputed);
+        assert!(again.devices[0].blocks.iter().all(|block| block.at(1).sum_s() == f64::INFINITY));
+    }
+}
