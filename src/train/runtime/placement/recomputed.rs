@@ -121,7 +121,7 @@ mod tests {
         b.block("layers");
         let w = b.parameter("w", &[64, 64], Init::Zeros);
         let hidden = b.linear(x, w, None).unwrap();
-        let hidden = b.relu(hidden);
+        let hidden = b.relu(hidden).unwrap();
         let v = b.parameter("v", &[64, 64], Init::Zeros);
         let y = b.linear(hidden, v, None).unwrap();
         b.block("loss");
