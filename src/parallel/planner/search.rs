@@ -432,9 +432,13 @@ fn left_out(
             continue;
         }
         let name = &profile.name;
-        let mut with = others.iter().filter(|one| one.arrangement.positions.contains(&device));
-        // The others are sorted by time.
-        let reason = match with.next() {
+        // The others are sorted by time. A layout without the chosen devices would say nothing of
+        // what this one adds to them.
+        let is_beside = |one: &&Candidate| {
+            let positions = &one.arrangement.positions;
+            positions.contains(&device) && positions.len() > 1
+        };
+        let reason = match others.iter().find(is_beside) {
             Some(best) => {
                 let with = milliseconds(best.prediction.step_s);
                 let is_shorter = best.prediction.step_s < chosen.prediction.step_s;
