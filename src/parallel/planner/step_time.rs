@@ -97,8 +97,8 @@ fn shares_a_processor(profile: &PlanProfile, arrangement: &Arrangement) -> bool 
     set.iter().any(|device| profile.slowdown(*device, set) > 1.0)
 }
 
-/// Returns a lower bound of the seconds of a step by the work of processors that compute for several
-/// devices: all of it, as fast as while all of them compute.
+/// Returns a lower bound of the seconds of a step by the work of processors that compute for
+/// several devices: all of it, as fast as while all of them compute.
 fn least_of_processors(profile: &PlanProfile, arrangement: &Arrangement, busy: &[f64]) -> f64 {
     let positions = &arrangement.positions;
     let mut least_s = 0.0f64;
