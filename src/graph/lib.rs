@@ -555,8 +555,8 @@ impl Graph {
         })
     }
 
-    /// Returns true if no node is of pass W: [`merge_backward`] has moved them to pass B, or there
-    /// is no backward pass.
+    /// Returns true if no node is of pass W: [`ModelGraph::with_merged_backward`] has moved them to
+    /// pass B, or there is no backward pass.
     pub fn has_merged_backward(&self) -> bool {
         self.nodes.iter().all(|node| node.phase != PassKind::BackwardWeight)
     }
