@@ -11,8 +11,9 @@
 //! beside the best measured one. Settings that were kept aside while the planner was adjusted are
 //! reported apart.
 //!
-//! With `--slowed`, two equal devices train, of which one becomes half as fast in mid-run: what the
-//! shares that follow make of it.
+//! With `--slowed`, two equal devices train, of which one becomes half as fast in mid-run: how much
+//! of the speed that is left the shares use that follow. A fault point doubles the time of passes
+//! only, by sleeping; a quota of processor time takes half of a core.
 
 #[path = "../../tests/common/namespaces.rs"]
 mod namespaces;
@@ -67,6 +68,9 @@ impl Options {
                 "--out" => options.out = words.next(),
                 other => return Err(format!("unknown argument {other}").into()),
             }
+        }
+        if options.slowed && (options.only.is_some() || options.out.is_some()) {
+            return Err("--slowed takes only --repeats".into());
         }
         if options.repeats == 0 || options.layouts == 0 {
             return Err("--repeats and --layouts are at least 1".into());

@@ -36,7 +36,7 @@ pub struct Place<'a> {
     directory: TempDir,
     machines: Option<Machines>,
     /// Faults of the program, as its environment has them.
-    faults: Option<&'static str>,
+    faults: Option<String>,
     /// Quota of processor time of the second node.
     quota: Option<&'a CpuQuota>,
 }
@@ -60,7 +60,7 @@ impl<'a> Place<'a> {
     }
 
     /// The same place, where the program has faults.
-    pub fn with_faults(self, faults: &'static str) -> Self {
+    pub fn with_faults(self, faults: String) -> Self {
         Self { faults: Some(faults), ..self }
     }
 
@@ -171,7 +171,7 @@ impl<'a> Place<'a> {
         }
         let mut line = format!("exec '{}' {line}", env!("CARGO_BIN_EXE_potluck"));
         if let Some(quota) = self.quota.filter(|_| node == 1) {
-            line = format!("{}; {line}", quota.enter());
+            line = format!("{} && {line}", quota.enter());
         }
         words.extend(["sh".into(), "-c".into(), line]);
         let mut command = match &self.machines {
@@ -187,7 +187,7 @@ impl<'a> Place<'a> {
             }
         };
         command.current_dir(self.directory.path()).env("LP_NUM_THREADS", "1");
-        if let Some(faults) = self.faults {
+        if let Some(faults) = &self.faults {
             command.env("POTLUCK_FAULT", faults);
         }
         command

@@ -28,7 +28,10 @@ impl CpuQuota {
         let root = root.ok_or_else(|| io::Error::other("no control groups"))?;
         let directory = root.join(format!("potluck-{}", std::process::id()));
         fs::create_dir(&directory)?;
-        Ok(Self { directory })
+        let quota = Self { directory };
+        // Here, and not in mid-run, it shows whether the group has a limit of processor time.
+        quota.limit(1.0)?;
+        Ok(quota)
     }
 
     /// Command of a shell that puts the shell into the group.

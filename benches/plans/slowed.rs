@@ -34,16 +34,10 @@ pub fn report(repeats: usize) -> Result<(), Box<dyn Error>> {
     for _ in 0..repeats {
         parts.push(part_by_fault()?);
     }
-    print_parts("half as fast by a fault point", &parts);
-    match CpuQuota::new() {
-        Ok(quota) => {
-            let mut parts = Vec::new();
-            for _ in 0..repeats {
-                parts.push(part_by_quota(&quota)?);
-            }
-            print_parts("half as fast by a quota", &parts);
-        }
-        Err(why) => println!("half as fast by a quota: not measured: {why}"),
+    print_parts("passes take twice as long by a fault point", &parts);
+    match parts_by_quota(repeats) {
+        Ok(parts) => print_parts("half a core by a quota", &parts),
+        Err(why) => println!("half a core by a quota: not measured: {why}"),
     }
     let mut counts = Vec::new();
     for _ in 0..repeats {
@@ -59,9 +53,17 @@ fn two_cpus() -> String {
 }
 
 fn part_by_fault() -> Result<f64, Box<dyn Error>> {
-    // As SLOW_FROM says.
-    let place = Place::new(&GPT_AT_TWO_CPUS)?.with_faults("slow@run:100/1");
+    let place = Place::new(&GPT_AT_TWO_CPUS)?.with_faults(format!("slow@run:{SLOW_FROM}/1"));
     part_of_sum(&place.train(&two_cpus(), SLOWED_STEPS)?)
+}
+
+fn parts_by_quota(repeats: usize) -> Result<Vec<f64>, Box<dyn Error>> {
+    let quota = CpuQuota::new()?;
+    let mut parts = Vec::new();
+    for _ in 0..repeats {
+        parts.push(part_by_quota(&quota)?);
+    }
+    Ok(parts)
 }
 
 /// Two nodes on a core each, of which the second one has half a core from some step on.
@@ -72,7 +74,8 @@ fn part_by_quota(quota: &CpuQuota) -> Result<f64, Box<dyn Error>> {
     let flags = format!("--nodes 2 --devices cpu {DATA_PARALLEL}");
     let trained = thread::scope(|scope| {
         let run = scope.spawn(|| place.train(&flags, SLOWED_STEPS).map_err(|why| why.to_string()));
-        let steps = || fs::read_to_string(&record).map_or(0, |text| text.lines().count());
+        let steps =
+            || fs::read_to_string(&record).map_or(0, |text| text.matches("grad_norm").count());
         while !run.is_finished() && steps() < SLOW_FROM {
             thread::sleep(Duration::from_millis(5));
         }
@@ -82,6 +85,12 @@ fn part_by_quota(quota: &CpuQuota) -> Result<f64, Box<dyn Error>> {
         Ok::<_, Box<dyn Error>>(trained)
     })?;
     quota.limit(1.0)?;
+    let times = step_times(&trained);
+    // Steps right after the change, before the shares follow.
+    let slowed = median(&times[SLOW_FROM + 5..SLOW_FROM + 20]);
+    if slowed < 1.3 * median(&times[WARM_UP..SLOW_FROM]) {
+        return Err("the quota has not slowed the device down".into());
+    }
     part_of_sum(&trained)
 }
 

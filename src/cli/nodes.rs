@@ -93,7 +93,7 @@ impl RunBefore {
 ///
 /// # Errors
 /// Returns `UsageError` if it has.
-pub fn require_nodes(args: &TrainArgs) -> Result<(), UsageError> {
+pub fn refuse_node_flags(args: &TrainArgs) -> Result<(), UsageError> {
     let has_address = args.listen.is_some() || !args.advertise.is_empty();
     if has_address || args.secret.is_given() || args.wait.is_some() {
         let why =
@@ -116,7 +116,7 @@ pub fn meet(
     status: Option<&ShownStatus>,
 ) -> anyhow::Result<Option<Arc<RunNodes>>> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
-        require_nodes(args)?;
+        refuse_node_flags(args)?;
         if let Some(status) = status {
             status.opens(display_names(&selections(&spec.devices)?));
         }

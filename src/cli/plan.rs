@@ -47,7 +47,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             let why = "--machines plans for the nodes of a file; leave out --nodes";
             return Err(UsageError(why.into()).into());
         }
-        nodes::require_nodes(&args.train)?;
+        nodes::refuse_node_flags(&args.train)?;
         return plan_elsewhere(file, args.json, &spec, &resumed.data);
     }
     // Nodes of a resumed run have their numbers again, to which its shares and cuts belong.

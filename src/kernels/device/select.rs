@@ -42,10 +42,13 @@ pub struct RemoteDeviceInfo {
     pub is_cpu: bool,
     /// The most bytes of a tensor that it can bind; `None` without a limit.
     pub binding_bytes: Option<u64>,
-    /// Bytes of memory that there were for it when its node joined; `None` if unknown.
+    /// Bytes of memory for it alone, as its driver or the user of its node says; `None` if unknown.
     pub memory: Option<u64>,
-    /// True if that is the memory of its host, which devices share.
-    pub is_in_host_memory: bool,
+    /// Bytes of memory that its host has available, if that is where it has its tensors.
+    pub host_memory: Option<u64>,
+    /// Number of its adapter on the node: devices of one adapter share its memory. `None` for a CPU
+    /// device.
+    pub adapter: Option<u32>,
 }
 
 impl Selection {
@@ -63,15 +66,12 @@ impl Selection {
         }
     }
 
-    /// Returns true if both are on one adapter, or in the memory of one other node, so that they
-    /// share what [`RemoteDeviceInfo::memory`] or the adapter has.
-    pub fn shares_memory(&self, other: &Self) -> bool {
+    /// Returns true if both are on one adapter, so that they share its memory.
+    pub fn shares_adapter(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Adapter(one), Self::Adapter(other)) => one.is_same(other),
             (Self::Offered(one), Self::Offered(other)) => {
-                let is_same = one.index == other.index;
-                let are_in_host = one.is_in_host_memory && other.is_in_host_memory;
-                one.node == other.node && (is_same || are_in_host)
+                one.node == other.node && one.adapter.is_some() && one.adapter == other.adapter
             }
             _ => false,
         }

@@ -29,9 +29,9 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     for _ in 0..SINGLE_BYTES {
         fixed = fixed.min(send(link, 1)?);
     }
-    // The other end may delay the confirmation of a single packet, which QUIC takes off, but what
-    // QUIC has smoothed includes earlier waits in queues.
-    fixed = fixed.min(link.stats().round_trip);
+    // A single byte may wait for a delayed confirmation, which QUIC takes off its own figure; that
+    // one is smoothed, and includes earlier waits in queues.
+    let round_trip = fixed.min(link.stats().round_trip);
     let mut bytes = BYTES_MIN;
     loop {
         let fixed = fixed.min(ANSWER_MAX / 2);
@@ -43,8 +43,10 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
             }
             // Without a delay, the time may be below the resolution of the clock.
             let seconds = took.as_secs_f64().max(1e-6);
-            let round_trip_s = fixed.as_secs_f64();
-            return Some(LinkRate { bytes_per_s: bytes as f64 / seconds, round_trip_s });
+            return Some(LinkRate {
+                bytes_per_s: bytes as f64 / seconds,
+                round_trip_s: round_trip.as_secs_f64(),
+            });
         }
         bytes *= 2;
     }

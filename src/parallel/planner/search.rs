@@ -128,7 +128,7 @@ fn sentence(refused: &[Refused], impossible: Option<&str>) -> String {
 /// Among candidates within 2 % of the fastest, the one with the fewest devices is chosen, then the
 /// one that divides the model the least. A model that devices can hold is divided only for steps
 /// that are shorter by a tenth, because predictions are not exact. Candidates whose lower bound
-/// exceeds the best step found are not simulated. All samples of a step are the batch of the
+/// exceeds the best step found by 2 % are not simulated. All samples of a step are the batch of the
 /// request.
 ///
 /// # Errors
@@ -436,7 +436,8 @@ fn left_out(
         // what this one adds to them.
         let is_beside = |one: &&Candidate| {
             let positions = &one.arrangement.positions;
-            positions.contains(&device) && positions.len() > 1
+            let has_chosen = chosen.arrangement.positions.iter().any(|own| positions.contains(own));
+            positions.contains(&device) && has_chosen
         };
         let reason = match others.iter().find(is_beside) {
             Some(best) => {
@@ -449,7 +450,8 @@ fn left_out(
                 )
             }
             None => format!(
-                "{name} is left out: no layout with it fits, or can be as fast as {without} ms"
+                "{name} is left out: no layout with it beside the others fits, or can be as fast \
+                 as {without} ms"
             ),
         };
         left.push(UnusedDevice { device, reason });

@@ -46,19 +46,17 @@ pub fn step_time(
     // they would not, their busy parts tell how much.
     let mut costs = rank_costs(profile, arrangement, laid_out, None)?;
     let mut busy = busy_seconds(&costs, laid_out);
-    let least_s = least_of_processors(profile, arrangement, &busy);
     let mut seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
     if shares_a_processor(profile, arrangement) && seconds > 0.0 {
         let parts: Vec<f64> = busy.iter().map(|busy_s| (busy_s / seconds).min(1.0)).collect();
         costs = rank_costs(profile, arrangement, laid_out, Some(&parts))?;
         busy = busy_seconds(&costs, laid_out);
-        seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref()).max(least_s);
+        seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
     }
     let busy_s = busy.iter().sum::<f64>() / busy.len().max(1) as f64;
     let none = vec![vec![LinkModel::INSTANT; costs.len()]; costs.len()];
     let free: Vec<Costs> = costs.iter().map(with_free_messages).collect();
-    let without_messages_s =
-        simulated(0.0, &free, &none, laid_out, spread.as_ref()).max(least_s).min(seconds);
+    let without_messages_s = simulated(0.0, &free, &none, laid_out, spread.as_ref());
     Some(StepTime { seconds, without_messages_s, busy_s })
 }
 
@@ -95,26 +93,6 @@ pub fn least_step_s(profile: &PlanProfile, set: &[usize], batch: u32, micro_batc
 fn shares_a_processor(profile: &PlanProfile, arrangement: &Arrangement) -> bool {
     let set = &arrangement.positions;
     set.iter().any(|device| profile.slowdown(*device, set) > 1.0)
-}
-
-/// Returns a lower bound of the seconds of a step by the work of processors that compute for
-/// several devices: all of it, as fast as while all of them compute.
-fn least_of_processors(profile: &PlanProfile, arrangement: &Arrangement, busy: &[f64]) -> f64 {
-    let positions = &arrangement.positions;
-    let mut least_s = 0.0f64;
-    for one in positions {
-        let Some(shared) = profile.devices[*one].shares else { continue };
-        let mut work_s = 0.0;
-        let mut count = 0;
-        for (rank, other) in positions.iter().enumerate() {
-            if profile.devices[*other].shares.is_some_and(|of| of.number == shared.number) {
-                work_s += busy[rank] * profile.slowdown(*other, positions);
-                count += 1;
-            }
-        }
-        least_s = least_s.max(work_s / f64::from(count.max(1)));
-    }
-    least_s
 }
 
 /// Mean busy part of the other ranks whose devices share a device's processor.

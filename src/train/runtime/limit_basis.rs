@@ -26,7 +26,9 @@ impl fmt::Display for LimitBasis {
             Self::Free => {
                 write!(f, "free, as its driver reports ({} overrides that)", Setting::DeviceMemory)
             }
-            Self::Node => write!(f, "as its node reports"),
+            Self::Node => {
+                write!(f, "as its node reports (`join --set train.device_memory_mib=N` sets it)")
+            }
             Self::Setting => write!(f, "as {} sets it", Setting::DeviceMemory),
         }
     }

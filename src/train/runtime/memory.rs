@@ -85,6 +85,17 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
     }
 }
 
+/// Returns the memory of the host of a device that has its tensors there, if known; `available` is
+/// what this host has.
+pub(crate) fn host_memory(selection: &Selection, available: Option<u64>) -> Option<u64> {
+    match selection {
+        Selection::Offered(device) => device.host_memory,
+        Selection::Cpu { .. } | Selection::Adapter(_) => {
+            available.filter(|_| uses_host_memory(selection))
+        }
+    }
+}
+
 /// Returns the bytes of a device's memory that a plan and its moments need.
 pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     memory(plan, moments).peak().saturating_add(beside_tensors(selection, plan, moments))

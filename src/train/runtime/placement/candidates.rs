@@ -74,7 +74,8 @@ mod tests {
                 is_cpu: true,
                 binding_bytes: None,
                 memory: None,
-                is_in_host_memory: true,
+                host_memory: None,
+                adapter: None,
             })
         };
         let devices = [Selection::cpu(2), Selection::cpu(2), offered(1, 0), offered(1, 1)];

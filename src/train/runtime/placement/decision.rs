@@ -1,7 +1,7 @@
 //! Decision about the ranks of a run: kept from the resumed run, given by the request, or measured.
 //! Includes all checks that do not need an open device.
 
-use super::candidates::candidates;
+use super::candidates::{candidates, node_of};
 use super::names::is_named;
 use super::open_one::RequestedDevices;
 use super::open_plan::micro_batch_sizes;
@@ -160,14 +160,18 @@ fn fitted(
     let setting = request.opening.device_memory_mib;
     let world = arrangement.positions.len();
     let layout = layout_of(request.parallel, &request.plans.of_rows(1), world);
-    let of_host = |at: &&usize| memory::uses_host_memory(&devices[**at]);
-    let users = arrangement.positions.iter().filter(of_host).count().max(1);
-    // Nine tenths of the host's memory, divided among its users.
-    let host = available_memory().map(|bytes| bytes as usize / 10 * 9 / users);
+    let available = available_memory();
+    let of_host = |selection: &Selection| memory::host_memory(selection, available);
+    let positions = arrangement.positions.clone();
     for (rank, share) in arrangement.shares.iter_mut().enumerate() {
         let selection = &devices[arrangement.positions[rank]];
         let moments = moments(request.optimizer, &layout, rank);
-        let host = host.filter(|_| memory::uses_host_memory(selection));
+        let is_beside = |at: &&usize| {
+            node_of(&devices[**at]) == node_of(selection) && of_host(&devices[**at]).is_some()
+        };
+        let users = positions.iter().filter(is_beside).count().max(1);
+        // Nine tenths of the host's memory, divided among its users.
+        let host = of_host(selection).map(|bytes| bytes as usize / 10 * 9 / users);
         let fits = |rows: &u32| {
             let plan = request.plans.of_rows(*rows);
             let bytes = memory::needed(selection, &plan, &moments);

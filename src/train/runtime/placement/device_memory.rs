@@ -24,6 +24,26 @@ pub struct DeviceMemory<'a> {
     pub available: Option<u64>,
 }
 
+/// Memory that the ranks in the memory of another node's host need together, if a device is there.
+fn need_of_other_host(
+    selection: &Selection,
+    selections: &[&Selection],
+    bytes: &[u64],
+) -> Option<MemoryNeed> {
+    let Selection::Offered(device) = selection else { return None };
+    let has = device.host_memory?;
+    let mut needed = 0;
+    for (other, bytes) in selections.iter().zip(bytes) {
+        if let Selection::Offered(other) = other
+            && other.node == device.node
+            && other.host_memory.is_some()
+        {
+            needed += bytes;
+        }
+    }
+    Some(MemoryNeed { needed, has: Some(has) })
+}
+
 impl MemoryModel for DeviceMemory<'_> {
     /// Ranks on one adapter need its memory together. If all ranks need more of the host's memory
     /// than is available, the ones on the host do not fit.
@@ -37,22 +57,23 @@ impl MemoryModel for DeviceMemory<'_> {
         let available = self.available;
         let lacks_host = available.is_some_and(|available| of_host > available);
         let setting = self.request.opening.device_memory_mib;
+        let of_ranks: Vec<u64> = ranks.iter().map(|rank| rank.device as u64).collect();
         let mut needs = Vec::with_capacity(ranks.len());
         for selection in &selections {
             let mut needed = 0;
-            for (other, rank) in selections.iter().zip(&ranks) {
-                if std::ptr::eq(*other, *selection) || selection.shares_memory(other) {
-                    needed += rank.device as u64;
+            for (other, bytes) in selections.iter().zip(&of_ranks) {
+                if std::ptr::eq(*other, *selection) || selection.shares_adapter(other) {
+                    needed += bytes;
                 }
             }
             let limit = memory::limit(selection, setting).map(|(has, _)| has);
-            let need = MemoryNeed { needed, has: limit };
-            let is_short = lacks_host && memory::uses_host_memory(selection) && need.fits();
-            needs.push(if is_short {
-                MemoryNeed { needed: of_host, has: available }
-            } else {
-                need
-            });
+            let mut need = MemoryNeed { needed, has: limit };
+            let is_short = lacks_host && memory::uses_host_memory(selection);
+            if is_short && need.fits() {
+                need = MemoryNeed { needed: of_host, has: available };
+            }
+            let of_other_host = need_of_other_host(selection, &selections, &of_ranks);
+            needs.push(of_other_host.filter(|host| need.fits() && !host.fits()).unwrap_or(need));
         }
         needs
     }
@@ -75,5 +96,46 @@ impl MemoryModel for DeviceMemory<'_> {
         let memory =
             StageMemory::of(&request, &selections, &kinds, micro_batches.max(1), micro_batch);
         cut(&|stage| memory.fits(stage, is_exact));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::limit_basis::LimitBasis;
+    use potluck_kernels::device::RemoteDeviceInfo;
+
+    fn offered(node: u32, adapter: Option<u32>, host_memory: Option<u64>) -> Selection {
+        Selection::Offered(RemoteDeviceInfo {
+            node,
+            index: 0,
+            name: "card".into(),
+            identity: "card".into(),
+            is_cpu: adapter.is_none(),
+            binding_bytes: None,
+            memory: Some(10),
+            host_memory,
+            adapter,
+        })
+    }
+
+    #[test]
+    fn devices_of_other_nodes_have_their_own_memory_and_share_that_of_their_host() {
+        let devices = [
+            offered(1, None, Some(15)),
+            offered(1, Some(1), Some(15)),
+            offered(1, Some(2), None),
+            offered(1, Some(2), None),
+            offered(2, None, Some(15)),
+        ];
+        assert_eq!(memory::limit(&devices[0], 1), Some((10, LimitBasis::Node)));
+        let shared: Vec<bool> = devices.iter().map(|one| devices[2].shares_adapter(one)).collect();
+        assert_eq!(shared, [false, false, true, true, false]);
+        assert!(!devices[0].shares_adapter(&devices[4]), "CPU devices have no adapter");
+        let all: Vec<&Selection> = devices.iter().collect();
+        let need = |one: usize| need_of_other_host(&devices[one], &all, &[8, 8, 8, 8, 8]);
+        assert_eq!(need(1), Some(MemoryNeed { needed: 16, has: Some(15) }));
+        assert_eq!(need(4), Some(MemoryNeed { needed: 8, has: Some(15) }));
+        assert_eq!((need(2), need_of_other_host(&Selection::cpu(1), &all, &[8; 5])), (None, None));
     }
 }

@@ -1,23 +1,28 @@
 //! Measured links between the nodes of a request.
 
+use std::collections::BTreeMap;
+
 use super::types::PlacementRequest;
 use crate::runtime::RuntimeError;
+use crate::runtime::remote::FIRST_NODE;
 use potluck_core::format::milliseconds;
 use potluck_parallel::planner::links::RingLinks;
 
-/// Measures the links between nodes if one of `count` devices, at position `on_other`, is on
-/// another node than the first, and notifies the user of them.
+/// Measures the links between nodes if some of `count` devices are on other nodes than the first,
+/// and notifies the user of them. `first_of_nodes` has the position of the first device of each
+/// node.
 ///
 /// # Errors
 /// Returns `RuntimeError` of that device if a node is lost.
 pub(crate) fn measured_links(
     request: &PlacementRequest,
-    on_other: Option<usize>,
+    first_of_nodes: &BTreeMap<u32, usize>,
     count: usize,
 ) -> Result<Option<RingLinks>, RuntimeError> {
-    let Some(position) = on_other else { return Ok(None) };
-    let measured = request.nodes.measure_links();
-    let links = measured.map_err(|error| error.of_position(position, count))?;
+    if first_of_nodes.keys().all(|node| *node == FIRST_NODE) {
+        return Ok(None);
+    }
+    let links = request.nodes.measure_links(first_of_nodes, count)?;
     if let Some(note) = links_note(&links, &request.nodes.hosts) {
         (request.notify)(&note);
     }

@@ -3,6 +3,8 @@
 //! that make a step longer are excluded; with `auto` and `all`, also devices that fail before the
 //! run.
 
+use std::collections::BTreeMap;
+
 use super::automatic_layout::{PlannedLayout, PlannedPlacement};
 use super::candidates::{adapters_for, node_of};
 use super::device_memory::DeviceMemory;
@@ -22,7 +24,6 @@ use super::types::PlacementRequest;
 use crate::runtime::device_cost::CostOfDevices;
 use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::remote::FIRST_NODE;
 use crate::runtime::timing::Probe;
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::faults::{Fault, InjectedFault, Point};
@@ -218,8 +219,11 @@ fn measured(
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
 ) -> Result<Measured, RuntimeError> {
-    let elsewhere = opened.iter().find(|one| opened.len() > 1 && one.node() != FIRST_NODE);
-    let links = measured_links(request, elsewhere.map(|one| one.device.position), count)?;
+    let mut first_of_nodes = BTreeMap::new();
+    for one in opened.iter().filter(|_| opened.len() > 1) {
+        first_of_nodes.entry(one.node()).or_insert(one.device.position);
+    }
+    let links = measured_links(request, &first_of_nodes, count)?;
     loop {
         let choice = choose(request, probe, &opened, links.as_ref());
         let ready = match choice {

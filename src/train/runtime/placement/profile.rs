@@ -1,5 +1,6 @@
 //! Measured profile of the requested devices: what the planner needs to know of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +13,6 @@ use super::pipeline::{MeasuredBlocks, TIMING_MIN, measure_blocks, part_of};
 use super::planned::PlanPurpose;
 use super::types::PlacementRequest;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::remote::FIRST_NODE;
 use crate::runtime::timing::{Probe, REPEATS, slowdowns_together};
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::arithmetic::median;
@@ -109,8 +109,7 @@ pub fn measure_profile(
     let together = OpenedTogether { request, devices, whole: &whole, rows: many_rows, most_s };
     let is_whole = together.measure(&mut profiles, report)?;
     let nodes = profiles.iter().map(|device| device.node as usize + 1).max().unwrap_or(1);
-    let on_other = profiles.iter().position(|device| device.node != FIRST_NODE);
-    let links = match measured_links(request, on_other, profiles.len())? {
+    let links = match measured_links(request, &first_of_nodes(&profiles), profiles.len())? {
         Some(ring) => links_between(&ring),
         None => vec![vec![LinkModel::INSTANT; nodes]; nodes],
     };
@@ -118,6 +117,15 @@ pub fn measure_profile(
     let thread_message_s = thread_message_s();
     let profile = PlanProfile { devices: profiles, links, thread_message_s };
     Ok(MeasuredProfile { profile, is_complete })
+}
+
+/// By node, the first of its devices.
+fn first_of_nodes(profiles: &[DeviceProfile]) -> BTreeMap<u32, usize> {
+    let mut first = BTreeMap::new();
+    for (position, device) in profiles.iter().enumerate() {
+        first.entry(device.node).or_insert(position);
+    }
+    first
 }
 
 /// Most seconds of the measurement for a run.
@@ -334,7 +342,8 @@ impl OpenedTogether<'_> {
         let mut held = 0;
         let mut opened = Vec::new();
         let mut is_whole = true;
-        let all_s: f64 = profiles.iter().map(|device| whole_s(device, self.rows)).sum();
+        let able = profiles.iter().filter(|device| device.refusals.is_empty());
+        let all_s: f64 = able.map(|device| whole_s(device, self.rows)).sum();
         let has_time = all_s * f64::from(2 * (1 + REPEATS)) <= self.most_s;
         for (position, profile) in profiles.iter().enumerate() {
             let Some(block) = longest_block(profile) else { continue };

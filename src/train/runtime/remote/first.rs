@@ -316,7 +316,8 @@ impl RemoteNode {
                 is_cpu,
                 binding_bytes,
                 memory,
-                is_in_host_memory,
+                host_memory,
+                adapter,
             } = device;
             devices.push(RemoteDeviceInfo {
                 node: self.number,
@@ -326,7 +327,8 @@ impl RemoteNode {
                 is_cpu,
                 binding_bytes,
                 memory,
-                is_in_host_memory,
+                host_memory,
+                adapter,
             });
         }
         Ok(devices)

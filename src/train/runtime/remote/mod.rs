@@ -16,6 +16,7 @@ pub mod wire;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -138,16 +139,26 @@ impl RemoteNodes {
     /// Measures the links of the ring of nodes, all at the same time.
     ///
     /// # Errors
-    /// Returns `RuntimeError` if a node is lost.
-    pub fn measure_links(&self) -> Result<RingLinks, RuntimeError> {
+    /// Returns `RuntimeError` if a node is lost: of its first device among `count` ones, whose
+    /// position is in `first_of_nodes`.
+    pub(crate) fn measure_links(
+        &self,
+        first_of_nodes: &BTreeMap<u32, usize>,
+        count: usize,
+    ) -> Result<RingLinks, RuntimeError> {
+        let at = |node: &RemoteNode, error: RuntimeError| match first_of_nodes.get(&node.number) {
+            Some(position) => error.of_position(*position, count),
+            None => error,
+        };
         let mut answers = Vec::new();
         for node in &self.nodes {
-            answers.push((node, node.order_link_rate()?));
+            let asked = node.order_link_rate().map_err(|error| at(node, error))?;
+            answers.push((node, asked));
         }
         let own = self.nodes.first().and_then(|next| next.measure_link());
         let mut rates = vec![own];
         for (node, answer) in answers {
-            rates.push(node.link_rate(&answer)?);
+            rates.push(node.link_rate(&answer).map_err(|error| at(node, error))?);
         }
         Ok(RingLinks(rates))
     }

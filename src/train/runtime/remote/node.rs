@@ -142,26 +142,21 @@ struct HostedRank {
 type Watched = Arc<Lock<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalEndpoint>>)>>>;
 
 impl NodeOffer {
-    /// Bytes of memory for a device: what the node's user sets, or what its driver or the host has.
-    fn memory_of(&self, selection: &Selection) -> Option<u64> {
-        let limit = memory::limit(selection, self.opening.device_memory_mib);
-        let host = available_memory().filter(|_| memory::uses_host_memory(selection));
-        match (limit, host) {
-            (Some((limit, _)), Some(host)) => Some(limit.min(host)),
-            (limit, host) => limit.map(|(bytes, _)| bytes).or(host),
-        }
-    }
-
     fn devices(&self) -> Vec<RemoteDeviceSpec> {
         let mut devices = Vec::with_capacity(self.selections.len());
+        let host = available_memory();
         for (selection, name) in self.selections.iter().zip(display_names(&self.selections)) {
+            let limit = memory::limit(selection, self.opening.device_memory_mib);
+            // The number of an adapter is that of its first device.
+            let adapter = self.selections.iter().position(|other| other.shares_adapter(selection));
             devices.push(RemoteDeviceSpec {
                 name,
                 identity: identity(selection),
                 is_cpu: matches!(selection, Selection::Cpu { .. }),
                 binding_bytes: binding_bytes(selection),
-                memory: self.memory_of(selection),
-                is_in_host_memory: memory::uses_host_memory(selection),
+                memory: limit.map(|(bytes, _)| bytes),
+                host_memory: host.filter(|_| memory::uses_host_memory(selection)),
+                adapter: adapter.map(|number| number as u32),
             });
         }
         devices

@@ -98,7 +98,8 @@ mod tests {
             is_cpu: true,
             binding_bytes: None,
             memory: None,
-            is_in_host_memory: false,
+            host_memory: None,
+            adapter: None,
         };
         let opened = Opened {
             notes: vec![BAD.into(); 1000],

@@ -106,10 +106,12 @@ pub struct RemoteDeviceSpec {
     pub is_cpu: bool,
     /// The most bytes of a tensor that it can bind; `None` without a limit.
     pub(crate) binding_bytes: Option<u64>,
-    /// Bytes of memory that there are for it; `None` if unknown.
+    /// Bytes of memory for it alone; `None` if unknown.
     pub(crate) memory: Option<u64>,
-    /// True if that is the memory of its host, which devices share.
-    pub(crate) is_in_host_memory: bool,
+    /// Bytes of memory that its host has available, if that is where it has its tensors.
+    pub(crate) host_memory: Option<u64>,
+    /// Number of its adapter on the node; `None` for a CPU device.
+    pub(crate) adapter: Option<u32>,
 }
 
 /// Order to open one of a node's devices.

@@ -38,7 +38,7 @@ pub(crate) fn overfull(
     let setting = request.opening.device_memory_mib;
     let (position, ranks, bytes) = first_overfull(
         needed,
-        &|one, other| selections[one].shares_memory(&selections[other]),
+        &|one, other| selections[one].shares_adapter(&selections[other]),
         &|position| Some(memory::limit(&selections[position], setting)?.0),
     )?;
     let (has, basis) = memory::limit(&selections[position], setting)?;
