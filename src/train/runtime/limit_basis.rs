@@ -27,7 +27,7 @@ impl fmt::Display for LimitBasis {
                 write!(f, "free, as its driver reports ({} overrides that)", Setting::DeviceMemory)
             }
             Self::Node => {
-                write!(f, "as its node reports (`join --set train.device_memory_mib=N` sets it)")
+                write!(f, "as its node reports ({} there overrides that)", Setting::DeviceMemory)
             }
             Self::Setting => write!(f, "as {} sets it", Setting::DeviceMemory),
         }
