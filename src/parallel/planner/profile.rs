@@ -118,6 +118,12 @@ pub struct PlanProfile {
 }
 
 impl DeviceProfile {
+    /// Returns the seconds of the passes of the whole model for `rows` samples, alone; infinite if
+    /// the device cannot run a block.
+    pub fn whole_model_s(&self, rows: u32) -> f64 {
+        self.blocks.iter().map(|block| block.at(rows).sum_s()).sum()
+    }
+
     /// Returns the speed of the passes of the whole model in micro-batches of up to `micro_batch`
     /// samples; infinite times if the device cannot run a block.
     pub fn throughput(&self, micro_batch: u32) -> ThroughputModel {
@@ -195,7 +201,7 @@ impl PlanProfile {
     /// Returns the seconds of one device for `rows` samples of the whole model, alone; infinite if
     /// it cannot run a block.
     pub fn whole_model_s(&self, device: usize, rows: u32) -> f64 {
-        self.devices[device].blocks.iter().map(|block| block.at(rows).sum_s()).sum()
+        self.devices[device].whole_model_s(rows)
     }
 }
 

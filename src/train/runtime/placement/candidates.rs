@@ -59,25 +59,28 @@ pub fn identity(selection: &Selection) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use potluck_kernels::device::RemoteDeviceInfo;
 
+    /// CPU device of another node, whose memory is unknown.
+    pub fn cpu_of_node(node: u32, index: u32) -> RemoteDeviceInfo {
+        RemoteDeviceInfo {
+            node,
+            index,
+            name: "cpu".into(),
+            identity: cpu_identity(),
+            is_cpu: true,
+            binding_bytes: None,
+            memory: None,
+            host_memory: None,
+            adapter: None,
+        }
+    }
+
     #[test]
     fn equal_devices_are_of_one_kind_on_one_node_only() {
-        let offered = |node: u32, index: u32| {
-            Selection::Offered(RemoteDeviceInfo {
-                node,
-                index,
-                name: "cpu".into(),
-                identity: cpu_identity(),
-                is_cpu: true,
-                binding_bytes: None,
-                memory: None,
-                host_memory: None,
-                adapter: None,
-            })
-        };
+        let offered = |node: u32, index: u32| Selection::Offered(cpu_of_node(node, index));
         let devices = [Selection::cpu(2), Selection::cpu(2), offered(1, 0), offered(1, 1)];
         assert_eq!(kinds(&devices), [0, 0, 2, 2]);
         assert_eq!(kinds(&[offered(2, 0), offered(1, 0), offered(2, 1)]), [0, 1, 0]);

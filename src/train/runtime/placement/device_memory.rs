@@ -103,19 +103,18 @@ impl MemoryModel for DeviceMemory<'_> {
 mod tests {
     use super::*;
     use crate::runtime::limit_basis::LimitBasis;
+    use crate::runtime::placement::candidates::tests::cpu_of_node;
     use potluck_kernels::device::RemoteDeviceInfo;
 
     fn offered(node: u32, adapter: Option<u32>, host_memory: Option<u64>) -> Selection {
+        let is_cpu = adapter.is_none();
+        let memory = Some(10);
         Selection::Offered(RemoteDeviceInfo {
-            node,
-            index: 0,
-            name: "card".into(),
-            identity: "card".into(),
-            is_cpu: adapter.is_none(),
-            binding_bytes: None,
-            memory: Some(10),
+            is_cpu,
+            memory,
             host_memory,
             adapter,
+            ..cpu_of_node(node, 0)
         })
     }
 

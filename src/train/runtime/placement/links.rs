@@ -9,20 +9,23 @@ use potluck_core::format::milliseconds;
 use potluck_parallel::planner::links::RingLinks;
 
 /// Measures the links between nodes if some of `count` devices are on other nodes than the first,
-/// and notifies the user of them. `first_of_nodes` has the position of the first device of each
-/// node.
+/// and notifies the user of them. `places` are the node and the position of each device, in order.
 ///
 /// # Errors
-/// Returns `RuntimeError` of that device if a node is lost.
+/// Returns `RuntimeError` of the first device of a node if that is lost.
 pub(crate) fn measured_links(
     request: &PlacementRequest,
-    first_of_nodes: &BTreeMap<u32, usize>,
+    places: impl IntoIterator<Item = (u32, usize)>,
     count: usize,
 ) -> Result<Option<RingLinks>, RuntimeError> {
+    let mut first_of_nodes = BTreeMap::new();
+    for (node, position) in places {
+        first_of_nodes.entry(node).or_insert(position);
+    }
     if first_of_nodes.keys().all(|node| *node == FIRST_NODE) {
         return Ok(None);
     }
-    let links = request.nodes.measure_links(first_of_nodes, count)?;
+    let links = request.nodes.measure_links(&first_of_nodes, count)?;
     if let Some(note) = links_note(&links, &request.nodes.hosts) {
         (request.notify)(&note);
     }

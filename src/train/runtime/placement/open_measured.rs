@@ -3,8 +3,6 @@
 //! that make a step longer are excluded; with `auto` and `all`, also devices that fail before the
 //! run.
 
-use std::collections::BTreeMap;
-
 use super::automatic_layout::{PlannedLayout, PlannedPlacement};
 use super::candidates::{adapters_for, node_of};
 use super::device_memory::DeviceMemory;
@@ -219,11 +217,12 @@ fn measured(
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
 ) -> Result<Measured, RuntimeError> {
-    let mut first_of_nodes = BTreeMap::new();
-    for one in opened.iter().filter(|_| opened.len() > 1) {
-        first_of_nodes.entry(one.node()).or_insert(one.device.position);
-    }
-    let links = measured_links(request, &first_of_nodes, count)?;
+    let links = if opened.len() > 1 {
+        let places = opened.iter().map(|one| (one.node(), one.device.position));
+        measured_links(request, places, count)?
+    } else {
+        None
+    };
     loop {
         let choice = choose(request, probe, &opened, links.as_ref());
         let ready = match choice {

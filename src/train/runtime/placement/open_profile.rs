@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::block_flops::block_flops;
 use super::open_measured::ReservedDevice;
-use super::profile::{FEWER, addition_rate, links_between, thread_message_s};
+use super::profile::{FEWER, addition_rate, links_of, thread_message_s};
 use super::types::PlacementRequest;
 use crate::runtime::memory;
 use crate::runtime::timing::{CLEARLY, Probe, REPEATS, TimingFailure, slowdowns_together};
@@ -152,11 +152,7 @@ pub(crate) fn open_profile(
         });
     }
     measure_slowdowns(request, probe, opened, &solo, &mut devices)?;
-    let nodes = devices.iter().map(|device| device.node as usize + 1).max().unwrap_or(1);
-    let links = match links {
-        Some(links) if links.0.len() >= nodes => links_between(links),
-        _ => vec![vec![LinkModel::INSTANT; nodes]; nodes],
-    };
+    let links = links_of(&devices, links);
     let thread_message_s = thread_message_s();
     let profile = PlanProfile { devices, links, thread_message_s };
     let has_block_times = solo.iter().all(SoloTiming::is_thorough);

@@ -1,6 +1,5 @@
 //! Measured profile of the requested devices: what the planner needs to know of them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -108,24 +107,13 @@ pub fn measure_profile(
     };
     let together = OpenedTogether { request, devices, whole: &whole, rows: many_rows, most_s };
     let is_whole = together.measure(&mut profiles, report)?;
-    let nodes = profiles.iter().map(|device| device.node as usize + 1).max().unwrap_or(1);
-    let links = match measured_links(request, &first_of_nodes(&profiles), profiles.len())? {
-        Some(ring) => links_between(&ring),
-        None => vec![vec![LinkModel::INSTANT; nodes]; nodes],
-    };
+    let nodes = profiles.iter().map(|device| device.node);
+    let ring = measured_links(request, nodes.zip(0..), profiles.len())?;
+    let links = links_of(&profiles, ring.as_ref());
     let is_complete = is_whole && (few.is_some() || few_rows == many_rows);
     let thread_message_s = thread_message_s();
     let profile = PlanProfile { devices: profiles, links, thread_message_s };
     Ok(MeasuredProfile { profile, is_complete })
-}
-
-/// By node, the first of its devices.
-fn first_of_nodes(profiles: &[DeviceProfile]) -> BTreeMap<u32, usize> {
-    let mut first = BTreeMap::new();
-    for (position, device) in profiles.iter().enumerate() {
-        first.entry(device.node).or_insert(position);
-    }
-    first
 }
 
 /// Most seconds of the measurement for a run.
@@ -216,8 +204,18 @@ pub(crate) fn thread_message_s() -> f64 {
     if seconds.is_empty() { 0.0 } else { median(&seconds) }
 }
 
+/// Links between the nodes of devices, by a measured ring that has all of them; otherwise messages
+/// take no time.
+pub(crate) fn links_of(devices: &[DeviceProfile], ring: Option<&RingLinks>) -> Vec<Vec<LinkModel>> {
+    let nodes = devices.iter().map(|device| device.node as usize + 1).max().unwrap_or(1);
+    match ring {
+        Some(ring) if ring.0.len() >= nodes => links_between(ring),
+        _ => vec![vec![LinkModel::INSTANT; nodes]; nodes],
+    }
+}
+
 /// Links between all nodes, of which a ring is measured.
-pub(crate) fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
+fn links_between(ring: &RingLinks) -> Vec<Vec<LinkModel>> {
     let nodes = ring.0.len();
     let mut links = Vec::with_capacity(nodes);
     for from in 0..nodes {
@@ -343,7 +341,7 @@ impl OpenedTogether<'_> {
         let mut opened = Vec::new();
         let mut is_whole = true;
         let able = profiles.iter().filter(|device| device.refusals.is_empty());
-        let all_s: f64 = able.map(|device| whole_s(device, self.rows)).sum();
+        let all_s: f64 = able.map(|device| device.whole_model_s(self.rows)).sum();
         let has_time = all_s * f64::from(2 * (1 + REPEATS)) <= self.most_s;
         for (position, profile) in profiles.iter().enumerate() {
             let Some(block) = longest_block(profile) else { continue };
@@ -443,15 +441,10 @@ fn seconds_alone(one: &OpenPart, probe: &Probe) -> Result<f64, DeviceError> {
     })
 }
 
-/// Seconds of a micro-batch of `rows` samples by the times of the blocks.
-fn whole_s(profile: &DeviceProfile, rows: u32) -> f64 {
-    profile.blocks.iter().map(|block| block.at(rows).sum_s()).sum()
-}
-
 /// Scales the times of the blocks so that with loading they add up to `timed_s`, the time of a
 /// micro-batch of `rows` samples: blocks that are timed alone find their values in caches.
 fn scale_to(profile: &mut DeviceProfile, rows: u32, timed_s: f64) {
-    let by_blocks_s = whole_s(profile, rows);
+    let by_blocks_s = profile.whole_model_s(rows);
     let passes_s = timed_s - f64::from(rows) * profile.load_row_s;
     if !by_blocks_s.is_finite() || by_blocks_s <= 0.0 {
         return;

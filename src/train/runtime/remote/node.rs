@@ -155,7 +155,7 @@ impl NodeOffer {
                 is_cpu: matches!(selection, Selection::Cpu { .. }),
                 binding_bytes: binding_bytes(selection),
                 memory: limit.map(|(bytes, _)| bytes),
-                host_memory: host.filter(|_| memory::uses_host_memory(selection)),
+                host_memory: memory::host_memory(selection, host),
                 adapter: adapter.map(|number| number as u32),
             });
         }
