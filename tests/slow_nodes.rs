@@ -173,14 +173,8 @@ fn runs_that_are_killed_at_random_moments_end_in_the_same_bits() {
                 assert_eq!(finish(child, "a run that is killed").code(), None);
                 continue;
             }
-            let host = host_with(&desk, nodes, "", &format!("{line} --devices cpu"));
-            let other = join_at(&desk, &host.address, "", "--devices cpu");
-            thread::sleep(wait);
-            let killed = if which % 2 == 0 { host.child.id() } else { other.id() };
-            send_signal(killed, "KILL");
-            let first = host.finish();
-            let other = ended(other);
-            for ran in [&first, &other] {
+            let line = format!("{line} --devices cpu");
+            for ran in killed_over_nodes(&desk, &line, wait, which % 2 == 0) {
                 assert!(!ran.err.contains("panicked"), "{}", ran.err);
             }
         }
@@ -196,6 +190,29 @@ fn runs_that_are_killed_at_random_moments_end_in_the_same_bits() {
         desk.run(&format!("{MODEL} {setting} {flags} --steps {end} --out whole --quiet")).ok();
         assert!(state(&desk, "run", end) == state(&desk, "whole", end), "{name}: other bits");
     }
+}
+
+/// Starts two nodes and kills the first or the other one after `wait`; returns how all end.
+fn killed_over_nodes(desk: &Desk, line: &str, wait: Duration, kills_first: bool) -> Vec<Ran> {
+    const ALL_ARE_HERE: &str = "2 of 2 nodes here";
+    let mut host = host_with(desk, 2, "", line);
+    let mut others = vec![join_at(desk, &host.address, "", "--devices cpu")];
+    thread::sleep(wait);
+    if kills_first {
+        send_signal(host.child.id(), "KILL");
+    } else {
+        send_signal(others[0].id(), "KILL");
+        // Killed before it had joined: the first node waits for one that does.
+        if !host.has_printed(ALL_ARE_HERE) {
+            let next = join_at(desk, &host.address, "", "--devices cpu");
+            host.wait_for(ALL_ARE_HERE);
+            send_signal(next.id(), "KILL");
+            others.push(next);
+        }
+    }
+    let mut ran = vec![host.finish()];
+    ran.extend(others.into_iter().map(ended));
+    ran
 }
 
 /// Runs two nodes until a time after the first step, and disturbs them; returns how both end, and

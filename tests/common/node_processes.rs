@@ -122,6 +122,11 @@ impl Host {
         Host { child, address: String::new(), lines, reader }
     }
 
+    /// Returns whether it has printed this by now.
+    pub fn has_printed(&self, text: &str) -> bool {
+        self.lines.lock().unwrap().contains(text)
+    }
+
     /// Waits until it has printed this.
     pub fn wait_for(&mut self, text: &str) {
         self.wait_for_times(text, 1);

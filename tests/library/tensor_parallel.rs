@@ -52,9 +52,10 @@ struct Case {
     bytes_max: Option<usize>,
 }
 
-/// A limit of the devices, or none.
-fn limits() -> impl Strategy<Value = Option<usize>> {
-    any::<bool>().prop_map(|is_limited| is_limited.then_some(4096))
+/// A limit of the devices, or none. All ranks cut a tensor into as many slices, so the limit has to
+/// be one by which no rank needs more slices of a tensor than another one has rows.
+fn limits(bytes_max: usize) -> impl Strategy<Value = Option<usize>> {
+    any::<bool>().prop_map(move |is_limited| is_limited.then_some(bytes_max))
 }
 
 /// GPTs with as many heads, columns and classes as ranks, at least, of odd sizes.
@@ -62,7 +63,7 @@ fn gpts() -> impl Strategy<Value = Case> {
     let sizes = (4usize..7, 8usize..12, 4usize..90, 1usize..8, 1usize..3, 1usize..4);
     let options = (any::<[bool; 4]>(), 0usize..3);
     let shares = prop::collection::vec(0.2f64..4.0, 1..5);
-    (sizes, options, shares, limits()).prop_map(|(sizes, options, shares, bytes_max)| {
+    (sizes, options, shares, limits(4096)).prop_map(|(sizes, options, shares, bytes_max)| {
         let ([bias, tie, drops, fused], activation) = options;
         let (heads, columns, vocabulary, context, layers, rows) = sizes;
         let activation = [Unary::Gelu, Unary::GeluTanh, Unary::Relu][activation];
@@ -89,7 +90,8 @@ fn perceptrons() -> impl Strategy<Value = Case> {
     let sizes = (1usize..9, 1usize..9, 1usize..4);
     let hidden = prop::collection::vec(128usize..200, 1..4);
     let shares = prop::collection::vec(0.2f64..4.0, 1..5);
-    (sizes, hidden, any::<[bool; 3]>(), shares, limits()).prop_map(
+    // Slices have 10 rows of up to 199 columns, so a rank needs 20 at most, and each has 32 rows.
+    (sizes, hidden, any::<[bool; 3]>(), shares, limits(8192)).prop_map(
         |((inputs, outputs, rows), hidden, [drops, classes, fused], shares, bytes_max)| {
             let config = MlpConfig {
                 widths: [vec![inputs], hidden, vec![outputs]].concat(),

@@ -26,8 +26,8 @@ const ROWS_UNIT: usize = 64;
 /// Returns a forward graph, or a shard of one, with every parameter of more than `bytes_max` bytes
 /// cut by rows into slices of at most that size. If one rank of a tensor group must cut its slice
 /// of a tensor, all ranks cut theirs into the same number, so that all have the same nodes and
-/// tensors. A parameter stays whole if a single row is larger, or if a node does not read it as a
-/// table of rows.
+/// tensors. A parameter stays whole if a single row is larger, if a node does not read it as a table
+/// of rows, or if a rank has fewer rows of it than another one needs slices.
 pub fn cut_large_parameters(graph: Graph, bytes_max: usize) -> Graph {
     let mut cutter = Cutter { graph, nodes: Vec::new(), slices: HashMap::new() };
     cutter.cut_parameters(bytes_max);
@@ -361,6 +361,17 @@ mod tests {
         for rank in ranks {
             differentiate(rank).unwrap();
         }
+    }
+
+    #[test]
+    fn a_table_stays_whole_if_a_rank_has_fewer_rows_than_another_needs_slices() {
+        // Ranks of 32 and 268 rows of 32 bytes: the second needs 17 slices, or 34.
+        let of_rank = |bytes_max| {
+            let part = shard(&tied(), &[1.0, 8.0], 0).unwrap().graph;
+            cut_large_parameters(part, bytes_max)
+        };
+        assert_eq!(names(&of_rank(512)).len(), 17 + 17 + 1);
+        assert_eq!(names(&of_rank(256)), ["table/0", "table/1", "positions"]);
     }
 
     #[test]
