@@ -11,6 +11,7 @@ pub mod sink;
 pub mod tensorboard;
 mod timestamp;
 pub mod trace;
+mod trace_file;
 
 pub use curves::{Curve, CurvePoint, CurveReader, Curves};
 pub use error::MetricsError;

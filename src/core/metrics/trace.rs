@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::error::MetricsError;
+use super::trace_file::TraceFile;
 use crate::Lock;
 
 /// Largest number of events in a trace: some hundred MB of text, which viewers still open.
@@ -76,6 +77,7 @@ impl Trace {
         let failed = |why| MetricsError::Trace { path: path.into(), why };
         let mut file = File::create(path).map_err(failed)?;
         file.write_all(b"[").map_err(failed)?;
+        let file = TraceFile::start(file).map_err(failed)?;
         Ok(Self::of(path, Instant::now(), TraceTarget::File(file), events_max))
     }
 
@@ -122,7 +124,7 @@ impl Trace {
         self.shared.sink().describe("process_labels", rank, 0, json!({ "labels": label }));
     }
 
-    /// Writes or sends the buffered events.
+    /// Sends the buffered events, or gives them to the thread that writes them.
     pub fn flush(&self) {
         self.shared.sink().flush();
     }
@@ -168,8 +170,11 @@ impl Trace {
     /// Returns a `MetricsError` with the first failure of any write to the file.
     pub fn finish(&self) -> Result<(), MetricsError> {
         self.shared.is_open.store(false, Ordering::Relaxed);
+        let closed = self.shared.sink().close();
+        // Outside of the lock, which threads of the network take.
+        let written = closed.map_or(Ok(()), TraceFile::finish);
         let mut sink = self.shared.sink();
-        sink.close();
+        sink.failed = sink.failed.take().or(written.err());
         match &sink.failed {
             Some(why) => {
                 // Kept, so that every call returns the error.
@@ -283,7 +288,7 @@ impl std::fmt::Display for Micros {
 
 /// Destination of a trace.
 enum TraceTarget {
-    File(File),
+    File(TraceFile),
     /// The trace of another process.
     Sent(Box<dyn FnMut(Vec<u8>) + Send>),
 }
@@ -345,7 +350,9 @@ impl TraceWriter {
     fn flush(&mut self) {
         if self.failed.is_none() {
             match &mut self.target {
-                Some(TraceTarget::File(file)) => self.failed = file.write_all(&self.buffer).err(),
+                Some(TraceTarget::File(file)) => {
+                    self.failed = file.write(std::mem::take(&mut self.buffer)).err();
+                }
                 Some(TraceTarget::Sent(send)) => send(std::mem::take(&mut self.buffer)),
                 None => {}
             }
@@ -354,21 +361,28 @@ impl TraceWriter {
         self.written = Instant::now();
     }
 
-    fn close(&mut self) {
+    /// Closes the JSON array; returns the file, whose end is still to be written, unless an earlier
+    /// write has failed.
+    fn close(&mut self) -> Option<TraceFile> {
         if let Some(TraceTarget::File(_)) = self.target {
             self.buffer.extend_from_slice(b"\n]\n");
         }
         if self.target.is_some() {
             self.flush();
-            self.target = None;
+        }
+        match self.target.take() {
+            Some(TraceTarget::File(file)) if self.failed.is_none() => Some(file),
+            _ => None,
         }
     }
 }
 
-/// Closes the file of a run that ends without [`Trace::finish`]; errors cannot be reported here.
+/// Completes the file of a run that ends without [`Trace::finish`]; errors cannot be reported here.
 impl Drop for TraceWriter {
     fn drop(&mut self) {
-        self.close();
+        if let Some(file) = self.close() {
+            let _ = file.finish();
+        }
     }
 }
 
@@ -470,6 +484,9 @@ mod tests {
         let now = Instant::now();
         (0..2000).for_each(|index| track.record(|| format!("{index}"), now, now));
         // The file that a killed process leaves: events in the buffer are missing.
+        while std::fs::metadata(&path).unwrap().len() < BUFFER_BYTES as u64 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() >= BUFFER_BYTES && text.ends_with('}'), "{} bytes", text.len());
         let events: Vec<Value> = serde_json::from_str(&(text + "]")).unwrap();
@@ -522,10 +539,14 @@ mod tests {
         let (directory, path) = file();
         let trace = Trace::create(&path).unwrap();
         let track = trace.track(0, "cpu", "driver");
-        let target = TraceTarget::File(File::options().write(true).open(full).unwrap());
+        let full = File::options().write(true).open(full).unwrap();
+        let target = TraceTarget::File(TraceFile::start(full).unwrap());
         trace.shared.sink().target = Some(target);
-        (0..2000).for_each(|_| track.mark(|| "x".repeat(50)));
-        assert!(!track.is_on(), "nothing is made for a file that takes nothing");
+        let began = Instant::now();
+        while track.is_on() {
+            assert!(began.elapsed() < Duration::from_secs(10), "made for a file that takes nothing");
+            track.mark(|| "x".repeat(50));
+        }
         for _ in 0..2 {
             let error = trace.finish().unwrap_err().to_string();
             assert!(error.contains("trace.json: the trace cannot"), "{error}");

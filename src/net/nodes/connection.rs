@@ -1,11 +1,11 @@
 //! Connection to another node: messages of any length, and frames of values, over one link.
 
-use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use super::incoming_messages::IncomingMessages;
 use super::link_rate;
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::{
@@ -24,11 +24,6 @@ const CLUSTER: u8 = 0;
 const WHOLE: u8 = 1;
 const IN_BLOBS: u8 = 2;
 
-/// Most bytes of a message, over all of its blobs.
-const MESSAGE_MAX: usize = 16 << 30;
-/// Maximum number of blobs of messages that have not been announced yet, and of waiting messages.
-const BLOBS_MAX: usize = 1024;
-const WAITING_MAX: usize = 4096;
 /// Maximum number of messages of the cluster that wait for its thread, per link: all links together
 /// cannot fill its mailbox.
 const CLUSTER_WAITING_MAX: usize = 512;
@@ -111,6 +106,10 @@ pub trait NodeConnection: Send + Sync {
     /// Returns the received bytes of long messages, also of incomplete ones.
     fn arrived(&self) -> u64;
 
+    /// Sets the most bytes of all long messages that the other node may be sending at the same
+    /// time; more of them close the connection.
+    fn limit_messages(&self, _bytes: usize) {}
+
     /// Measures for about `_time` the rate of the connection to the other node; `None` if there is
     /// no network in between, or if the rate is unknown.
     fn measure(&self, _time: Duration) -> Option<LinkRate> {
@@ -136,7 +135,7 @@ struct LinkReceiver {
     is_of_run: AtomicBool,
     /// Messages that wait for the cluster's thread.
     cluster_waiting: Arc<AtomicUsize>,
-    messages: Lock<Messages>,
+    messages: Lock<IncomingMessages>,
     /// Set when the link is given to the layer above.
     receiver: OnceLock<MessageReceiver>,
     /// Receiver of all values instead of `frames`, once it is set.
@@ -147,19 +146,6 @@ struct LinkReceiver {
 struct SetReceiver {
     receiver: Option<Arc<dyn ValueReceiver>>,
     is_closed: bool,
-}
-
-#[derive(Default)]
-struct Messages {
-    /// Messages that wait for their blobs, for earlier messages, or for the receiver.
-    waiting: VecDeque<WaitingMessage>,
-    blobs: HashMap<u64, Vec<u8>>,
-}
-
-/// Message whose bytes may be incomplete.
-enum WaitingMessage {
-    Whole(Vec<u8>),
-    InBlobs { first: u64, count: u64 },
 }
 
 impl NodeLink {
@@ -262,6 +248,10 @@ impl NodeConnection for NodeLink {
         self.link.blob_bytes_received()
     }
 
+    fn limit_messages(&self, bytes: usize) {
+        self.incoming.messages.lock().limit(bytes);
+    }
+
     fn measure(&self, time: Duration) -> Option<LinkRate> {
         link_rate::measure(&self.link, time)
     }
@@ -334,37 +324,22 @@ impl LinkReceiver {
     }
 
     /// Hands all complete messages at the front to the receiver.
-    fn deliver(&self, messages: &mut Messages) -> Result<(), String> {
+    fn deliver(&self, messages: &mut IncomingMessages) -> Result<(), String> {
         let Some(receiver) = self.receiver.get() else { return Ok(()) };
-        while let Some(front) = messages.waiting.pop_front() {
-            match front {
-                WaitingMessage::Whole(message) => receiver(message)?,
-                WaitingMessage::InBlobs { first, count } => {
-                    let mut ids = first..first + count;
-                    if !ids.all(|id| messages.blobs.contains_key(&id)) {
-                        messages.waiting.push_front(WaitingMessage::InBlobs { first, count });
-                        return Ok(());
-                    }
-                    let mut message = messages.blobs.remove(&first).unwrap_or_default();
-                    for id in first + 1..first + count {
-                        if let Some(part) = messages.blobs.remove(&id) {
-                            message.extend_from_slice(&part);
-                        }
-                    }
-                    receiver(message)?;
-                }
-            }
+        while let Some(message) = messages.next() {
+            receiver(message)?;
         }
         Ok(())
     }
 
-    fn wait(&self, message: WaitingMessage) -> Result<(), String> {
+    /// Adds a message, or the announcement of one, and delivers what is complete.
+    fn wait(
+        &self,
+        add: impl FnOnce(&mut IncomingMessages) -> Result<(), String>,
+    ) -> Result<(), String> {
         self.check_is_of_run("a message")?;
         let mut messages = self.messages.lock();
-        if messages.waiting.len() >= WAITING_MAX {
-            return Err(format!("more than {WAITING_MAX} messages wait"));
-        }
-        messages.waiting.push_back(message);
+        add(&mut messages)?;
         self.deliver(&mut messages)
     }
 }
@@ -379,18 +354,14 @@ impl Receiver for LinkReceiver {
                 (self.events)(LinkEvent::Message(self.connection, message, place));
                 Ok(())
             }
-            Some((&WHOLE, rest)) => self.wait(WaitingMessage::Whole(rest.to_vec())),
+            Some((&WHOLE, rest)) => self.wait(|messages| messages.add(rest.to_vec())),
             Some((&IN_BLOBS, rest)) => {
                 let ([first, count], []) = rest.as_chunks() else {
                     return Err("an announcement of blobs of another length".into());
                 };
                 let first = u64::from_le_bytes(*first);
                 let count = u64::from_le_bytes(*count);
-                let most = (MESSAGE_MAX / PAYLOAD_MAX) as u64;
-                if count == 0 || count > most || first.checked_add(count).is_none() {
-                    return Err(format!("a message of {count} blobs from {first} on"));
-                }
-                self.wait(WaitingMessage::InBlobs { first, count })
+                self.wait(|messages| messages.announce(first, count))
             }
             _ => Err("a control message of no kind".into()),
         }
@@ -398,16 +369,12 @@ impl Receiver for LinkReceiver {
 
     fn blob_begins(&self, id: u64, bytes: usize) -> Result<(), String> {
         self.check_is_of_run("a blob")?;
-        let messages = self.messages.lock();
-        if messages.blobs.len() >= BLOBS_MAX || messages.blobs.contains_key(&id) {
-            return Err(format!("blob {id} of {bytes} bytes is not due"));
-        }
-        Ok(())
+        self.messages.lock().begin_blob(id, bytes)
     }
 
     fn blob(&self, id: u64, bytes: Vec<u8>) -> Result<(), String> {
         let mut messages = self.messages.lock();
-        messages.blobs.insert(id, bytes);
+        messages.end_blob(id, bytes);
         self.deliver(&mut messages)
     }
 
@@ -481,6 +448,7 @@ impl ReceiveBuffer for UnusedValues {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nodes::incoming_messages::WAITING_MAX;
     use potluck_core::rng::Key;
     use potluck_core::{ChunkId, Generation, Position, Rank, Round};
     use potluck_parallel::collective::CollectiveKind;
@@ -591,7 +559,7 @@ mod tests {
             if received.0.control(message).is_err() {
                 refused += 1;
             }
-            let waiting = received.0.messages.lock().waiting.len();
+            let waiting = received.0.messages.lock().waiting();
             assert!(waiting <= WAITING_MAX, "{waiting}");
             if waiting == WAITING_MAX {
                 received = incoming();

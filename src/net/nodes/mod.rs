@@ -6,6 +6,7 @@ mod addresses;
 mod connection;
 mod driver;
 mod group;
+mod incoming_messages;
 mod link_rate;
 mod link_status;
 

@@ -34,6 +34,9 @@ const CLOCK_ROUNDS: usize = 8;
 /// Longest wait for the rest of a trace.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
+/// Most bytes of long messages that a node may be sending, beside replies of its devices.
+pub(super) const MESSAGES_MAX: usize = 64 << 20;
+
 /// Reason of an error without an answer.
 const GONE: &str = "its connection ended";
 
@@ -69,6 +72,9 @@ struct NodeState {
     flushing: Option<mpsc::Sender<()>>,
     trace: Option<Trace>,
     slots: HashMap<u32, Arc<SlotState>>,
+    /// Most bytes of long messages that the node may be sending; never falls, since a reply of a
+    /// closed device may be on its way.
+    messages_max: usize,
     group: Option<NodeRanks>,
 }
 
@@ -156,6 +162,8 @@ pub struct SlotState {
     received: AtomicU64,
     /// Heartbeats in the last report of the device.
     reported: AtomicU64,
+    /// Most bytes of its replies at the same time.
+    reply_bytes: usize,
 }
 
 /// Device of another node, with the number of its opening.
@@ -174,6 +182,7 @@ impl RemoteNode {
         frames: FrameReceiver,
         watch: NodeLiveness,
     ) -> Self {
+        connection.limit_messages(MESSAGES_MAX);
         Self {
             number,
             host: host.into(),
@@ -344,20 +353,26 @@ impl RemoteNode {
         let _ = self.send("its user", &ToNode::End(why));
     }
 
-    /// Orders the node to open one of its devices, without waiting for it.
+    /// Orders the node to open one of its devices, without waiting for it. Replies of the device
+    /// have at most `reply_bytes` at the same time.
     ///
     /// # Errors
     /// Returns `RuntimeError` if the node is lost.
     pub fn order_opening(
         self: &Arc<Self>,
         order: OpenOrder,
+        reply_bytes: usize,
     ) -> Result<OrderedOpening, RuntimeError> {
         let slot = self.next_slot.fetch_add(1, Ordering::Relaxed) as u32;
         let (sender, events) = mpsc::channel();
         let name = order.name.clone();
         self.register(&name, |state| {
             state.opening.insert(slot, sender);
-            state.slots.insert(slot, Arc::default());
+            let opened = SlotState { reply_bytes, ..SlotState::default() };
+            state.slots.insert(slot, Arc::new(opened));
+            let of_devices: usize = state.slots.values().map(|slot| slot.reply_bytes).sum();
+            state.messages_max = state.messages_max.max(MESSAGES_MAX + of_devices);
+            self.connection.limit_messages(state.messages_max);
         })?;
         self.send(&name, &ToNode::Open { slot, order })?;
         let slot = RemoteSlot { node: Arc::clone(self), slot };

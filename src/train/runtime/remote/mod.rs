@@ -33,6 +33,7 @@ use first::{NodeEndpoint, OrderedOpening, RemoteNode};
 use perform::plan_hash;
 use potluck_core::Rank;
 use potluck_graph::Plan;
+use potluck_graph::print::MemoryUsage;
 use potluck_kernels::autotune::{TuneOptions, TuneProgress};
 use potluck_kernels::device::{RemoteDeviceInfo, Selection};
 use potluck_kernels::exec::Moments;
@@ -187,7 +188,9 @@ impl RemoteNodes {
             tuning: tuning_of(tuning, kept),
             kept_identity: kept.map(|kept| kept.identity.clone()),
         };
-        let ordered = node.order_opening(order)?;
+        // A reply has a part of what the device holds: a bucket, tensors or states.
+        let held = MemoryUsage::of(&plan, moments.count).peak();
+        let ordered = node.order_opening(order, held)?;
         Ok(OpeningOnNode { ordered, name: name.into(), plan, moments, deadline })
     }
 }

@@ -3,13 +3,13 @@
 #[cfg(test)]
 mod mutations;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::calls::DeviceCall;
-use super::first::RemoteNode;
+use super::first::{MESSAGES_MAX, RemoteNode};
 use super::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use super::own_inputs::InputSource;
 use super::waiting::NodeLiveness;
@@ -88,6 +88,8 @@ struct TestNode {
     is_deaf_to: Mutex<Option<Deafness>>,
     /// Reasons for which this node was given up.
     given_up: Mutex<Vec<String>>,
+    /// Most bytes of long messages that the first node takes from this one.
+    messages_max: AtomicUsize,
     /// First messages that came, without long ones.
     heard: Mutex<Vec<Vec<u8>>>,
 }
@@ -136,6 +138,10 @@ impl NodeConnection for Wire {
 
     fn arrived(&self) -> u64 {
         0
+    }
+
+    fn limit_messages(&self, bytes: usize) {
+        self.to.messages_max.store(bytes, Ordering::SeqCst);
     }
 }
 
@@ -444,6 +450,26 @@ fn spread_step(placed: &mut PlacedWorkers, number: u64) -> Vec<StepReport> {
         assert!(parameters.iter().all(|one| *one == parameters[0]));
     }
     reports
+}
+
+#[test]
+fn replies_of_a_node_are_bounded_by_what_its_devices_hold() {
+    let graph = graph(true);
+    let held = |devices: usize| {
+        let nodes = Nodes::start(&graph, &[devices], "");
+        let messages_max = || nodes.ends[1].messages_max.load(Ordering::SeqCst);
+        assert_eq!(messages_max(), MESSAGES_MAX);
+        let shares = fixed(&vec![3; 1 + devices]);
+        with_request(&graph, ("cpu", &nodes.remote), &shares, train);
+        let held = messages_max() - MESSAGES_MAX;
+        nodes.end();
+        held
+    };
+    let of_one = held(1);
+    let parameters: usize = graph.whole().parameters.iter().map(|p| p.slice.elements()).sum();
+    // Parameters, gradients, two moments, averages, and activations.
+    assert!((5 * 4 * parameters..(1 << 20)).contains(&of_one), "{of_one} of {parameters}");
+    assert_eq!(held(3), 3 * of_one);
 }
 
 #[test]
