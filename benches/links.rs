@@ -1,15 +1,23 @@
 //! Benchmark of links between nodes: 64 MiB in both directions at once between two processes on
 //! loopback, MB/s per direction, medians of some rounds, in which the methods take turns.
 //!
-//!     cargo bench --bench links -- [--rounds N] [--threads N] [--payload KIB]
+//!     cargo bench --bench links -- [--rounds N] [--threads N] [--payload KIB] [--mib N]
+//!         [--delay MS] [--jitter MS] [--lost PERMILLE] [--rate MB/S]
+//!
+//! With a delay (one way), losses or a rate, a proxy of UDP is between the processes: the network of
+//! a home.
 //!
 //!     dropped     a bare stream of quinn with the same TLS; what arrives is dropped
 //!     copied      the same; what arrives is copied to one place, as a link must
 //!     tuned       like copied, with the settings of links
+//!     bbr         like tuned, with BBR as congestion control
 //!     link        payloads on a link, which land in memory of the receiver
 //!
-//! The last columns are link / copied and link / tuned, round by round: the second one is the part
-//! of the speed that the code of a link leaves.
+//! The last columns are link / copied, link / tuned and bbr / tuned, round by round: the second one
+//! is the part of the speed that the code of a link leaves.
+
+#[path = "../tests/common/udp_proxy.rs"]
+mod udp_proxy;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -18,14 +26,16 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use potluck_net::{
-    CloseReason, Endpoint, EndpointOptions, Link, Payload, ReceiveBuffer, Receiver, Secret,
-    TAG_BYTES, bench,
+    CloseReason, Congestion, Endpoint, EndpointOptions, Link, Payload, ReceiveBuffer, Receiver,
+    Secret, TAG_BYTES, bench,
 };
 use tokio::runtime::Runtime;
+use udp_proxy::{UdpProxy, Weather};
 
-const BYTES: usize = 64 << 20;
 const CHUNK: usize = 1 << 20;
-const WAYS: [&str; 4] = ["dropped", "copied", "tuned", "link"];
+const WAYS: [&str; 5] = ["dropped", "copied", "tuned", "bbr", "link"];
+/// Settings of the bare endpoints: quinn's, and those of links.
+const BARE: [Option<Congestion>; 3] = [None, Some(Congestion::Cubic), Some(Congestion::Bbr)];
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() {
@@ -34,25 +44,35 @@ fn main() {
     }
     let rounds = argument("--rounds", 7);
     let secret = Secret::generate().expect("random numbers");
-    let (mut child, addresses) = start_peer(&secret);
+    let (mut child, mut addresses) = start_peer(&secret);
+    let mut proxies = Vec::new();
+    if let Some(weather) = weather() {
+        for address in &mut addresses {
+            let proxy = UdpProxy::start(*address, weather);
+            *address = proxy.address;
+            proxies.push(proxy);
+        }
+    }
     let mut ways = Ways::connect(&secret, &addresses);
-    let mut rates = [const { Vec::new() }; 4];
+    let mut rates = [const { Vec::new() }; 5];
     // One round more, in which windows open and the size of datagrams is found.
     for _ in 0..=rounds {
         for (way, rates) in rates.iter_mut().enumerate() {
             let started = Instant::now();
             ways.exchange(way);
-            rates.push(BYTES as f64 / started.elapsed().as_secs_f64() * 1e-6);
+            rates.push(bytes() as f64 / started.elapsed().as_secs_f64() * 1e-6);
         }
     }
-    let ratio = |bare: &[f64]| {
-        let ratios = rates[3].iter().zip(bare).skip(1).map(|(link, bare)| link / bare);
+    let ratio = |ways: &[f64], bare: &[f64]| {
+        let ratios = ways.iter().zip(bare).skip(1).map(|(way, bare)| way / bare);
         median(&mut ratios.collect::<Vec<_>>())
     };
-    let (to_copied, to_tuned) = (ratio(&rates[1]), ratio(&rates[2]));
-    println!("{}{:>10}{:>10}", WAYS.map(|way| format!("{way:>10}")).concat(), "/copied", "/tuned");
-    let cells = rates.map(|mut rates| format!("{:10.0}", median(&mut rates[1..])));
-    println!("{}{to_copied:10.2}{to_tuned:10.2}", cells.concat());
+    let [_, copied, tuned, bbr, link] = &rates;
+    let ratios = [ratio(link, copied), ratio(link, tuned), ratio(bbr, tuned)];
+    let names = WAYS.into_iter().chain(["/copied", "/tuned", "bbr/tuned"]);
+    println!("{}", names.map(|name| format!("{name:>10}")).collect::<String>());
+    let cells = rates.map(|mut rates| format!("{:10.1}", median(&mut rates[1..])));
+    println!("{}{}", cells.concat(), ratios.map(|ratio| format!("{ratio:10.2}")).concat());
     drop(ways);
     drop(child.stdin.take());
     child.wait().expect("the peer ends");
@@ -62,6 +82,26 @@ fn argument(name: &str, default: usize) -> usize {
     let arguments: Vec<String> = std::env::args().collect();
     let at = arguments.iter().position(|argument| argument == name);
     at.and_then(|at| arguments.get(at + 1)).map_or(default, |n| n.parse().expect("a number"))
+}
+
+/// Bytes of a round, in each direction.
+fn bytes() -> usize {
+    argument("--mib", 64) << 20
+}
+
+/// Treatment of packets between the processes; `None` for loopback as it is.
+fn weather() -> Option<Weather> {
+    let millis = |name| Duration::from_millis(argument(name, 0) as u64);
+    let weather = Weather {
+        seed: 1,
+        delay: millis("--delay"),
+        jitter: millis("--jitter"),
+        lost: argument("--lost", 0) as u32,
+        doubled: 0,
+        bytes_per_s: argument("--rate", 0) as u64 * 1_000_000,
+    };
+    let is_plain = weather.delay.is_zero() && weather.lost == 0 && weather.bytes_per_s == 0;
+    if is_plain { None } else { Some(weather) }
 }
 
 fn median(values: &mut [f64]) -> f64 {
@@ -98,7 +138,8 @@ fn start_peer(secret: &Secret) -> (Child, Vec<SocketAddr>) {
     let code = secret.code().expect("a generated secret has a code");
     writeln!(child.stdin.as_mut().expect("a pipe"), "{code}").expect("the peer reads");
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    let addresses = lines.take(3).map(|line| line.expect("text").parse().expect("an address"));
+    let addresses =
+        lines.take(1 + BARE.len()).map(|line| line.expect("text").parse().expect("an address"));
     let addresses = addresses.collect();
     (child, addresses)
 }
@@ -109,9 +150,9 @@ fn peer() {
     let code = lines.next().expect("a code").expect("text");
     let secret = Secret::parse(&code).expect("the code of the parent");
     let runtime = runtime();
-    for is_tuned in [false, true] {
+    for settings in BARE {
         let _context = runtime.enter();
-        let bare = bench::bare_endpoint(&secret, any_port(), is_tuned).expect("a socket");
+        let bare = bench::bare_endpoint(&secret, any_port(), settings).expect("a socket");
         println!("{}", bare.local_addr().expect("it is bound"));
         runtime.spawn(serve_bare(bare));
     }
@@ -125,7 +166,7 @@ fn peer() {
         for round in 1.. {
             counter.wait(|count| count.controls >= round);
             send_payloads(&link);
-            counter.wait(|count| count.bytes >= round * BYTES);
+            counter.wait(|count| count.bytes >= round * bytes());
             if link.send_control(vec![]).is_err() {
                 return;
             }
@@ -153,7 +194,7 @@ async fn serve_bare(endpoint: quinn::Endpoint) {
 
 async fn write(stream: &mut quinn::SendStream) {
     let chunk = bytes::Bytes::from(vec![1u8; CHUNK]);
-    for _ in 0..BYTES / CHUNK {
+    for _ in 0..bytes() / CHUNK {
         stream.write_chunk(chunk.clone()).await.expect("it is open");
     }
 }
@@ -176,8 +217,8 @@ async fn read(mut stream: quinn::RecvStream, copies: bool) {
 /// Connections of the parent.
 struct Ways {
     runtime: Runtime,
-    plain: quinn::Connection,
-    tuned: quinn::Connection,
+    /// By [`BARE`].
+    bare: [quinn::Connection; 3],
     link: Link,
     counter: Arc<Counter>,
     rounds: usize,
@@ -187,35 +228,34 @@ struct Ways {
 impl Ways {
     fn connect(secret: &Secret, addresses: &[SocketAddr]) -> Self {
         let runtime = runtime();
-        let connect = |is_tuned: bool| {
+        let connect = |number: usize| {
             runtime.block_on(async {
-                let bare = bench::bare_endpoint(secret, any_port(), is_tuned).expect("a socket");
-                let address = addresses[usize::from(is_tuned)];
-                let connecting = bare.connect(address, bench::NODE_NAME).expect("an address");
-                connecting.await.expect("it is the other process")
+                let bare = bench::bare_endpoint(secret, any_port(), BARE[number]);
+                let bare = bare.expect("a socket");
+                let connecting = bare.connect(addresses[number], bench::NODE_NAME);
+                connecting.expect("an address").await.expect("it is the other process")
             })
         };
-        let (plain, tuned) = (connect(false), connect(true));
+        let bare = [0, 1, 2].map(connect);
         let endpoint = Endpoint::bind(options(), secret, b"").expect("a socket");
         let counter = Arc::new(Counter::default());
-        let pending = endpoint.dial(addresses[2], PATIENCE).expect("it is the other process");
+        let pending = endpoint.dial(addresses[3], PATIENCE).expect("it is the other process");
         let link = pending.open(counter.clone());
-        Self { runtime, plain, tuned, link, counter, rounds: 0, _endpoint: endpoint }
+        Self { runtime, bare, link, counter, rounds: 0, _endpoint: endpoint }
     }
 
     /// Sends and receives the bytes of a round.
     fn exchange(&mut self, way: usize) {
         match way {
-            0 => self.runtime.block_on(exchange_bare(&self.plain, false)),
-            1 => self.runtime.block_on(exchange_bare(&self.plain, true)),
-            2 => self.runtime.block_on(exchange_bare(&self.tuned, true)),
+            0 => self.runtime.block_on(exchange_bare(&self.bare[0], false)),
+            1..=3 => self.runtime.block_on(exchange_bare(&self.bare[way - 1], true)),
             _ => {
                 self.rounds += 1;
                 let rounds = self.rounds;
                 self.link.send_control(vec![]).expect("it is open");
                 send_payloads(&self.link);
                 self.counter
-                    .wait(|count| count.bytes >= rounds * BYTES && count.controls >= rounds);
+                    .wait(|count| count.bytes >= rounds * bytes() && count.controls >= rounds);
             }
         }
     }
@@ -230,9 +270,9 @@ async fn exchange_bare(connection: &quinn::Connection, copies: bool) {
 }
 
 fn send_payloads(link: &Link) {
-    let bytes = argument("--payload", 1024) << 10;
-    let payload = Payload::from(vec![1; bytes]);
-    for _ in 0..BYTES / bytes {
+    let payload_bytes = argument("--payload", 1024) << 10;
+    let payload = Payload::from(vec![1; payload_bytes]);
+    for _ in 0..bytes() / payload_bytes {
         if link.send_data([7; TAG_BYTES], payload.clone()).is_err() {
             return;
         }

@@ -4,23 +4,25 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::endpoint_options::EndpointOptions;
+use super::endpoint_options::{Congestion, EndpointOptions};
 use super::error::NetError;
 use super::identity::{self, Identity};
 use super::secret::Secret;
 use super::transport::{self, Transport};
 
 /// Creates an endpoint of quinn with the TLS of links, in the context of a tokio runtime: with
-/// quinn's defaults for all other settings, or with the settings of links.
+/// quinn's defaults for all other settings, or with the settings of links that have this congestion
+/// control.
 pub fn bare_endpoint(
     secret: &Secret,
     listen: SocketAddr,
-    is_tuned: bool,
+    tuned: Option<Congestion>,
 ) -> Result<quinn::Endpoint, NetError> {
-    let options = EndpointOptions::new(listen);
+    let congestion = tuned.unwrap_or_default();
+    let options = EndpointOptions { congestion, ..EndpointOptions::new(listen) };
     let identity = Arc::new(Identity::new(secret)?);
     let Transport { mut endpoint, mut server, mut client } = Transport::new(&options, &identity)?;
-    if !is_tuned {
+    if tuned.is_none() {
         let (tls_server, tls_client) = identity::quic(identity.server()?, identity.client()?)?;
         endpoint = quinn::EndpointConfig::default();
         server = quinn::ServerConfig::with_crypto(tls_server);

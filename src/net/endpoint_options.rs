@@ -3,6 +3,17 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// Congestion control of what a node sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// CUBIC (RFC 9438): a lost packet means a full queue, so that links get slower with losses that
+    /// have other causes.
+    #[default]
+    Cubic,
+    /// BBR, which goes by the measured rate and round trip, also on links that lose packets.
+    Bbr,
+}
+
 /// Settings of an [`Endpoint`](crate::Endpoint).
 #[derive(Clone, Debug)]
 pub struct EndpointOptions {
@@ -23,6 +34,7 @@ pub struct EndpointOptions {
     /// Maximum number of bytes of payloads in a link's queue, beyond which a sender waits; the same
     /// for blobs.
     pub queue_bytes: usize,
+    pub congestion: Congestion,
     /// Threads. Two let one connection decrypt while the socket is read; between two processes on
     /// two cores, one thread each is as fast.
     pub threads: usize,
@@ -39,6 +51,7 @@ impl EndpointOptions {
             flush_timeout: Duration::from_secs(2),
             window_bytes: 8 << 20,
             queue_bytes: 64 << 20,
+            congestion: Congestion::default(),
             threads: 2,
         }
     }

@@ -47,7 +47,7 @@ mod writing;
 
 pub(crate) use endpoint::Approach;
 pub use endpoint::{Endpoint, PendingPeer};
-pub use endpoint_options::EndpointOptions;
+pub use endpoint_options::{Congestion, EndpointOptions};
 pub use error::{CloseReason, NetError};
 pub use handshake_limiter::RefusedPeer;
 pub use link::{Link, Payload};

@@ -5,14 +5,14 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::congestion::CubicConfig;
+use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig};
 use quinn::{
     ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig,
     VarInt,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::endpoint_options::EndpointOptions;
+use super::endpoint_options::{Congestion, EndpointOptions};
 use super::error::NetError;
 use super::handshake_limiter::HANDSHAKES_MAX;
 use super::identity::{self, Identity};
@@ -79,8 +79,6 @@ fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
     let windows = window * (1 + BLOBS_MAX as u64) + CONTROL_ROOM;
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(DATAGRAM_MAX);
-    let mut cubic = CubicConfig::default();
-    cubic.initial_window(WINDOW_START);
     let mut settings = TransportConfig::default();
     settings
         .max_concurrent_bidi_streams(u32::from(!is_client).into())
@@ -94,8 +92,23 @@ fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
         .datagram_receive_buffer_size(None)
         .initial_rtt(ROUND_TRIP_GUESS)
         .mtu_discovery_config(Some(mtu))
-        .congestion_controller_factory(Arc::new(cubic));
+        .congestion_controller_factory(controller(options.congestion));
     settings
+}
+
+fn controller(congestion: Congestion) -> Arc<dyn ControllerFactory + Send + Sync> {
+    match congestion {
+        Congestion::Cubic => {
+            let mut cubic = CubicConfig::default();
+            cubic.initial_window(WINDOW_START);
+            Arc::new(cubic)
+        }
+        Congestion::Bbr => {
+            let mut bbr = BbrConfig::default();
+            bbr.initial_window(WINDOW_START);
+            Arc::new(bbr)
+        }
+    }
 }
 
 /// Opens the socket of a process, with the largest buffers up to [`SOCKET_BYTES`] that the system

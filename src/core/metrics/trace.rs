@@ -544,7 +544,10 @@ mod tests {
         trace.shared.sink().target = Some(target);
         let began = Instant::now();
         while track.is_on() {
-            assert!(began.elapsed() < Duration::from_secs(10), "made for a file that takes nothing");
+            assert!(
+                began.elapsed() < Duration::from_secs(10),
+                "made for a file that takes nothing"
+            );
             track.mark(|| "x".repeat(50));
         }
         for _ in 0..2 {

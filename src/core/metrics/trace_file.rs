@@ -38,8 +38,9 @@ impl TraceFile {
         let (pieces, queue) = channel();
         let state = Arc::new(WriterState::default());
         let writing = state.clone();
-        let thread =
-            thread::Builder::new().name("trace".into()).spawn(move || writing.write(file, queue))?;
+        let thread = thread::Builder::new()
+            .name("trace".into())
+            .spawn(move || writing.write(file, queue))?;
         Ok(Self { pieces, state, thread })
     }
 

@@ -221,10 +221,7 @@ mod tests {
             messages.begin_blob(id, PAYLOAD_MAX).unwrap();
         }
         let error = messages.begin_blob(3, 1).unwrap_err();
-        assert_eq!(
-            error,
-            "blob 3 of 1 bytes, beside 201326592 of others; 201326592 may arrive"
-        );
+        assert_eq!(error, "blob 3 of 1 bytes, beside 201326592 of others; 201326592 may arrive");
         for id in 0..2 {
             messages.end_blob(id, vec![0; PAYLOAD_MAX]);
         }
