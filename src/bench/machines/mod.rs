@@ -22,6 +22,7 @@ use potluck_parallel::planner::profile::{DeviceProfile, PlanProfile};
 use potluck_parallel::planner::rates::DeviceRates;
 use potluck_train::TrainError;
 use potluck_train::families::DataShape;
+use potluck_train::runtime::placement::block_work::half_parts;
 use potluck_train::spec::RunSpec;
 
 pub use file::{DEVICES_MAX, MachinesError, NODES_MAX};
@@ -78,7 +79,8 @@ impl MachinesProfile {
             }
         }
         let links = file.links();
-        let profile = PlanProfile { devices: profiles, links, thread_message_s: 0.0 };
+        let half_parts = half_parts(&plans, step.micro_batch);
+        let profile = PlanProfile { devices: profiles, links, thread_message_s: 0.0, half_parts };
         Ok(Self { profile, plans, names, measured })
     }
 }

@@ -115,6 +115,9 @@ pub struct PlanProfile {
     pub links: Vec<Vec<LinkModel>>,
     /// Seconds of a message between threads of one process.
     pub thread_message_s: f64,
+    /// By block: the part of its work that each of two equal ranks of a tensor group has. More than
+    /// half, because both compute what is not divided. If empty, everything is divided.
+    pub half_parts: Vec<f64>,
 }
 
 impl DeviceProfile {
@@ -198,6 +201,14 @@ impl PlanProfile {
         1.0 + (shared.slowdown - 1.0) * (busy - 1) as f64 / (all - 1) as f64
     }
 
+    /// Returns the part of a block's work that a rank of a tensor group has with this part of the
+    /// divided elements: a line through half of them and all of them.
+    pub fn part_of_block(&self, block: usize, part: f64) -> f64 {
+        let half = self.half_parts.get(block).copied().unwrap_or(0.5);
+        let slope = (1.0 - half) / 0.5;
+        1.0 - slope * (1.0 - part)
+    }
+
     /// Returns the seconds of one device for `rows` samples of the whole model, alone; infinite if
     /// it cannot run a block.
     pub fn whole_model_s(&self, device: usize, rows: u32) -> f64 {
@@ -255,13 +266,23 @@ mod tests {
             }
         }
         equalize_slowdowns(&mut devices);
-        let profile =
-            PlanProfile { devices: devices.into(), links: Vec::new(), thread_message_s: 0.0 };
+        let profile = PlanProfile {
+            devices: devices.into(),
+            links: Vec::new(),
+            thread_message_s: 0.0,
+            half_parts: vec![0.6],
+        };
         assert_eq!(profile.slowdown(0, &[0]), 1.0);
         assert_eq!(profile.slowdown(0, &[0, 1, 4]), 1.0);
         assert_eq!(profile.slowdown(0, &[0, 1, 3]), 2.0);
         assert_eq!(profile.slowdown(2, &[0, 2, 3]), 3.0);
         assert_eq!(profile.slowdown(1, &[0, 1, 2, 3]), 1.0);
         assert_eq!(profile.whole_model_s(0, 2), 12.0);
+        // A fifth of block 0 is not divided, and nothing is known of block 1.
+        let close = |found: f64, expected: f64| (found - expected).abs() < 1e-12;
+        assert!(close(profile.part_of_block(0, 0.5), 0.6));
+        assert!(close(profile.part_of_block(0, 1.0), 1.0));
+        assert!(close(profile.part_of_block(0, 0.25), 0.4));
+        assert!(close(profile.part_of_block(1, 0.25), 0.25));
     }
 }

@@ -137,10 +137,11 @@ fn rank_costs(
             None => 1.0,
         };
         let mut speeds = Vec::with_capacity(device.blocks.len());
-        for block in &device.blocks {
+        for (block, speed) in device.blocks.iter().enumerate() {
+            let part = profile.part_of_block(block, part);
             speeds.push(BlockSpeed {
-                fixed: block.fixed.scaled(slowdown),
-                per_row: block.per_row.scaled(slowdown * part),
+                fixed: speed.fixed.scaled(slowdown),
+                per_row: speed.per_row.scaled(slowdown * part),
             });
         }
         for (segment, _) in runs(&program.instructions) {

@@ -48,7 +48,12 @@ fn profile(nodes: &[&[f64]], blocks: usize) -> PlanProfile {
             });
         }
     }
-    PlanProfile { devices, links: vec![vec![LAN; nodes.len()]; nodes.len()], thread_message_s: 0.0 }
+    PlanProfile {
+        devices,
+        links: vec![vec![LAN; nodes.len()]; nodes.len()],
+        thread_message_s: 0.0,
+        half_parts: Vec::new(),
+    }
 }
 
 fn request<'a>(

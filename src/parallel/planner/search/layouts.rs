@@ -256,8 +256,9 @@ fn group_times(
                 Some(share) => f64::from(*share) / f64::from(all),
                 None => 1.0,
             };
-            let factor = part * request.profile.slowdown(*device, set);
+            let slowdown = request.profile.slowdown(*device, set);
             for (block, speed) in request.profile.devices[*device].blocks.iter().enumerate() {
+                let factor = slowdown * request.profile.part_of_block(block, part);
                 let own = speed.at(micro_batch).scaled(factor);
                 match of_group.get_mut(block) {
                     Some(slowest) if slowest.sum_s() >= own.sum_s() => {}

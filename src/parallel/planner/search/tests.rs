@@ -83,7 +83,12 @@ fn device(kind: usize, node: u32, seconds: f64) -> DeviceProfile {
 
 fn profile(devices: Vec<DeviceProfile>, link: LinkModel) -> PlanProfile {
     let nodes = devices.iter().map(|device| device.node as usize + 1).max().unwrap();
-    PlanProfile { devices, links: vec![vec![link; nodes]; nodes], thread_message_s: 0.0 }
+    PlanProfile {
+        devices,
+        links: vec![vec![link; nodes]; nodes],
+        thread_message_s: 0.0,
+        half_parts: Vec::new(),
+    }
 }
 
 fn searched(

@@ -3,7 +3,7 @@
 
 pub mod assemble;
 pub mod automatic_layout;
-mod block_flops;
+pub mod block_work;
 pub mod candidate_flags;
 pub mod candidates;
 pub mod decision;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::block_flops::block_flops;
+use super::block_work::{block_flops, half_parts};
 use super::open_measured::ReservedDevice;
 use super::profile::{FEWER, addition_rate, links_of, thread_message_s};
 use super::types::PlacementRequest;
@@ -156,7 +156,8 @@ pub(crate) fn open_profile(
     measure_slowdowns(request, probe, opened, &solo, &mut devices)?;
     let links = links_of(&devices, links);
     let thread_message_s = thread_message_s();
-    let profile = PlanProfile { devices, links, thread_message_s };
+    let half_parts = half_parts(request.plans, request.micro_batch.min(request.batch).max(1));
+    let profile = PlanProfile { devices, links, thread_message_s, half_parts };
     let has_block_times = solo.iter().all(SoloTiming::is_thorough);
     Ok(OpenProfile { profile, has_block_times })
 }

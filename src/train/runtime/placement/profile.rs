@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::block_work::half_parts;
 use super::candidates::node_of;
 use super::links::measured_links;
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
@@ -112,7 +113,8 @@ pub fn measure_profile(
     let links = links_of(&profiles, ring.as_ref());
     let is_complete = is_whole && (few.is_some() || few_rows == many_rows);
     let thread_message_s = thread_message_s();
-    let profile = PlanProfile { devices: profiles, links, thread_message_s };
+    let half_parts = half_parts(request.plans, many_rows);
+    let profile = PlanProfile { devices: profiles, links, thread_message_s, half_parts };
     Ok(MeasuredProfile { profile, is_complete })
 }
 

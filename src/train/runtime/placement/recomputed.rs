@@ -1,7 +1,7 @@
 //! Plan with activations that are recomputed in the backward pass instead of kept, priced without
 //! another measurement: what it would gain where memory is short.
 
-use super::block_flops::block_flops;
+use super::block_work::block_flops;
 use super::device_memory::DeviceMemory;
 use super::types::PlacementRequest;
 use potluck_core::Setting;
@@ -149,6 +149,7 @@ mod tests {
             devices: vec![device],
             links: vec![vec![LinkModel::INSTANT]],
             thread_message_s: 0.0,
+            half_parts: Vec::new(),
         }
     }
 
