@@ -298,8 +298,8 @@ pub mod metrics {
 /// Collectives between ranks, which are threads of one process or of several, on one machine or
 /// several.
 pub mod collectives {
-    pub use potluck_net::Secret;
     pub use potluck_net::nodes::{ClusterOptions, ConnectEvent, First};
+    pub use potluck_net::{Congestion, Secret};
     pub use potluck_parallel::comm::{GroupError, ReduceOp, Transferable};
 
     /// # Groups of some ranks

@@ -16,6 +16,7 @@ use super::runs_directory::RUNS;
 use super::secrets::SecretArgs;
 use super::unknown_flags::with_tip;
 use crate::ui::log::LogFormat;
+use potluck_net::Congestion;
 use potluck_net::cluster::NODES_MAX;
 use potluck_net::nodes::resolve;
 use potluck_parallel::PipelineSchedule;
@@ -247,6 +248,8 @@ pub struct TrainArgs {
     pub advertise: Vec<SocketAddr>,
     #[command(flatten)]
     pub secret: SecretArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// With --nodes: give up with exit code 75 if the others are not here after so long [default:
     /// none on a terminal, else 600]
     #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>, allow_negative_numbers = true)]
@@ -306,6 +309,15 @@ pub struct TrainArgs {
     pub on_usr1: Usr1Answer,
     #[command(flatten)]
     pub watched: WatchedArgs,
+}
+
+/// Arguments of the network to other nodes.
+#[derive(Clone, Debug, Default, Args)]
+pub struct NetworkArgs {
+    /// Congestion control of what this machine sends to other nodes: bbr is faster where packets
+    /// are lost for other reasons than full queues, as on Wi-Fi [default: cubic]
+    #[arg(long, value_name = "cubic|bbr")]
+    pub congestion: Option<Congestion>,
 }
 
 /// Answer to SIGUSR1.
@@ -373,6 +385,8 @@ pub struct JoinArgs {
     pub advertise: Vec<SocketAddr>,
     #[command(flatten)]
     pub secret: SecretArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// This machine's copy of the run's data: its samples are read here, and not sent by the first
     /// node; its hash must be that of the first node's data
     #[arg(long, value_name = "PATH")]
@@ -958,6 +972,8 @@ pub struct CollectivesArgs {
     pub listen: Option<SocketAddr>,
     #[command(flatten)]
     pub secret: SecretArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// Fewer sizes and samples: some seconds instead of about a minute
     #[arg(long)]
     pub quick: bool,
@@ -985,6 +1001,8 @@ pub struct BenchJoinArgs {
     pub listen: Option<SocketAddr>,
     #[command(flatten)]
     pub secret: SecretArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
 }
 
 /// Arguments of `bench link`.
@@ -1000,6 +1018,8 @@ pub struct LinkArgs {
     pub listen: Option<Option<SocketAddr>>,
     #[command(flatten)]
     pub secret: SecretArgs,
+    #[command(flatten)]
+    pub network: NetworkArgs,
     /// Parameters of models, for the time in which the gradients of a step are summed: numbers,
     /// also in thousands (K), millions (M) and billions (G) [default: 1M,10M,124M, and 10M with
     /// --quick]

@@ -48,8 +48,10 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         ranks: args.ranks.iter().map(|ranks| *ranks as usize).collect(),
         full: args.full,
     };
-    if args.nodes.is_none() && args.secret.is_given() {
-        return Err(UsageError("the flags of the secret need --nodes N".into()).into());
+    let has_node_flags = args.secret.is_given() || args.network.congestion.is_some();
+    if args.nodes.is_none() && has_node_flags {
+        let why = "--congestion and the flags of the secret need --nodes N";
+        return Err(UsageError(why.into()).into());
     }
     let report = match args.nodes {
         Some(nodes) => bench_nodes::collectives(nodes, args, &options)?,

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::args::{BenchJoinArgs, CollectivesArgs, LinkArgs};
+use super::args::{BenchJoinArgs, CollectivesArgs, LinkArgs, NetworkArgs};
 use super::rendezvous::{JoinedCluster, Joining, Rendezvous, check_address};
 use super::secrets::SecretArgs;
 use crate::ui::terminal::print_line;
@@ -38,6 +38,7 @@ fn group(met: JoinedCluster) -> Result<Vec<ProcessGroup>, TrainError> {
 fn joining(
     address: &str,
     listen: Option<SocketAddr>,
+    network: &NetworkArgs,
     secret: &SecretArgs,
     signals: &Signals,
 ) -> anyhow::Result<Joining> {
@@ -47,6 +48,7 @@ fn joining(
         address: address.into(),
         listen,
         advertise: Vec::new(),
+        congestion: network.congestion.unwrap_or_default(),
         secret,
         wait: Duration::ZERO,
         signals: signals.flags(),
@@ -78,6 +80,7 @@ pub fn collectives(
         nodes,
         listen: args.listen,
         advertise: Vec::new(),
+        congestion: args.network.congestion.unwrap_or_default(),
         secret: &args.secret,
         wait: None,
         node_timeout: NODE_TIMEOUT,
@@ -96,7 +99,7 @@ pub fn collectives(
 /// Returns the errors of [`Joining::join`], and one if a node is lost.
 pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
     let signals = Signals::caught()?;
-    let joining = joining(&args.address, args.listen, &args.secret, &signals)?;
+    let joining = joining(&args.address, args.listen, &args.network, &args.secret, &signals)?;
     let ranks = args.ranks_per_node;
     let met = joining.join(&mut print_line, |port| rank_greeting(port, COLLECTIVES, ranks))?;
     drop(signals);
@@ -112,7 +115,7 @@ pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
 /// Returns the errors of [`Joining::join`].
 pub fn measure_link(args: &LinkArgs, address: &str, effort: Effort) -> anyhow::Result<Report> {
     let signals = Signals::caught()?;
-    let joining = joining(address, None, &args.secret, &signals)?;
+    let joining = joining(address, None, &args.network, &args.secret, &signals)?;
     let met = joining.join(&mut print_line, |port| rank_greeting(port, LINK, 1))?;
     drop(signals);
     let options = LinkOptions { effort, parameters: args.parameters.clone() };
@@ -134,6 +137,7 @@ pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
         nodes: 2,
         listen: args.listen.flatten(),
         advertise: Vec::new(),
+        congestion: args.network.congestion.unwrap_or_default(),
         secret: &args.secret,
         wait: None,
         node_timeout: NODE_TIMEOUT,

@@ -95,9 +95,10 @@ impl RunBefore {
 /// Returns `UsageError` if it has.
 pub fn refuse_node_flags(args: &TrainArgs) -> Result<(), UsageError> {
     let has_address = args.listen.is_some() || !args.advertise.is_empty();
-    if has_address || args.secret.is_given() || args.wait.is_some() {
-        let why =
-            "--listen, --advertise, --wait and flags of the secret need --nodes N of 2 or more";
+    let has_network = args.network.congestion.is_some();
+    if has_address || has_network || args.secret.is_given() || args.wait.is_some() {
+        let why = "--listen, --advertise, --congestion, --wait and flags of the secret need \
+                   --nodes N of 2 or more";
         return Err(UsageError(why.into()));
     }
     Ok(())
@@ -138,6 +139,7 @@ pub fn meet(
         nodes,
         listen: args.listen,
         advertise: args.advertise.clone(),
+        congestion: args.network.congestion.unwrap_or_default(),
         secret: &args.secret,
         wait: args.wait,
         node_timeout: spec.node_timeout,
@@ -242,6 +244,7 @@ fn join_once(
         address: args.address.clone(),
         listen: args.listen,
         advertise: args.advertise.clone(),
+        congestion: args.network.congestion.unwrap_or_default(),
         secret,
         wait: Duration::from_secs(args.wait.unwrap_or_default()),
         signals: signals.clone(),

@@ -13,7 +13,6 @@ use crate::ui::log::{self, Level};
 use crate::ui::terminal::print_line;
 use potluck_core::faults::Faults;
 use potluck_core::{Generation, Remedy};
-use potluck_net::Secret;
 use potluck_net::cluster::{
     ClusterEnd, FirstNodeOptions, FormerNode, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, Presence,
 };
@@ -21,6 +20,7 @@ use potluck_net::nodes::{
     self, ClusterEvent, ClusterHandle, ClusterHandleOptions, FrameReceiver, StartedCluster,
     advertised, any_port_towards,
 };
+use potluck_net::{Congestion, Secret};
 use potluck_parallel::comm::{RecvError, nanos};
 use potluck_train::error::TrainError;
 use potluck_train::signals::SignalFlags;
@@ -84,6 +84,7 @@ pub struct Rendezvous<'a> {
     pub listen: Option<SocketAddr>,
     /// Addresses of this node for the others, instead of the addresses of its interfaces.
     pub advertise: Vec<SocketAddr>,
+    pub congestion: Congestion,
     pub secret: &'a SecretArgs,
     /// Seconds to wait for the others; by default unlimited on a terminal.
     pub wait: Option<u64>,
@@ -108,6 +109,7 @@ impl Rendezvous<'_> {
             secret,
             node_timeout: self.node_timeout,
             frames: frames.clone(),
+            congestion: self.congestion,
             faults: Faults::none(),
         };
         let mut cluster = ClusterHandle::host(options, |port| FirstNodeOptions {
@@ -256,6 +258,7 @@ pub struct Joining {
     pub listen: Option<SocketAddr>,
     /// Addresses of this node for the others, instead of the addresses of its interfaces.
     pub advertise: Vec<SocketAddr>,
+    pub congestion: Congestion,
     pub secret: Secret,
     /// Time during which attempts that fail temporarily are repeated.
     pub wait: Duration,
@@ -319,6 +322,7 @@ impl Joining {
             secret: self.secret.clone(),
             node_timeout: JOIN_TIMEOUT,
             frames: frames.clone(),
+            congestion: self.congestion,
             faults: self.faults.clone(),
         };
         let mut cluster =

@@ -1,6 +1,7 @@
 //! Settings of an endpoint.
 
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Congestion control of what a node sends.
@@ -10,8 +11,21 @@ pub enum Congestion {
     /// have other causes.
     #[default]
     Cubic,
-    /// BBR, which goes by the measured rate and round trip, also on links that lose packets.
+    /// BBR, which goes by the measured rate and round trip, also on links that lose packets. quinn
+    /// calls its implementation experimental.
     Bbr,
+}
+
+impl FromStr for Congestion {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "cubic" => Ok(Self::Cubic),
+            "bbr" => Ok(Self::Bbr),
+            _ => Err("cubic and bbr are possible".into()),
+        }
+    }
 }
 
 /// Settings of an [`Endpoint`](crate::Endpoint).

@@ -28,8 +28,7 @@ const DATAGRAM_MAX: u16 = 6500;
 /// Assumed round trip before the first measurement: the packets of a dial are repeated after three
 /// times this.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(100);
-/// First congestion window: nodes are in data centers or homes, not on phones. (The control is
-/// CUBIC, RFC 9438: on loopback, BBR was not faster, and quinn calls its own experimental.)
+/// First congestion window: nodes are in data centers or homes, not on phones.
 const WINDOW_START: u64 = 256 << 10;
 /// Bounds of the window of a stream.
 const WINDOW_MIN: u64 = 64 << 10;

@@ -16,7 +16,8 @@ use potluck_net::nodes::{
     ClusterEvent, ClusterHandle, ClusterHandleOptions, FrameReceiver, NodeConnection, NodeLink,
 };
 use potluck_net::{
-    CloseReason, Endpoint, EndpointOptions, Link, ReceiveBuffer, Receiver, Secret, TAG_BYTES,
+    CloseReason, Congestion, Endpoint, EndpointOptions, Link, ReceiveBuffer, Receiver, Secret,
+    TAG_BYTES,
 };
 use potluck_parallel::comm::{Carrier, Closed, FrameHeader, FrameValues, Mailbox};
 use potluck_train::nodes::JoinedNode;
@@ -223,6 +224,7 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
         secret: Secret::read_file(secret).unwrap(),
         node_timeout: PATIENCE,
         frames: frames.clone(),
+        congestion: Congestion::default(),
         faults: Faults::default(),
     };
     let first = vec![first.parse().unwrap()];

@@ -34,5 +34,7 @@ mod sim;
 mod stateful;
 mod tensor_parallel;
 mod tokenizers;
+#[path = "../common/udp_proxy.rs"]
+mod udp_proxy;
 #[path = "../common/ways.rs"]
 mod ways;

@@ -182,6 +182,25 @@ fn advertise_addresses_are_told() {
 }
 
 #[test]
+fn congestion_is_chosen_by_each_node() {
+    let desk = desk();
+    let shares = "--set parallel.shares=2,2";
+    let line = format!("{LINE} --devices cpu --out run {shares} --congestion bbr");
+    let host = host_with(&desk, 2, "", &line);
+    let other = join(&desk, &host, "", "--devices cpu --congestion cubic");
+    host.finish().ok();
+    finish(other, "the other node").ok();
+    desk.run(&format!("{LINE} --devices cpu*2 --out one {shares}")).ok();
+    assert!(state(&desk, "run", 6) == state(&desk, "one", 6), "other bits");
+    let ran = desk.run(&format!("{LINE} --devices cpu --out alone --congestion bbr")).ended(78);
+    assert!(ran.line("error:").contains("--congestion, --wait"), "{}", ran.err);
+    let ran = desk.run("join 127.0.0.1:9 --secret-file code --congestion reno").ended(2);
+    assert!(ran.err.contains("cubic and bbr are possible"), "{}", ran.err);
+    let ran = desk.run("bench collectives --tiny --congestion bbr").ended(78);
+    assert!(ran.line("error:").contains("need --nodes N"), "{}", ran.err);
+}
+
+#[test]
 fn nodes_meet_over_ipv6() {
     if std::net::UdpSocket::bind("[::1]:0").is_err() {
         return skip("this machine has no IPv6");

@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::LinkedNodes;
 use potluck_core::Generation;
 use potluck_core::faults::Faults;
-use potluck_net::Secret;
 use potluck_net::cluster::{FirstNodeOptions, JoiningNodeOptions};
 use potluck_net::nodes::{
     ClusterEvent, ClusterHandle, ClusterHandleOptions, FrameReceiver, StartedCluster, rank_greeting,
 };
+use potluck_net::{Congestion, Secret};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -21,6 +21,7 @@ pub fn pair() -> [LinkedNodes; 2] {
     let options = || ClusterHandleOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         advertise: Vec::new(),
+        congestion: Congestion::default(),
         secret: Secret::parse(&code).unwrap(),
         node_timeout: TIMEOUT,
         faults: Faults::none(),

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use self::environment::{FoundTask, TaskPlace};
 use super::addresses::all_addresses;
-use super::args::{JoinArgs, LaunchArgs, LauncherChoice, TrainArgs, WatchedArgs};
+use super::args::{JoinArgs, LaunchArgs, LauncherChoice, NetworkArgs, TrainArgs, WatchedArgs};
 use super::rendezvous::{PORT, check_address, with_port};
 use super::resume::holds_run;
 use super::secrets::SecretArgs;
@@ -90,6 +90,7 @@ fn first_node(
         // There are no other nodes.
         first.listen = None;
         first.advertise = Vec::new();
+        first.network = NetworkArgs::default();
         first.wait = None;
         first.secret = SecretArgs::default();
     }
@@ -113,6 +114,7 @@ fn other_node(args: &TrainArgs, found: &FoundTask, devices: Option<String>) -> J
         listen: None,
         advertise: args.advertise.clone(),
         secret: args.secret.clone(),
+        network: args.network.clone(),
         data: None,
         wait: Some(args.wait.unwrap_or(WAIT)),
         node: Some(found.rank),

@@ -17,7 +17,9 @@ use crate::cluster::{
     MovedNode, NODES_MAX, Presence, Roster,
 };
 use crate::secret::random_bytes;
-use crate::{Approach, CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
+use crate::{
+    Approach, CloseReason, Congestion, Endpoint, EndpointOptions, NetError, PendingPeer, Secret,
+};
 use potluck_core::faults::{Faults, Point};
 use potluck_core::format::no_thread;
 use potluck_core::{Nanos, NodeRank, Remedy};
@@ -106,6 +108,8 @@ pub struct ClusterHandleOptions {
     pub node_timeout: Duration,
     /// Receiver of frames from all nodes.
     pub frames: FrameReceiver,
+    /// Congestion control of what this node sends.
+    pub congestion: Congestion,
     /// Faults to inject into a node that joins, for tests.
     pub faults: Faults,
 }
@@ -262,6 +266,7 @@ fn bind(options: &ClusterHandleOptions) -> Result<(Endpoint, EndpointId), Cluste
     let endpoint = EndpointOptions {
         idle_timeout,
         links_max: LINKS_MAX,
+        congestion: options.congestion,
         ..EndpointOptions::new(options.listen)
     };
     Ok((Endpoint::bind(endpoint, &options.secret, &greeting_of(id))?, id))
@@ -625,6 +630,7 @@ mod tests {
         ClusterHandleOptions {
             listen: any_port(),
             advertise: Vec::new(),
+            congestion: Congestion::default(),
             secret: secret.clone(),
             node_timeout: TEST_TIMEOUT,
             frames: FrameReceiver::default(),

@@ -15,7 +15,7 @@ use crate::cluster::{
     NodeDevice, Presence, Roster,
 };
 use crate::secret::random_bytes;
-use crate::{ReceiveBuffer, Secret, SecretError, TAG_BYTES};
+use crate::{Congestion, ReceiveBuffer, Secret, SecretError, TAG_BYTES};
 use potluck_core::faults::Faults;
 use potluck_core::format::counted;
 use potluck_core::{Generation, Lock, NodeRank, build_hash};
@@ -62,6 +62,8 @@ pub struct ClusterOptions {
     pub timeout: Duration,
     /// Maximum duration of a call, as in [`ProcessGroup::set_deadline`]; 5 minutes by default.
     pub deadline: Duration,
+    /// Congestion control of what this process sends; CUBIC by default.
+    pub congestion: Congestion,
     /// Longest wait until all processes have joined; unlimited by default.
     pub connect_timeout: Option<Duration>,
     /// Called with the news until all processes are connected; ignores them by default.
@@ -77,6 +79,7 @@ impl ClusterOptions {
             ranks: 1,
             timeout: TIMEOUT,
             deadline: DEADLINE,
+            congestion: Congestion::default(),
             connect_timeout: None,
             on_news: Box::new(|_| {}),
         }
@@ -179,10 +182,10 @@ fn failed(why: impl fmt::Display) -> GroupError {
 // ---- Meeting ----
 
 fn meet(options: ClusterOptions) -> Result<ClusterHandle, GroupError> {
-    let ClusterOptions { first, secret, ranks, timeout, .. } = options;
+    let ClusterOptions { first, secret, ranks, timeout, congestion, .. } = options;
     let met = match first {
         First::Host { listen, nodes } => {
-            let options = meeting_options(listen, secret, timeout);
+            let options = meeting_options(listen, secret, timeout, congestion);
             let run = run_name().map_err(failed)?;
             ClusterHandle::host(options, |port| FirstNodeOptions {
                 run,
@@ -197,7 +200,7 @@ fn meet(options: ClusterOptions) -> Result<ClusterHandle, GroupError> {
             let first = resolve(&address).map_err(|why| {
                 failed(format!("{address}: expects the host and port of the first process ({why})"))
             })?;
-            let options = meeting_options(any_port_towards(&first), secret, timeout);
+            let options = meeting_options(any_port_towards(&first), secret, timeout, congestion);
             ClusterHandle::join(options, |port| JoiningNodeOptions {
                 hello: rank_greeting(port, PURPOSE, ranks),
                 first,
@@ -212,6 +215,7 @@ fn meeting_options(
     listen: SocketAddr,
     secret: Secret,
     node_timeout: Duration,
+    congestion: Congestion,
 ) -> ClusterHandleOptions {
     let frames = FrameReceiver::default();
     ClusterHandleOptions {
@@ -220,6 +224,7 @@ fn meeting_options(
         secret,
         node_timeout,
         frames,
+        congestion,
         faults: Faults::none(),
     }
 }
@@ -795,7 +800,7 @@ mod tests {
             let port = host.address.port();
             // A process of another group learns this group's name.
             let first = vec![SocketAddr::from(([127, 0, 0, 1], port))];
-            let options = meeting_options(any_port(), secret(), TIMEOUT);
+            let options = meeting_options(any_port(), secret(), TIMEOUT, Congestion::default());
             let hello = |port| JoiningNodeOptions {
                 hello: Hello { run: Some("other".into()), ..rank_greeting(port, PURPOSE, 1) },
                 first,

@@ -1,6 +1,7 @@
 //! Links between endpoints over loopback, as a program uses them.
 
 mod closing;
+mod congestion;
 mod dialing;
 mod links;
 mod locked;
