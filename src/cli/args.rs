@@ -5,14 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{NonEmptyStringValueParser, PossibleValue};
+use clap::builder::{
+    NonEmptyStringValueParser, PathBufValueParser, PossibleValue, TypedValueParser,
+};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use super::addresses::all_addresses;
 use super::hardware::parts::HardwarePart;
-use super::runs_directory::RUNS;
+use super::runs_directory::{RUNS, named_run};
 use super::secrets::SecretArgs;
 use super::unknown_flags::with_tip;
 use crate::ui::log::LogFormat;
@@ -538,8 +540,10 @@ impl CheckpointArgs {
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     /// Directory of a run (for its newest checkpoint), of a checkpoint, or of a model in Hugging
-    /// Face's files, or org/name of one that `hf download` has put in the cache
-    #[arg(value_name = "RUN|DIR|ORG/NAME")]
+    /// Face's files, org/name of one that `hf download` has put in the cache, or `latest`, the run
+    /// in runs/ that was last trained
+    #[arg(value_name = "latest|RUN|DIR|ORG/NAME")]
+    #[arg(value_parser = PathBufValueParser::new().try_map(named_run))]
     pub checkpoint: PathBuf,
     /// Use the run's checkpoint with the best validation loss instead of the newest
     #[arg(long)]
@@ -693,8 +697,10 @@ pub struct PredictArgs {
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// Directory of a run (for its newest checkpoint), of a checkpoint, or of a model in Hugging
-    /// Face's files, or org/name of one that `hf download` has put in the cache
-    #[arg(value_name = "RUN|DIR|ORG/NAME")]
+    /// Face's files, org/name of one that `hf download` has put in the cache, or `latest`, the run
+    /// in runs/ that was last trained
+    #[arg(value_name = "latest|RUN|DIR|ORG/NAME")]
+    #[arg(value_parser = PathBufValueParser::new().try_map(named_run))]
     pub checkpoint: PathBuf,
     /// Use the run's checkpoint with the best validation loss instead of the newest
     #[arg(long)]

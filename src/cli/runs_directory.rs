@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use potluck_train::checkpoint::Store;
+
 /// Parent directory of runs for which no --out is given.
 pub const RUNS: &str = "runs";
 /// Entries of a run directory; each one has at least one of them.
@@ -21,6 +23,25 @@ pub fn by_age(directory: &Path) -> Vec<PathBuf> {
     }
     paths.sort_by_cached_key(|path| (last_change(path), path.clone()));
     paths
+}
+
+/// Returns the newest run that has a checkpoint for `latest`, and any other path as it is.
+///
+/// # Errors
+/// Returns a sentence if there is no such run.
+pub fn named_run(typed: PathBuf) -> Result<PathBuf, String> {
+    if typed != Path::new("latest") {
+        return Ok(typed);
+    }
+    newest_with_checkpoint(Path::new(RUNS))
+        .ok_or_else(|| format!("no run in {RUNS}/ has a checkpoint; name a directory"))
+}
+
+fn newest_with_checkpoint(runs: &Path) -> Option<PathBuf> {
+    by_age(runs).into_iter().rev().find(|run| {
+        // One that cannot be read has none to use.
+        Store::open_to_read(run).steps().is_ok_and(|steps| !steps.is_empty())
+    })
 }
 
 /// Returns the time at which a run last wrote to its record, or was created.

@@ -81,6 +81,10 @@ fn latest_skips_run_without_checkpoint() {
     let killed = desk.train_with("kill@checkpoint-manifest:0", "--quiet");
     assert_ne!(killed.code(), Some(0));
     assert!(desk.path("runs/0002").is_dir());
+    let text = |run: &str| {
+        desk.run(&format!("generate {run} --devices cpu --tokens 8 --prompt the")).ok().out
+    };
+    assert_eq!(text("latest"), text("runs/0001"));
     let ran = desk.resume("latest", "--quiet --steps 5").ok();
     assert_eq!(ran.line("warning:"), "warning: runs/0002 has no checkpoint to resume from");
     assert_eq!(desk.steps("runs/0001").len(), 5);
@@ -89,6 +93,8 @@ fn latest_skips_run_without_checkpoint() {
     desk.train_with("kill@checkpoint-manifest:0", "--quiet");
     let none = desk.resume("latest", "").ended(78);
     assert!(none.line("error:").contains("there is no run in runs/ to resume"), "{}", none.err);
+    let none = desk.run("eval latest --devices cpu").ended(2);
+    assert!(none.err.contains("no run in runs/ has a checkpoint"), "{}", none.err);
 }
 
 #[test]
