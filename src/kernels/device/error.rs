@@ -10,7 +10,7 @@ pub enum DeviceError {
         Setting::Devices.given("cpu")
     )]
     NoAdapter { hint: String },
-    #[error("no adapter matches '{selector}'; there are: {found}")]
+    #[error("no adapter matches '{selector}'; there are: {found}{}", naming_advice(selector))]
     NoMatch { selector: String, found: String },
     #[error("'{selector}' is not a device selector: {why}")]
     BadSelector { selector: String, why: String },
@@ -85,6 +85,19 @@ pub enum DeviceError {
         /// Message and place of the panic, if known.
         text: Option<String>,
     },
+}
+
+/// Names of devices in other frameworks, which say nothing of the adapter.
+const OF_FRAMEWORKS: [&str; 7] = ["cuda", "gpu", "hip", "metal", "mps", "rocm", "xpu"];
+
+/// What to write instead of a name of another framework (`cuda`, `cuda:1`); nothing for other names.
+fn naming_advice(selector: &str) -> &'static str {
+    let name = selector.split(':').next().unwrap_or_default();
+    if OF_FRAMEWORKS.iter().any(|known| name.eq_ignore_ascii_case(known)) {
+        "; for every hardware GPU write auto, and for one its index or a part of its name"
+    } else {
+        ""
+    }
 }
 
 impl DeviceError {

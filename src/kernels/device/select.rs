@@ -424,6 +424,10 @@ mod tests {
         refused("cpu,rtx*65", &["'rtx*65' is not", "from 1 to 64"]);
         refused("rtx*x,cpu", &["'rtx*x' is not", "from 1 to 64"]);
         refused("radeon*2", &["no adapter matches 'radeon'"]);
+        for of_framework in ["cuda", "CUDA:1", "mps"] {
+            refused(of_framework, &["for every hardware GPU write auto"]);
+        }
+        assert!(!list("radeon").unwrap_err().contains("write auto"));
         refused("cpu,auto", &["'auto' is not", "cannot be part of a list"]);
         refused("all*2,cpu", &["'all' is not", "cannot be part of a list"]);
         refused("cpu,rtx,cpu", &["cpu is in the list twice; write cpu*2 once"]);
