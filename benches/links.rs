@@ -4,8 +4,8 @@
 //!     cargo bench --bench links -- [--rounds N] [--threads N] [--payload KIB] [--mib N]
 //!         [--delay MS] [--jitter MS] [--lost PERMILLE] [--rate MB/S]
 //!
-//! With a delay (one way), losses or a rate, a proxy of UDP is between the processes: the network of
-//! a home.
+//! With a delay (one way), losses or a rate, a proxy of UDP is between the processes: the network
+//! of a home.
 //!
 //!     dropped     a bare stream of quinn with the same TLS; what arrives is dropped
 //!     copied      the same; what arrives is copied to one place, as a link must
@@ -100,7 +100,8 @@ fn weather() -> Option<Weather> {
         doubled: 0,
         bytes_per_s: argument("--rate", 0) as u64 * 1_000_000,
     };
-    let is_plain = weather.delay.is_zero() && weather.lost == 0 && weather.bytes_per_s == 0;
+    let on_time = weather.delay.is_zero() && weather.jitter.is_zero();
+    let is_plain = on_time && weather.lost == 0 && weather.bytes_per_s == 0;
     if is_plain { None } else { Some(weather) }
 }
 

@@ -84,6 +84,7 @@ pub struct Rendezvous<'a> {
     pub listen: Option<SocketAddr>,
     /// Addresses of this node for the others, instead of the addresses of its interfaces.
     pub advertise: Vec<SocketAddr>,
+    /// Congestion control of what this node sends.
     pub congestion: Congestion,
     pub secret: &'a SecretArgs,
     /// Seconds to wait for the others; by default unlimited on a terminal.
@@ -258,6 +259,7 @@ pub struct Joining {
     pub listen: Option<SocketAddr>,
     /// Addresses of this node for the others, instead of the addresses of its interfaces.
     pub advertise: Vec<SocketAddr>,
+    /// Congestion control of what this node sends.
     pub congestion: Congestion,
     pub secret: Secret,
     /// Time during which attempts that fail temporarily are repeated.

@@ -7,8 +7,8 @@ use std::time::Duration;
 /// Congestion control of what a node sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// CUBIC (RFC 9438): a lost packet means a full queue, so that links get slower with losses that
-    /// have other causes.
+    /// CUBIC (RFC 9438): a lost packet means a full queue, so that links get slower with losses
+    /// that have other causes.
     #[default]
     Cubic,
     /// BBR, which goes by the measured rate and round trip, also on links that lose packets. quinn
@@ -48,6 +48,7 @@ pub struct EndpointOptions {
     /// Maximum number of bytes of payloads in a link's queue, beyond which a sender waits; the same
     /// for blobs.
     pub queue_bytes: usize,
+    /// Congestion control of what this endpoint sends.
     pub congestion: Congestion,
     /// Threads. Two let one connection decrypt while the socket is read; between two processes on
     /// two cores, one thread each is as fast.

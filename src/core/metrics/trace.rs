@@ -172,7 +172,10 @@ impl Trace {
         self.shared.is_open.store(false, Ordering::Relaxed);
         let closed = self.shared.sink().close();
         // Outside of the lock, which threads of the network take.
-        let written = closed.map_or(Ok(()), TraceFile::finish);
+        let written = match closed {
+            Some((file, last)) => file.finish(last),
+            None => Ok(()),
+        };
         let mut sink = self.shared.sink();
         sink.failed = sink.failed.take().or(written.err());
         match &sink.failed {
@@ -361,17 +364,23 @@ impl TraceWriter {
         self.written = Instant::now();
     }
 
-    /// Closes the JSON array; returns the file, whose end is still to be written, unless an earlier
-    /// write has failed.
-    fn close(&mut self) -> Option<TraceFile> {
-        if let Some(TraceTarget::File(_)) = self.target {
-            self.buffer.extend_from_slice(b"\n]\n");
+    /// Ends the events; returns the file with the last of them and the end of the JSON array, which
+    /// are still to be written, unless an earlier write has failed.
+    fn close(&mut self) -> Option<(TraceFile, Vec<u8>)> {
+        if let Some(TraceTarget::File(file)) = &self.target
+            && file.lost() > 0
+        {
+            let note = "events are lost here and there, because the disk took them too slowly";
+            self.append(&json!({"name": note, "ph": "i", "s": "g", "ts": 0}).to_string());
         }
-        if self.target.is_some() {
+        if !matches!(self.target, Some(TraceTarget::File(_))) {
             self.flush();
         }
         match self.target.take() {
-            Some(TraceTarget::File(file)) if self.failed.is_none() => Some(file),
+            Some(TraceTarget::File(file)) if self.failed.is_none() => {
+                self.buffer.extend_from_slice(b"\n]\n");
+                Some((file, std::mem::take(&mut self.buffer)))
+            }
             _ => None,
         }
     }
@@ -380,8 +389,8 @@ impl TraceWriter {
 /// Completes the file of a run that ends without [`Trace::finish`]; errors cannot be reported here.
 impl Drop for TraceWriter {
     fn drop(&mut self) {
-        if let Some(file) = self.close() {
-            let _ = file.finish();
+        if let Some((file, last)) = self.close() {
+            let _ = file.finish(last);
         }
     }
 }
@@ -484,7 +493,11 @@ mod tests {
         let now = Instant::now();
         (0..2000).for_each(|index| track.record(|| format!("{index}"), now, now));
         // The file that a killed process leaves: events in the buffer are missing.
-        while std::fs::metadata(&path).unwrap().len() < BUFFER_BYTES as u64 {
+        let is_written = || match &trace.shared.sink().target {
+            Some(TraceTarget::File(file)) => file.queued() == 0,
+            _ => panic!("it is a file"),
+        };
+        while !is_written() {
             std::thread::sleep(Duration::from_millis(1));
         }
         let text = std::fs::read_to_string(&path).unwrap();

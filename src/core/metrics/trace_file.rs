@@ -5,26 +5,32 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
 
 use crate::Lock;
 
-/// Largest number of bytes that wait for the disk; beyond it, the trace ends.
+/// Largest number of bytes that wait for the disk; pieces beyond it are lost.
 const QUEUED_MAX: usize = 64 << 20;
+/// Longest wait at the end for a disk that takes nothing.
+const DISK_MAX: Duration = Duration::from_secs(10);
 
 /// File being written.
 #[derive(Debug)]
 pub(super) struct TraceFile {
     pieces: Sender<Vec<u8>>,
     state: Arc<WriterState>,
-    thread: JoinHandle<()>,
+    /// Disconnected when the thread has ended.
+    end: Receiver<()>,
 }
 
 #[derive(Debug, Default)]
 struct WriterState {
     /// Bytes that are not written yet.
     queued: AtomicUsize,
+    /// Pieces that were not queued, because too much waited.
+    lost: AtomicUsize,
     /// First error of a write, after which nothing is written.
     failed: Lock<Option<io::Error>>,
 }
@@ -35,39 +41,67 @@ impl TraceFile {
     /// # Errors
     /// Returns the error of a system that has no thread left.
     pub fn start(file: File) -> io::Result<Self> {
-        let (pieces, queue) = channel();
+        let (pieces, queue) = mpsc::channel();
+        let (ended, end) = mpsc::channel::<()>();
         let state = Arc::new(WriterState::default());
         let writing = state.clone();
-        let thread = thread::Builder::new()
-            .name("trace".into())
-            .spawn(move || writing.write(file, queue))?;
-        Ok(Self { pieces, state, thread })
+        thread::Builder::new().name("trace".into()).spawn(move || {
+            writing.write(file, queue);
+            drop(ended);
+        })?;
+        Ok(Self { pieces, state, end })
     }
 
-    /// Queues a piece, without waiting.
+    /// Queues a piece of whole events, without waiting. If too much waits for the disk, it is lost.
     ///
     /// # Errors
-    /// Returns the error of an earlier write, or that too much waits for the disk.
+    /// Returns the error of an earlier write.
     pub fn write(&self, piece: Vec<u8>) -> io::Result<()> {
-        let bytes = piece.len();
-        if self.state.queued.fetch_add(bytes, Ordering::Relaxed) + bytes > QUEUED_MAX {
-            let why = format!("the disk is too slow: {} MiB wait for it", QUEUED_MAX >> 20);
-            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        if self.queued() + piece.len() > QUEUED_MAX {
+            self.state.lost.fetch_add(1, Ordering::Relaxed);
+            return self.state.result();
         }
+        self.queue(piece)
+    }
+
+    fn queue(&self, piece: Vec<u8>) -> io::Result<()> {
+        self.state.queued.fetch_add(piece.len(), Ordering::Relaxed);
         // A thread that has ended has left the error of its write.
         let _ = self.pieces.send(piece);
         self.state.result()
     }
 
-    /// Waits until everything is written.
+    /// Returns the bytes that wait for the disk.
+    pub fn queued(&self) -> usize {
+        self.state.queued.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of pieces that are lost.
+    pub fn lost(&self) -> usize {
+        self.state.lost.load(Ordering::Relaxed)
+    }
+
+    /// Queues the last piece, and waits until everything is written.
     ///
     /// # Errors
-    /// Returns the error of a write.
-    pub fn finish(self) -> io::Result<()> {
-        drop(self.pieces);
-        // The thread cannot panic: it only writes.
-        let _ = self.thread.join();
-        self.state.result()
+    /// Returns the error of a write, or that the disk has taken nothing for ten seconds.
+    pub fn finish(self, last: Vec<u8>) -> io::Result<()> {
+        self.queue(last)?;
+        let Self { pieces, state, end } = self;
+        drop(pieces);
+        loop {
+            let queued = state.queued.load(Ordering::Relaxed);
+            match end.recv_timeout(DISK_MAX) {
+                // Nothing is ever sent there.
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return state.result(),
+                Err(RecvTimeoutError::Timeout) => {
+                    if state.queued.load(Ordering::Relaxed) >= queued {
+                        let why = format!("the disk has taken nothing for {DISK_MAX:?}");
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -103,28 +137,37 @@ mod tests {
         (TraceFile::start(File::from(OwnedFd::from(writer))).unwrap(), reader)
     }
 
+    fn read_all(mut reader: io::PipeReader) -> thread::JoinHandle<Vec<u8>> {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            reader.read_to_end(&mut bytes).unwrap();
+            bytes
+        })
+    }
+
     #[test]
     fn a_disk_that_hangs_delays_nobody_and_gets_all_later() {
-        let (file, mut reader) = hanging();
+        let (file, reader) = hanging();
         for piece in 0..100u8 {
             file.write(vec![piece; 64 << 10]).unwrap();
         }
-        let reading = thread::spawn(move || {
-            let mut bytes = Vec::new();
-            reader.read_to_end(&mut bytes).map(|_| bytes)
-        });
-        file.finish().unwrap();
-        let bytes = reading.join().unwrap().unwrap();
-        assert_eq!(bytes.len(), 100 << 16);
+        let reading = read_all(reader);
+        file.finish(vec![100]).unwrap();
+        let bytes = reading.join().unwrap();
+        assert_eq!(bytes.len(), (100 << 16) + 1);
         assert!(bytes.chunks(64 << 10).zip(0..).all(|(piece, n)| piece.iter().all(|b| *b == n)));
     }
 
     #[test]
-    fn what_waits_for_a_disk_is_bounded() {
-        let (file, _reader) = hanging();
-        let queued = (0..).find_map(|count| file.write(vec![0; 1 << 20]).err().map(|e| (count, e)));
-        let (count, error) = queued.unwrap();
-        assert_eq!(count, QUEUED_MAX >> 20);
-        assert_eq!(error.to_string(), "the disk is too slow: 64 MiB wait for it");
+    fn what_waits_for_a_disk_is_bounded_and_the_rest_is_lost() {
+        let (file, reader) = hanging();
+        let pieces = (QUEUED_MAX >> 20) + 3;
+        for _ in 0..pieces {
+            file.write(vec![0; 1 << 20]).unwrap();
+        }
+        assert_eq!((file.queued(), file.lost()), (QUEUED_MAX, 3));
+        let reading = read_all(reader);
+        file.finish(vec![1]).unwrap();
+        assert_eq!(reading.join().unwrap().len(), QUEUED_MAX + 1);
     }
 }

@@ -26,8 +26,8 @@ const ROWS_UNIT: usize = 64;
 /// Returns a forward graph, or a shard of one, with every parameter of more than `bytes_max` bytes
 /// cut by rows into slices of at most that size. If one rank of a tensor group must cut its slice
 /// of a tensor, all ranks cut theirs into the same number, so that all have the same nodes and
-/// tensors. A parameter stays whole if a single row is larger, if a node does not read it as a table
-/// of rows, or if a rank has fewer rows of it than another one needs slices.
+/// tensors. A parameter stays whole if a single row is larger, if a node does not read it as a
+/// table of rows, or if a rank has fewer rows of it than another one needs slices.
 pub fn cut_large_parameters(graph: Graph, bytes_max: usize) -> Graph {
     let mut cutter = Cutter { graph, nodes: Vec::new(), slices: HashMap::new() };
     cutter.cut_parameters(bytes_max);

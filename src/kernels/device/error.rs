@@ -90,7 +90,7 @@ pub enum DeviceError {
 /// Names of devices in other frameworks, which say nothing of the adapter.
 const OF_FRAMEWORKS: [&str; 7] = ["cuda", "gpu", "hip", "metal", "mps", "rocm", "xpu"];
 
-/// What to write instead of a name of another framework (`cuda`, `cuda:1`); nothing for other names.
+/// What to write instead of a name of another framework (`cuda`, `cuda:1`); empty for other names.
 fn naming_advice(selector: &str) -> &'static str {
     let name = selector.split(':').next().unwrap_or_default();
     if OF_FRAMEWORKS.iter().any(|known| name.eq_ignore_ascii_case(known)) {

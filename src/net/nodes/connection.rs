@@ -106,9 +106,9 @@ pub trait NodeConnection: Send + Sync {
     /// Returns the received bytes of long messages, also of incomplete ones.
     fn arrived(&self) -> u64;
 
-    /// Sets the most bytes of all long messages that the other node may be sending at the same
-    /// time; more of them close the connection.
-    fn limit_messages(&self, _bytes: usize) {}
+    /// Allows at least this many bytes of messages that the other node may be sending at the same
+    /// time, 64 MiB without a call; more of them close the connection.
+    fn allow_messages(&self, _bytes: usize) {}
 
     /// Measures for about `_time` the rate of the connection to the other node; `None` if there is
     /// no network in between, or if the rate is unknown.
@@ -248,8 +248,8 @@ impl NodeConnection for NodeLink {
         self.link.blob_bytes_received()
     }
 
-    fn limit_messages(&self, bytes: usize) {
-        self.incoming.messages.lock().limit(bytes);
+    fn allow_messages(&self, bytes: usize) {
+        self.incoming.messages.lock().allow(bytes);
     }
 
     fn measure(&self, time: Duration) -> Option<LinkRate> {

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::addresses::advertised;
-use super::connection::{FrameReceiver, LinkEvent, NodeLink};
+use super::connection::{FrameReceiver, LinkEvent, NodeConnection, NodeLink};
 use super::link_status::{LinkBoard, LinkReporter};
 use crate::cluster::{
     Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionEnd, ConnectionId, DIAL_TIMEOUT,
@@ -30,6 +30,8 @@ const EVENTS_MAX: usize = 1 << 16;
 /// Maximum number of links of a node: to all nodes of the largest run, and to peers that have not
 /// joined yet.
 const LINKS_MAX: usize = NODES_MAX as usize + 16;
+/// Most bytes of messages that the first node may be sending: it sends the data of a run.
+const FROM_FIRST_MAX: usize = 16 << 30;
 /// Most news that wait for the run.
 const NEWS_MAX: usize = 1 << 12;
 /// Longest wait for an event, after which the endpoint is polled for refusals.
@@ -430,8 +432,13 @@ impl ClusterDriver {
                 let address = pending.address();
                 let connection = self.open(pending);
                 // The first node may send messages of the run before this thread has read its
-                // start.
+                // start, and the data of the run.
                 self.admit(connection);
+                if self.silence().is_none()
+                    && let Some(first) = self.links.get(&connection)
+                {
+                    first.allow_messages(FROM_FIRST_MAX);
+                }
                 Event::Dialed { dial, connection, address }
             }
             DriverEvent::Dialed(dial, Err(DialFailure { why, is_silent, remedy })) => {
@@ -498,7 +505,8 @@ impl ClusterDriver {
         connection
     }
 
-    /// Returns the idle timeout of a link that a joined node dials. No heartbeats watch the links
+    /// Returns the idle timeout of a link that a joined node dials, `None` for that to the first
+    /// node. No heartbeats watch the links
     /// between joined nodes: their idle timeout is the longest silence of a node of the run.
     fn silence(&self) -> Option<Duration> {
         match &self.machine {

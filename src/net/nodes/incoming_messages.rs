@@ -5,23 +5,24 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::PAYLOAD_MAX;
+use crate::transport::BLOBS_MAX;
 
-/// Most bytes of blobs that are kept, unless [`IncomingMessages::limit`] sets less: the first node
-/// sends other nodes the data of a run.
-const BYTES_MAX: usize = 16 << 30;
-/// Most bytes of blobs whose announcement has not arrived. It is sent before them and first in line,
-/// but it can be lost, and the blobs behind it arrive until it has been sent again.
-const UNANNOUNCED_MAX: usize = 4 * PAYLOAD_MAX;
+/// Most bytes that are kept, unless [`IncomingMessages::allow`] allows more.
+pub(crate) const BYTES_MAX: usize = PAYLOAD_MAX;
+/// Most bytes of blobs whose announcement has not arrived. It is sent before them and first in
+/// line, but it can be lost, and the blobs behind it arrive until it has been sent again.
+const UNANNOUNCED_MAX: usize = BLOBS_MAX * PAYLOAD_MAX;
 /// Largest number of blobs that are kept, and of messages that wait.
-const BLOBS_MAX: usize = 1024;
+const BLOBS_KEPT_MAX: usize = 1024;
 pub(super) const WAITING_MAX: usize = 4096;
 
 /// Messages that are incomplete, or wait for earlier ones or for their receiver.
 pub(super) struct IncomingMessages {
     waiting: VecDeque<WaitingMessage>,
     blobs: HashMap<u64, IncomingBlob>,
-    /// Bytes of all blobs, and of those that are not announced, also of incomplete ones.
+    /// Bytes of all messages and blobs, also of incomplete ones.
     kept: usize,
+    /// Bytes of the blobs that are not announced.
     unannounced: usize,
     bytes_max: usize,
 }
@@ -51,18 +52,21 @@ impl Default for IncomingMessages {
 }
 
 impl IncomingMessages {
-    /// Sets the most bytes of blobs that are kept: of all long messages that the peer may be
-    /// sending.
-    pub fn limit(&mut self, bytes: usize) {
-        self.bytes_max = bytes.max(PAYLOAD_MAX);
+    /// Allows at least this many bytes, of all messages that the peer may be sending.
+    pub fn allow(&mut self, bytes: usize) {
+        self.bytes_max = self.bytes_max.max(bytes);
     }
 
     /// Takes a whole message.
     ///
     /// # Errors
-    /// Returns the fault of a peer that sends more messages than may wait.
+    /// Returns the fault of a peer that sends more than may wait.
     pub fn add(&mut self, message: Vec<u8>) -> Result<(), String> {
-        self.wait(WaitingMessage::Whole(message))
+        let bytes = message.len();
+        self.require_room("a message", bytes)?;
+        self.wait(WaitingMessage::Whole(message))?;
+        self.kept += bytes;
+        Ok(())
     }
 
     /// Takes the announcement of a message in `count` blobs, numbered from `first` on.
@@ -70,19 +74,27 @@ impl IncomingMessages {
     /// # Errors
     /// Returns the fault of a message that is too long, or of one too many.
     pub fn announce(&mut self, first: u64, count: u64) -> Result<(), String> {
-        let most = self.bytes_max.div_ceil(PAYLOAD_MAX) as u64;
+        let most = self.bytes_max.div_ceil(PAYLOAD_MAX).min(BLOBS_KEPT_MAX) as u64;
         let is_possible = (1..=most).contains(&count) && first.checked_add(count).is_some();
         if !is_possible {
             return Err(format!("a message of {count} blobs from {first} on"));
         }
         self.wait(WaitingMessage::InBlobs { first, count })?;
-        for id in first..first + count {
-            if let Some(blob) = self.blobs.get_mut(&id)
-                && !blob.is_announced
-            {
+        let announced = first..first + count;
+        for (id, blob) in &mut self.blobs {
+            if announced.contains(id) && !blob.is_announced {
                 blob.is_announced = true;
                 self.unannounced -= blob.bytes;
             }
+        }
+        Ok(())
+    }
+
+    fn require_room(&self, what: &str, bytes: usize) -> Result<(), String> {
+        let Self { kept, bytes_max, .. } = self;
+        if kept + bytes > *bytes_max {
+            let why = format!("{what} of {bytes} bytes, beside {kept} of others; {bytes_max} ");
+            return Err(why + "may arrive");
         }
         Ok(())
     }
@@ -98,17 +110,13 @@ impl IncomingMessages {
     /// Agrees to a blob, before anything is allocated for it.
     ///
     /// # Errors
-    /// Returns the fault of a blob that has begun already, or with which the peer sends more than it
-    /// may.
+    /// Returns the fault of a blob that has begun already, or with which the peer sends more than
+    /// it may.
     pub fn begin_blob(&mut self, id: u64, bytes: usize) -> Result<(), String> {
-        if self.blobs.len() >= BLOBS_MAX || self.blobs.contains_key(&id) {
+        if self.blobs.len() >= BLOBS_KEPT_MAX || self.blobs.contains_key(&id) {
             return Err(format!("blob {id} of {bytes} bytes is not due"));
         }
-        let Self { kept, bytes_max, .. } = *self;
-        if kept + bytes > bytes_max {
-            let why = format!("blob {id} of {bytes} bytes, beside {kept} of others; {bytes_max} ");
-            return Err(why + "may arrive");
-        }
+        self.require_room(&format!("blob {id}"), bytes)?;
         let is_announced = self.waiting.iter().any(|message| match message {
             WaitingMessage::Whole(_) => false,
             WaitingMessage::InBlobs { first, count } => (*first..first + count).contains(&id),
@@ -141,7 +149,10 @@ impl IncomingMessages {
             }
         }
         match self.waiting.pop_front()? {
-            WaitingMessage::Whole(message) => Some(message),
+            WaitingMessage::Whole(message) => {
+                self.kept -= message.len();
+                Some(message)
+            }
             WaitingMessage::InBlobs { first, count } => {
                 let mut message = self.take_blob(first);
                 for id in first + 1..first + count {
@@ -196,6 +207,7 @@ mod tests {
     #[test]
     fn blobs_without_an_announcement_are_bounded() {
         let mut messages = IncomingMessages::default();
+        messages.allow(200 * PAYLOAD_MAX);
         for id in 0..4 {
             messages.begin_blob(id, PAYLOAD_MAX).unwrap();
         }
@@ -213,7 +225,9 @@ mod tests {
     #[test]
     fn what_a_peer_sends_at_once_is_limited() {
         let mut messages = IncomingMessages::default();
-        messages.limit(3 * PAYLOAD_MAX);
+        assert!(messages.announce(0, 2).is_err());
+        messages.allow(3 * PAYLOAD_MAX);
+        messages.allow(PAYLOAD_MAX);
         assert_eq!(messages.announce(0, 4).unwrap_err(), "a message of 4 blobs from 0 on");
         messages.announce(0, 2).unwrap();
         messages.announce(2, 2).unwrap();
@@ -227,5 +241,7 @@ mod tests {
         }
         assert_eq!(messages.next().unwrap().len(), 2 * PAYLOAD_MAX);
         messages.begin_blob(3, PAYLOAD_MAX).unwrap();
+        messages.add(vec![0; PAYLOAD_MAX]).unwrap();
+        assert!(messages.add(vec![0]).is_err());
     }
 }

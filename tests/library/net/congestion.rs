@@ -33,7 +33,9 @@ fn seconds(congestion: Congestion) -> f64 {
 
 #[test]
 fn bbr_is_faster_where_packets_are_lost() {
-    let [cubic, bbr] = [Congestion::Cubic, Congestion::Bbr].map(seconds);
+    // The faster of two, because other tests run beside this one.
+    let fastest = |congestion| seconds(congestion).min(seconds(congestion));
+    let [cubic, bbr] = [Congestion::Cubic, Congestion::Bbr].map(fastest);
     // Five to nine times as fast on an idle machine.
     assert!(bbr < 0.6 * cubic, "BBR {bbr} s, CUBIC {cubic} s");
 }

@@ -430,6 +430,15 @@ impl UnitRequest<'_> {
         ThroughputModel { row_s: speed.row_s + device.load_row_s, ..speed }
     }
 
+    /// Seconds of a sample in the blocks on a device that has this part of their divided elements.
+    fn divided_row_s(&self, index: usize, part: f64) -> f64 {
+        let mut row_s = 0.0;
+        for (block, speed) in self.device(index).blocks.iter().enumerate() {
+            row_s += speed.per_row.sum_s() * self.request.profile.part_of_block(block, part);
+        }
+        row_s
+    }
+
     fn times(&self, index: usize, rows: u32) -> Vec<BlockTimes> {
         self.device(index).blocks.iter().map(|block| block.at(rows)).collect()
     }
@@ -466,7 +475,9 @@ impl UnitRequest<'_> {
                 + 1.0 / upload.bytes_per_s
                 + (ranks - 1.0) / host.bytes_per_s;
             fixed_s = fixed_s.max(alone.fixed_s + reductions.count as f64 * latency_s);
-            row_s = row_s.max(alone.row_s / ranks + reductions.bytes * byte_s);
+            let undivided_s = alone.row_s - self.divided_row_s(index, 1.0);
+            let own_s = undivided_s + self.divided_row_s(index, 1.0 / ranks);
+            row_s = row_s.max(own_s + reductions.bytes * byte_s);
         }
         self.speed(ThroughputModel { fixed_s, row_s, micro_batch: rows }, memory)
     }

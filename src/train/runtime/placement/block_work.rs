@@ -41,9 +41,11 @@ pub(crate) fn block_flops(graph: &Graph) -> Vec<BlockFlops> {
 pub fn half_parts(plans: &Plans, rows: u32) -> Vec<f64> {
     let Ok(group) = plans.of_group(&[1, 1], rows) else { return Vec::new() };
     let whole = block_work(&plans.of_rows(rows).graph, rows);
-    let half = block_work(&group.plans[0].graph, rows);
+    // With an odd number of units, one of the ranks has more.
+    let [one, other] = [0, 1].map(|rank: usize| block_work(&group.plans[rank].graph, rows));
     let mut parts = Vec::with_capacity(whole.len());
-    for (half, whole) in half.into_iter().zip(whole) {
+    for (block, whole) in whole.into_iter().enumerate() {
+        let half = (one[block] + other[block]) / 2.0;
         parts.push(if whole > 0.0 { (half / whole).clamp(0.5, 1.0) } else { 1.0 });
     }
     parts
@@ -95,6 +97,9 @@ mod tests {
         let [narrow, wide] = [64, 512].map(layer);
         assert!((0.55..0.7).contains(&narrow), "{narrow}");
         assert!((0.5..0.53).contains(&wide), "{wide}");
+        // The odd head of one rank is not work of both.
+        let [five, four] = [5, 4].map(|heads| half_parts(&plans(40 * heads, heads), 12)[1]);
+        assert!((five - four).abs() < 0.03, "{five} {four}");
     }
 
     #[test]

@@ -34,7 +34,8 @@ const CLOCK_ROUNDS: usize = 8;
 /// Longest wait for the rest of a trace.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
-/// Most bytes of long messages that a node may be sending, beside replies of its devices.
+/// Most bytes of messages that a node may be sending, beside replies of its devices and states of
+/// its ranks.
 pub(super) const MESSAGES_MAX: usize = 64 << 20;
 
 /// Reason of an error without an answer.
@@ -72,9 +73,8 @@ struct NodeState {
     flushing: Option<mpsc::Sender<()>>,
     trace: Option<Trace>,
     slots: HashMap<u32, Arc<SlotState>>,
-    /// Most bytes of long messages that the node may be sending; never falls, since a reply of a
-    /// closed device may be on its way.
-    messages_max: usize,
+    /// Bytes of the states in the report of a rank's step.
+    reported_states: BTreeMap<Rank, usize>,
     group: Option<NodeRanks>,
 }
 
@@ -182,7 +182,6 @@ impl RemoteNode {
         frames: FrameReceiver,
         watch: NodeLiveness,
     ) -> Self {
-        connection.limit_messages(MESSAGES_MAX);
         Self {
             number,
             host: host.into(),
@@ -370,13 +369,18 @@ impl RemoteNode {
             state.opening.insert(slot, sender);
             let opened = SlotState { reply_bytes, ..SlotState::default() };
             state.slots.insert(slot, Arc::new(opened));
-            let of_devices: usize = state.slots.values().map(|slot| slot.reply_bytes).sum();
-            state.messages_max = state.messages_max.max(MESSAGES_MAX + of_devices);
-            self.connection.limit_messages(state.messages_max);
         })?;
+        self.allow_messages();
         self.send(&name, &ToNode::Open { slot, order })?;
         let slot = RemoteSlot { node: Arc::clone(self), slot };
         Ok(OrderedOpening { slot, name, events, is_answered: false })
+    }
+
+    /// Allows what the node may send now. Without the lock of the state: the network delivers
+    /// messages while it holds the lock of the connection, and then takes that of the state.
+    fn allow_messages(&self) {
+        let bytes = self.state.lock().messages_max();
+        self.connection.allow_messages(bytes);
     }
 
     /// Orders the node to seat some of its devices as ranks of a group; [`RemoteNode::assembled`]
@@ -479,6 +483,8 @@ impl RemoteNode {
             // The sender is dropped when the rest has arrived, or the node is lost.
             let _ = flushed.recv_timeout(FLUSH_MAX);
         }
+        // The last owner of a trace waits for its disk, which must not be a thread of the network.
+        self.state.lock().trace = None;
     }
 
     /// Sets the receiver of frames for the ranks of this process.
@@ -593,6 +599,14 @@ impl RemoteNode {
 }
 
 impl NodeState {
+    /// Most bytes of messages that the node may be sending. Memory that is not known counts as
+    /// without a bound.
+    fn messages_max(&self) -> usize {
+        let replies = self.slots.values().map(|slot| slot.reply_bytes);
+        let states = self.reported_states.values().copied();
+        replies.chain(states).fold(MESSAGES_MAX, usize::saturating_add)
+    }
+
     fn is_first_end(&mut self, rank: Rank) -> bool {
         let Some(group) = &mut self.group else { return false };
         let Some(state) = group.ranks.get_mut(&rank) else { return false };
@@ -751,9 +765,18 @@ impl RemoteEndpoint for NodeEndpoint {
             loss_scale: input.loss_scale,
         };
         // Before the order is sent, because the vote may arrive immediately.
-        if let Some(group) = &mut self.slot.node.state.lock().group {
+        let states: usize =
+            input.states.iter().flatten().map(|(_, state)| state.as_view().bytes().len()).sum();
+        let mut state = self.slot.node.state.lock();
+        if let Some(group) = &mut state.group {
             let due = VoteState { round: Some(input.round), has_voted: false, has_ended: false };
             group.ranks.insert(self.rank, due);
+        }
+        let grows = state.reported_states.insert(self.rank, states) < Some(states);
+        drop(state);
+        if grows {
+            // The report has the states behind all micro-batches, as the order those before.
+            self.slot.node.allow_messages();
         }
         self.slot.node.send(&self.device, &ToNode::Step { rank: self.rank, order })?;
         *sent = Some(Arc::clone(&input.program));

@@ -188,7 +188,7 @@ impl RemoteNodes {
             tuning: tuning_of(tuning, kept),
             kept_identity: kept.map(|kept| kept.identity.clone()),
         };
-        // A reply has a part of what the device holds: a bucket, tensors or states.
+        // A reply has a part of what the device holds: a bucket or tensors.
         let held = MemoryUsage::of(&plan, moments.count).peak();
         let ordered = node.order_opening(order, held)?;
         Ok(OpeningOnNode { ordered, name: name.into(), plan, moments, deadline })
