@@ -189,6 +189,7 @@ mod tests {
     #[test]
     fn messages_come_in_order_whatever_arrives_first() {
         let mut messages = IncomingMessages::default();
+        messages.allow(3 * PAYLOAD_MAX);
         send_blob(&mut messages, 1, b"lo ");
         messages.announce(0, 3).unwrap();
         messages.add(b"whole".to_vec()).unwrap();

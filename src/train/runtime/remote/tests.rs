@@ -459,7 +459,7 @@ fn replies_of_a_node_are_bounded_by_what_its_devices_hold() {
         let nodes = Nodes::start(&graph, &[devices], "");
         let messages_max = || nodes.ends[1].messages_max.load(Ordering::SeqCst);
         assert_eq!(messages_max(), 0);
-        let shares = fixed(&vec![3; 1 + devices]);
+        let shares = fixed(&vec![BATCH as usize / (1 + devices); 1 + devices]);
         with_request(&graph, ("cpu", &nodes.remote), &shares, train);
         let held = messages_max() - MESSAGES_MAX;
         nodes.end();
