@@ -371,7 +371,10 @@ impl TraceWriter {
             && file.lost() > 0
         {
             let note = "events are lost here and there, because the disk took them too slowly";
-            self.append(&json!({"name": note, "ph": "i", "s": "g", "ts": 0}).to_string());
+            let event = json!({"name": note, "ph": "i", "s": "g", "ts": 0}).to_string();
+            // Without a flush, which might lose it too.
+            self.buffer.extend_from_slice(self.separator.as_bytes());
+            self.buffer.extend_from_slice(event.as_bytes());
         }
         if !matches!(self.target, Some(TraceTarget::File(_))) {
             self.flush();

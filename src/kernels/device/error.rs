@@ -94,7 +94,7 @@ const OF_FRAMEWORKS: [&str; 7] = ["cuda", "gpu", "hip", "metal", "mps", "rocm", 
 fn naming_advice(selector: &str) -> &'static str {
     let name = selector.split(':').next().unwrap_or_default();
     if OF_FRAMEWORKS.iter().any(|known| name.eq_ignore_ascii_case(known)) {
-        "; for every hardware GPU write auto, and for one its index or a part of its name"
+        "; for every hardware GPU write auto alone, and for one its index or a part of its name"
     } else {
         ""
     }

@@ -140,7 +140,7 @@ pub(crate) fn open_profile(
     let mut devices = Vec::with_capacity(opened.len());
     for (index, one) in opened.iter().enumerate() {
         // Equal devices have equal times, so that noise does not divide their samples.
-        let timing = &solo[fastest_of_kind(&kinds, &solo, kinds[index])];
+        let timing = &solo[kinds[index]];
         devices.push(DeviceProfile {
             name: one.device.driver.name().to_string(),
             kind: kinds[index],
@@ -259,35 +259,32 @@ fn updated_elements(plan: &Plan) -> usize {
     plan.updated_and_held().map(|bucket| plan.buckets[bucket.index()].length).sum()
 }
 
-/// By device: the first one of its identity on its node, if it is as fast.
+/// By device: the fastest one of its kind, which is of the same identity on the same node, and
+/// hardly faster.
 fn kinds(opened: &[ReservedDevice], solo: &[SoloTiming]) -> Vec<usize> {
-    let mut kinds = Vec::with_capacity(opened.len());
-    for (index, one) in opened.iter().enumerate() {
-        let is_equal = |other: &usize| {
-            kinds[*other] == *other
-                && opened[*other].device.identity == one.device.identity
-                && opened[*other].node() == one.node()
-                && is_near(solo[index].sample_s(), solo[*other].sample_s())
-        };
-        let first = (0..index).find(is_equal).unwrap_or(index);
-        kinds.push(first);
-    }
-    kinds
+    let sample_s: Vec<f64> = solo.iter().map(SoloTiming::sample_s).collect();
+    let is_alike = |one: usize, other: usize| {
+        opened[one].device.identity == opened[other].device.identity
+            && opened[one].node() == opened[other].node()
+    };
+    kinds_by_speed(&sample_s, is_alike)
 }
 
-/// The device of a kind whose measurement was disturbed the least.
-fn fastest_of_kind(kinds: &[usize], solo: &[SoloTiming], kind: usize) -> usize {
-    let mut fastest = kind;
-    for (index, of_kind) in kinds.iter().enumerate() {
-        if *of_kind == kind && solo[index].sample_s() < solo[fastest].sample_s() {
-            fastest = index;
+fn kinds_by_speed(sample_s: &[f64], is_alike: impl Fn(usize, usize) -> bool) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..sample_s.len()).collect();
+    order.sort_by(|a, b| sample_s[*a].total_cmp(&sample_s[*b]));
+    let mut kinds: Vec<usize> = (0..sample_s.len()).collect();
+    let mut fastest: Vec<usize> = Vec::new();
+    for device in order {
+        let of_kind = fastest.iter().find(|first| {
+            is_alike(**first, device) && sample_s[device] <= (1.0 + EQUAL) * sample_s[**first]
+        });
+        match of_kind {
+            Some(first) => kinds[device] = *first,
+            None => fastest.push(device),
         }
     }
-    fastest
-}
-
-fn is_near(one_s: f64, other_s: f64) -> bool {
-    one_s.max(other_s) <= (1.0 + EQUAL) * one_s.min(other_s)
+    kinds
 }
 
 /// By block: the part of the gradients of parameters in the operations of its backward pass, which
@@ -351,7 +348,9 @@ fn measure_slowdowns(
         let work = move |device: &mut dyn Executor| {
             device.time_micro_batch(&probe(rows as usize), rows, 1)
         };
-        works.push((&opened[index].device.driver, solo[index].timed_s, work));
+        // The time alone that the profile has, of which the slowdown is a factor.
+        let alone_s = f64::from(rows) * solo[devices[index].kind].sample_s();
+        works.push((&opened[index].device.driver, alone_s, work));
     }
     let is_thorough = shared.iter().all(|index| solo[*index].is_thorough());
     let repeats = if is_thorough { REPEATS } else { 1 };
@@ -403,13 +402,11 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_a_kind_are_as_fast_as_the_fastest_of_them_unless_one_is_much_slower() {
-        assert!(is_near(1.0, 1.25) && is_near(1.25, 1.0));
-        assert!(!is_near(1.0, 1.3) && !is_near(1.3, 1.0));
-        let solo =
-            [0.5, 0.3, 0.45, 0.4].map(|timed_s| SoloTiming { timed_s, ..timing(Vec::new()) });
-        let kinds = [0, 1, 0, 0];
-        assert_eq!([0, 1].map(|kind| fastest_of_kind(&kinds, &solo, kind)), [3, 1]);
+    fn devices_of_a_kind_are_hardly_slower_than_the_fastest_of_them() {
+        let of = |sample_s: &[f64]| kinds_by_speed(sample_s, |_, _| true);
+        assert_eq!(of(&[1.0, 0.8, 1.25]), [1, 1, 2]);
+        assert_eq!(of(&[1.25, 1.0, 1.0]), [1, 1, 1]);
+        assert_eq!(kinds_by_speed(&[1.0, 1.0], |_, _| false), [0, 1]);
     }
 
     #[test]

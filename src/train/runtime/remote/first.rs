@@ -73,7 +73,7 @@ struct NodeState {
     flushing: Option<mpsc::Sender<()>>,
     trace: Option<Trace>,
     slots: HashMap<u32, Arc<SlotState>>,
-    /// Bytes of the states in the report of a rank's step.
+    /// Most bytes of the states in the report of a rank's step.
     reported_states: BTreeMap<Rank, usize>,
     group: Option<NodeRanks>,
 }
@@ -474,17 +474,19 @@ impl RemoteNode {
     pub(crate) fn flush_trace(&self) {
         let (sender, flushed) = mpsc::channel::<()>();
         let mut state = self.state.lock();
-        if state.trace.is_none() || state.lost.is_some() {
-            return;
+        // Its last owner waits for the disk, which must not be a thread of the network.
+        let Some(trace) = state.trace.clone() else { return };
+        let is_lost = state.lost.is_some();
+        if !is_lost {
+            state.flushing = Some(sender);
         }
-        state.flushing = Some(sender);
         drop(state);
-        if self.send("its trace", &ToNode::FlushTrace).is_ok() {
+        if !is_lost && self.send("its trace", &ToNode::FlushTrace).is_ok() {
             // The sender is dropped when the rest has arrived, or the node is lost.
             let _ = flushed.recv_timeout(FLUSH_MAX);
         }
-        // The last owner of a trace waits for its disk, which must not be a thread of the network.
         self.state.lock().trace = None;
+        drop(trace);
     }
 
     /// Sets the receiver of frames for the ranks of this process.
@@ -764,18 +766,21 @@ impl RemoteEndpoint for NodeEndpoint {
             clip: input.clip,
             loss_scale: input.loss_scale,
         };
+        // The report has the states behind all micro-batches. Those before are in the order, in an
+        // evaluation among the inputs.
+        let mut states = 0;
+        for (_, tensor) in input.states.iter().chain(&input.micro_batches).flatten() {
+            states += tensor.as_view().bytes().len();
+        }
         // Before the order is sent, because the vote may arrive immediately.
-        let states: usize =
-            input.states.iter().flatten().map(|(_, state)| state.as_view().bytes().len()).sum();
         let mut state = self.slot.node.state.lock();
         if let Some(group) = &mut state.group {
             let due = VoteState { round: Some(input.round), has_voted: false, has_ended: false };
             group.ranks.insert(self.rank, due);
         }
-        let grows = state.reported_states.insert(self.rank, states) < Some(states);
+        let is_new = state.reported_states.insert(self.rank, states) < Some(states);
         drop(state);
-        if grows {
-            // The report has the states behind all micro-batches, as the order those before.
+        if is_new {
             self.slot.node.allow_messages();
         }
         self.slot.node.send(&self.device, &ToNode::Step { rank: self.rank, order })?;
