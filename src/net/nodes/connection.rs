@@ -361,6 +361,8 @@ impl Receiver for LinkReceiver {
                 };
                 let first = u64::from_le_bytes(*first);
                 let count = u64::from_le_bytes(*count);
+                // A message that cannot be is the fault of any peer.
+                self.messages.lock().check(first, count)?;
                 self.wait(|messages| messages.announce(first, count))
             }
             _ => Err("a control message of no kind".into()),

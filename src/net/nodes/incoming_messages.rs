@@ -69,16 +69,26 @@ impl IncomingMessages {
         Ok(())
     }
 
+    /// Checks the announcement of a message.
+    ///
+    /// # Errors
+    /// Returns the fault of a message without blobs, or one that is too long.
+    pub fn check(&self, first: u64, count: u64) -> Result<(), String> {
+        let most = self.bytes_max.div_ceil(PAYLOAD_MAX).min(BLOBS_KEPT_MAX) as u64;
+        let is_possible = (1..=most).contains(&count) && first.checked_add(count).is_some();
+        if is_possible {
+            Ok(())
+        } else {
+            Err(format!("a message of {count} blobs from {first} on"))
+        }
+    }
+
     /// Takes the announcement of a message in `count` blobs, numbered from `first` on.
     ///
     /// # Errors
-    /// Returns the fault of a message that is too long, or of one too many.
+    /// Returns the fault of [`IncomingMessages::check`], or of one message too many.
     pub fn announce(&mut self, first: u64, count: u64) -> Result<(), String> {
-        let most = self.bytes_max.div_ceil(PAYLOAD_MAX).min(BLOBS_KEPT_MAX) as u64;
-        let is_possible = (1..=most).contains(&count) && first.checked_add(count).is_some();
-        if !is_possible {
-            return Err(format!("a message of {count} blobs from {first} on"));
-        }
+        self.check(first, count)?;
         self.wait(WaitingMessage::InBlobs { first, count })?;
         let announced = first..first + count;
         for (id, blob) in &mut self.blobs {
