@@ -11,7 +11,6 @@ pub mod sink;
 pub mod tensorboard;
 mod timestamp;
 pub mod trace;
-mod trace_file;
 
 pub use curves::{Curve, CurvePoint, CurveReader, Curves};
 pub use error::MetricsError;
@@ -24,4 +23,4 @@ pub use run_cost::{RankCost, RunCost, SoloSpeed};
 pub use sink::{Sink, Sinks};
 pub use tensorboard::TensorBoard;
 pub use timestamp::rfc3339;
-pub use trace::{Span, Trace, Track};
+pub use trace::{Span, Trace, TraceFile, Track};

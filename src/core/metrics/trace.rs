@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::error::MetricsError;
-use super::trace_file::TraceFile;
 use crate::Lock;
 
 /// Largest number of events in a trace: some hundred MB of text, which viewers still open.
@@ -73,12 +72,26 @@ impl Trace {
         Self::with_limit(path, EVENTS_MAX)
     }
 
+    /// Creates the file, or replaces an existing one; `start` returns what writes its events.
+    ///
+    /// # Errors
+    /// Returns a `MetricsError` if the file cannot be written.
+    pub fn create_with(
+        path: &Path,
+        start: impl FnOnce(File) -> io::Result<Box<dyn TraceFile>>,
+    ) -> Result<Self, MetricsError> {
+        let failed = |why| MetricsError::Trace { path: path.into(), why };
+        let mut file = File::create(path).map_err(failed)?;
+        file.write_all(b"[").map_err(failed)?;
+        let file = start(file).map_err(failed)?;
+        Ok(Self::of(path, Instant::now(), TraceTarget::File(file), EVENTS_MAX))
+    }
+
     fn with_limit(path: &Path, events_max: u64) -> Result<Self, MetricsError> {
         let failed = |why| MetricsError::Trace { path: path.into(), why };
         let mut file = File::create(path).map_err(failed)?;
         file.write_all(b"[").map_err(failed)?;
-        let file = TraceFile::start(file).map_err(failed)?;
-        Ok(Self::of(path, Instant::now(), TraceTarget::File(file), events_max))
+        Ok(Self::of(path, Instant::now(), TraceTarget::File(Box::new(file)), events_max))
     }
 
     /// Creates a trace whose events are sent to the trace of another process, in pieces of whole
@@ -124,7 +137,7 @@ impl Trace {
         self.shared.sink().describe("process_labels", rank, 0, json!({ "labels": label }));
     }
 
-    /// Sends the buffered events, or gives them to the thread that writes them.
+    /// Writes or sends the buffered events.
     pub fn flush(&self) {
         self.shared.sink().flush();
     }
@@ -289,9 +302,39 @@ impl std::fmt::Display for Micros {
     }
 }
 
+/// File of a trace.
+pub trait TraceFile: Send + std::fmt::Debug {
+    /// Writes a piece of whole events, or loses it if the disk is too slow.
+    ///
+    /// # Errors
+    /// Returns the error of this write or of an earlier one.
+    fn write(&mut self, piece: Vec<u8>) -> io::Result<()>;
+
+    /// Returns true if pieces are lost.
+    fn has_lost(&self) -> bool {
+        false
+    }
+
+    /// Writes the last piece, and waits until everything is written.
+    ///
+    /// # Errors
+    /// Returns the error of a write.
+    fn finish(self: Box<Self>, last: Vec<u8>) -> io::Result<()>;
+}
+
+impl TraceFile for File {
+    fn write(&mut self, piece: Vec<u8>) -> io::Result<()> {
+        self.write_all(&piece)
+    }
+
+    fn finish(mut self: Box<Self>, last: Vec<u8>) -> io::Result<()> {
+        self.write_all(&last)
+    }
+}
+
 /// Destination of a trace.
 enum TraceTarget {
-    File(TraceFile),
+    File(Box<dyn TraceFile>),
     /// The trace of another process.
     Sent(Box<dyn FnMut(Vec<u8>) + Send>),
 }
@@ -366,9 +409,9 @@ impl TraceWriter {
 
     /// Ends the events; returns the file with the last of them and the end of the JSON array, which
     /// are still to be written, unless an earlier write has failed.
-    fn close(&mut self) -> Option<(TraceFile, Vec<u8>)> {
+    fn close(&mut self) -> Option<(Box<dyn TraceFile>, Vec<u8>)> {
         if let Some(TraceTarget::File(file)) = &self.target
-            && file.lost() > 0
+            && file.has_lost()
         {
             let note = "events are lost here and there, because the disk took them too slowly";
             let event = json!({"name": note, "ph": "i", "s": "g", "ts": 0}).to_string();
@@ -496,13 +539,6 @@ mod tests {
         let now = Instant::now();
         (0..2000).for_each(|index| track.record(|| format!("{index}"), now, now));
         // The file that a killed process leaves: events in the buffer are missing.
-        let is_written = || match &trace.shared.sink().target {
-            Some(TraceTarget::File(file)) => file.queued() == 0,
-            _ => panic!("it is a file"),
-        };
-        while !is_written() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() >= BUFFER_BYTES && text.ends_with('}'), "{} bytes", text.len());
         let events: Vec<Value> = serde_json::from_str(&(text + "]")).unwrap();
@@ -555,17 +591,10 @@ mod tests {
         let (directory, path) = file();
         let trace = Trace::create(&path).unwrap();
         let track = trace.track(0, "cpu", "driver");
-        let full = File::options().write(true).open(full).unwrap();
-        let target = TraceTarget::File(TraceFile::start(full).unwrap());
-        trace.shared.sink().target = Some(target);
-        let began = Instant::now();
-        while track.is_on() {
-            assert!(
-                began.elapsed() < Duration::from_secs(10),
-                "made for a file that takes nothing"
-            );
-            track.mark(|| "x".repeat(50));
-        }
+        let target = File::options().write(true).open(full).unwrap();
+        trace.shared.sink().target = Some(TraceTarget::File(Box::new(target)));
+        (0..2000).for_each(|_| track.mark(|| "x".repeat(50)));
+        assert!(!track.is_on(), "nothing is made for a file that takes nothing");
         for _ in 0..2 {
             let error = trace.finish().unwrap_err().to_string();
             assert!(error.contains("trace.json: the trace cannot"), "{error}");

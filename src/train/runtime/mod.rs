@@ -23,6 +23,7 @@ pub mod ring;
 mod ring_work;
 pub mod step;
 pub mod timing;
+mod trace_file;
 pub mod trace_labels;
 pub mod trace_tracks;
 pub mod workers;

@@ -8,9 +8,10 @@ use crate::runtime::RuntimeError;
 use crate::runtime::expected_step::ExpectedStep;
 use crate::runtime::open::OpenDevice;
 use crate::runtime::pipelines::ModelPipelines;
+use crate::runtime::trace_file::QueuedTraceFile;
 use crate::runtime::trace_labels::TraceLabels;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
-use potluck_core::metrics::Trace;
+use potluck_core::metrics::{Trace, TraceFile};
 use potluck_parallel::planner::arrangement::Arrangement;
 use potluck_parallel::planner::laid_out::LaidOut;
 use potluck_parallel::{PipelinePrograms, Placement, RankPlacement, ReduceSite, SpreadPrograms};
@@ -50,7 +51,9 @@ pub fn start(
     let whole = model.plans[0].clone();
     let PipelinePrograms { programs, plans, edges, groups } = written;
     let trace = match &request.trace {
-        Some(path) => Some(Trace::create(path)?),
+        Some(path) => Some(Trace::create_with(path, |file| {
+            QueuedTraceFile::start(file).map(|file| Box::new(file) as Box<dyn TraceFile>)
+        })?),
         None => None,
     };
     let options = WorkerGroupOptions {

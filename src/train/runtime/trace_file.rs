@@ -9,33 +9,34 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
-use crate::Lock;
+use potluck_core::Lock;
+use potluck_core::metrics::TraceFile;
 
 /// Largest number of bytes that wait for the disk; pieces beyond it are lost.
 const QUEUED_MAX: usize = 64 << 20;
 /// Longest wait at the end for a disk that takes nothing.
 const DISK_MAX: Duration = Duration::from_secs(10);
 
-/// File being written.
+/// File that a thread writes.
 #[derive(Debug)]
-pub(super) struct TraceFile {
+pub(crate) struct QueuedTraceFile {
     pieces: Sender<Vec<u8>>,
     state: Arc<WriterState>,
     /// Disconnected when the thread has ended.
     end: Receiver<()>,
+    /// True if pieces were not queued, because too much waited.
+    has_lost: bool,
 }
 
 #[derive(Debug, Default)]
 struct WriterState {
     /// Bytes that are not written yet.
     queued: AtomicUsize,
-    /// Pieces that were not queued, because too much waited.
-    lost: AtomicUsize,
     /// First error of a write, after which nothing is written.
     failed: Lock<Option<io::Error>>,
 }
 
-impl TraceFile {
+impl QueuedTraceFile {
     /// Starts the thread.
     ///
     /// # Errors
@@ -49,19 +50,7 @@ impl TraceFile {
             writing.write(file, queue);
             drop(ended);
         })?;
-        Ok(Self { pieces, state, end })
-    }
-
-    /// Queues a piece of whole events, without waiting. If too much waits for the disk, it is lost.
-    ///
-    /// # Errors
-    /// Returns the error of an earlier write.
-    pub fn write(&self, piece: Vec<u8>) -> io::Result<()> {
-        if self.queued() + piece.len() > QUEUED_MAX {
-            self.state.lost.fetch_add(1, Ordering::Relaxed);
-            return self.state.result();
-        }
-        self.queue(piece)
+        Ok(Self { pieces, state, end, has_lost: false })
     }
 
     fn queue(&self, piece: Vec<u8>) -> io::Result<()> {
@@ -71,23 +60,30 @@ impl TraceFile {
         self.state.result()
     }
 
-    /// Returns the bytes that wait for the disk.
-    pub fn queued(&self) -> usize {
+    /// Bytes that wait for the disk.
+    fn queued(&self) -> usize {
         self.state.queued.load(Ordering::Relaxed)
     }
+}
 
-    /// Returns the number of pieces that are lost.
-    pub fn lost(&self) -> usize {
-        self.state.lost.load(Ordering::Relaxed)
+/// Nothing but [`TraceFile::finish`] waits, and that not for a disk that has taken nothing for ten
+/// seconds. A piece is lost if too much waits for the disk.
+impl TraceFile for QueuedTraceFile {
+    fn write(&mut self, piece: Vec<u8>) -> io::Result<()> {
+        if self.queued() + piece.len() > QUEUED_MAX {
+            self.has_lost = true;
+            return self.state.result();
+        }
+        self.queue(piece)
     }
 
-    /// Queues the last piece, and waits until everything is written.
-    ///
-    /// # Errors
-    /// Returns the error of a write, or that the disk has taken nothing for ten seconds.
-    pub fn finish(self, last: Vec<u8>) -> io::Result<()> {
+    fn has_lost(&self) -> bool {
+        self.has_lost
+    }
+
+    fn finish(self: Box<Self>, last: Vec<u8>) -> io::Result<()> {
         self.queue(last)?;
-        let Self { pieces, state, end } = self;
+        let Self { pieces, state, end, .. } = *self;
         drop(pieces);
         loop {
             let queued = state.queued.load(Ordering::Relaxed);
@@ -124,7 +120,8 @@ impl WriterState {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Read;
@@ -132,9 +129,10 @@ mod tests {
 
     /// A file that takes a few pieces of 64 KiB and then nothing until the other end is read, as a
     /// network file system that hangs.
-    fn hanging() -> (TraceFile, io::PipeReader) {
+    fn hanging() -> (Box<QueuedTraceFile>, io::PipeReader) {
         let (reader, writer) = io::pipe().unwrap();
-        (TraceFile::start(File::from(OwnedFd::from(writer))).unwrap(), reader)
+        let file = QueuedTraceFile::start(File::from(OwnedFd::from(writer))).unwrap();
+        (Box::new(file), reader)
     }
 
     fn read_all(mut reader: io::PipeReader) -> thread::JoinHandle<Vec<u8>> {
@@ -147,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_hangs_delays_nobody_and_gets_all_later() {
-        let (file, reader) = hanging();
+        let (mut file, reader) = hanging();
         for piece in 0..100u8 {
             file.write(vec![piece; 64 << 10]).unwrap();
         }
@@ -160,12 +158,12 @@ mod tests {
 
     #[test]
     fn what_waits_for_a_disk_is_bounded_and_the_rest_is_lost() {
-        let (file, reader) = hanging();
+        let (mut file, reader) = hanging();
         let pieces = (QUEUED_MAX >> 20) + 3;
         for _ in 0..pieces {
             file.write(vec![0; 1 << 20]).unwrap();
         }
-        assert_eq!((file.queued(), file.lost()), (QUEUED_MAX, 3));
+        assert_eq!((file.queued(), file.has_lost()), (QUEUED_MAX, true));
         let reading = read_all(reader);
         file.finish(vec![1]).unwrap();
         assert_eq!(reading.join().unwrap().len(), QUEUED_MAX + 1);
