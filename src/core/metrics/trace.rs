@@ -80,18 +80,23 @@ impl Trace {
         path: &Path,
         start: impl FnOnce(File) -> io::Result<Box<dyn TraceFile>>,
     ) -> Result<Self, MetricsError> {
+        Self::begin(path, EVENTS_MAX, start)
+    }
+
+    fn with_limit(path: &Path, events_max: u64) -> Result<Self, MetricsError> {
+        Self::begin(path, events_max, |file| Ok(Box::new(file)))
+    }
+
+    fn begin(
+        path: &Path,
+        events_max: u64,
+        start: impl FnOnce(File) -> io::Result<Box<dyn TraceFile>>,
+    ) -> Result<Self, MetricsError> {
         let failed = |why| MetricsError::Trace { path: path.into(), why };
         let mut file = File::create(path).map_err(failed)?;
         file.write_all(b"[").map_err(failed)?;
         let file = start(file).map_err(failed)?;
-        Ok(Self::of(path, Instant::now(), TraceTarget::File(file), EVENTS_MAX))
-    }
-
-    fn with_limit(path: &Path, events_max: u64) -> Result<Self, MetricsError> {
-        let failed = |why| MetricsError::Trace { path: path.into(), why };
-        let mut file = File::create(path).map_err(failed)?;
-        file.write_all(b"[").map_err(failed)?;
-        Ok(Self::of(path, Instant::now(), TraceTarget::File(Box::new(file)), events_max))
+        Ok(Self::of(path, Instant::now(), TraceTarget::File(file), events_max))
     }
 
     /// Creates a trace whose events are sent to the trace of another process, in pieces of whole
