@@ -224,12 +224,12 @@ pub struct TrainArgs {
     /// [default: auto, or the devices of the resumed run] (parallel.devices)
     #[arg(long, value_name = "SELECTOR,..")]
     pub devices: Option<String>,
-    /// Cut the model into the K stages of a pipeline, one per device; n devices make n/K pipelines
-    /// (parallel.pipeline_stages)
+    /// Cut the model into the K stages of a pipeline, one per device; n devices make n/K pipelines;
+    /// 1 for none, also where a plan would take them (parallel.pipeline_stages)
     #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
     /// Divide the tensors of the model, or of each stage, among K devices that compute every sample
-    /// together (parallel.tensor_ranks)
+    /// together; 1 for none, also where a plan would take them (parallel.tensor_ranks)
     #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub tensor: Option<u64>,
     /// Schedule of a pipeline: 1f1b, gpipe, interleaved (with 2 model chunks per device, or

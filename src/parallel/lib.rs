@@ -31,8 +31,8 @@ pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use mesh::{Axis, Coordinates, Mesh};
 pub use options::{
-    ParallelOptions, PipelineOptions, ShareChange, ShareChangeError, Shares, TENSOR_SHARE_MAX,
-    TensorOptions,
+    ExcludedDivisions, ParallelOptions, PipelineOptions, ShareChange, ShareChangeError, Shares,
+    TENSOR_SHARE_MAX, TensorOptions,
 };
 pub use pipeline::{PipelinePrograms, PipelineRanks, PipelineRequest};
 pub use placement::{PlacedCluster, PlacedNode, Placement, PlacementChange, RankPlacement};

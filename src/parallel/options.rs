@@ -25,6 +25,23 @@ pub struct ParallelOptions {
     /// Absent in records of versions without tensor parallelism.
     #[serde(default)]
     pub tensor: TensorOptions,
+    /// Divisions that a plan must not add. They decide no bit, so a placement does not record them.
+    #[serde(skip)]
+    pub excluded: ExcludedDivisions,
+}
+
+/// Divisions of the model that a plan must not add, because a run was given a single stage or rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExcludedDivisions {
+    pub pipelines: bool,
+    pub tensor_groups: bool,
+}
+
+impl ExcludedDivisions {
+    /// Returns true if each device must hold the whole model.
+    pub const fn are_all(self) -> bool {
+        self.pipelines && self.tensor_groups
+    }
 }
 
 impl Default for ParallelOptions {
@@ -38,6 +55,7 @@ impl Default for ParallelOptions {
             chunk_bytes: 1 << 20,
             pipeline: PipelineOptions::default(),
             tensor: TensorOptions::default(),
+            excluded: ExcludedDivisions::default(),
         }
     }
 }

@@ -35,7 +35,8 @@ use potluck_graph::{
 };
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{
-    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, Placement, Shares, TensorOptions,
+    DeviceLoss, ExcludedDivisions, MismatchAction, ParallelOptions, PipelineOptions, Placement,
+    Shares, TensorOptions,
 };
 
 /// Specification of a run: all decisions of its configuration.
@@ -231,7 +232,10 @@ impl RunSpec {
             sample_tokens: train.sample_tokens as u64,
             tensorboard: config.metrics.tensorboard,
             devices: parallel.devices.clone(),
-            parallel: parallel_options(parallel),
+            parallel: ParallelOptions {
+                excluded: excluded_divisions(&resolved.typed),
+                ..parallel_options(parallel)
+            },
             opening: OpenOptions {
                 deadline: Duration::from_secs_f64(faults.device_timeout_s),
                 device_memory_mib: train.device_memory_mib,
@@ -756,6 +760,16 @@ fn parallel_options(parallel: &Parallel) -> ParallelOptions {
             ranks: parallel.tensor_ranks as u32,
             shares: parallel.tensor_shares.iter().map(|share| *share as u32).collect(),
         },
+        excluded: ExcludedDivisions::default(),
+    }
+}
+
+/// Divisions that a plan must not add: those whose number of parts is set at this start. A number
+/// above 1 is itself kept by the plan.
+fn excluded_divisions(typed: &TypedKeys) -> ExcludedDivisions {
+    ExcludedDivisions {
+        pipelines: typed.now.contains("parallel.pipeline_stages"),
+        tensor_groups: typed.now.contains("parallel.tensor_ranks"),
     }
 }
 

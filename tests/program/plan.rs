@@ -59,6 +59,15 @@ fn given_layouts_are_kept_and_each_is_explained() {
     ] {
         assert!(told.contains(part), "'{part}' is missing in:\n{told}");
     }
+    let whole = plan_json(&desk, "--devices cpu*2 --pipeline 1 --tensor 1");
+    for found in whole["others"].as_array().unwrap().iter().chain([&whole["chosen"]]) {
+        let mesh = &found["mesh"];
+        assert!(mesh["pipeline"] == 1 && mesh["tensor"] == 1, "{whole}");
+    }
+    let groups = plan_json(&desk, "--devices cpu*2 --pipeline 1");
+    let mut others = groups["others"].as_array().unwrap().iter().chain([&groups["chosen"]]);
+    assert!(others.clone().all(|found| found["mesh"]["pipeline"] == 1), "{groups}");
+    assert!(others.any(|found| found["mesh"]["tensor"] == 2), "{groups}");
     let alone = plan(&desk, "--devices cpu").out;
     assert!(alone.contains("alone"), "{alone}");
     let line = format!("plan {SMALL} --machines machines.toml --nodes 2");

@@ -359,7 +359,12 @@ fn is_asked(request: &SearchRequest, mesh: Mesh) -> bool {
     let options = request.options;
     let stages = options.stages();
     let tensor = options.tensor.ranks as usize;
-    !request.has_given_layout() || (mesh.pipeline == stages && mesh.tensor == tensor)
+    if request.has_given_layout() {
+        return mesh.pipeline == stages && mesh.tensor == tensor;
+    }
+    let is_excluded = (mesh.pipeline > 1 && options.excluded.pipelines)
+        || (mesh.tensor > 1 && options.excluded.tensor_groups);
+    !is_excluded
 }
 
 /// Checks that a model and a set of devices can be divided by a mesh.

@@ -414,7 +414,7 @@ sections! {
         /// Later shares, "STEP: SAMPLES .." each, as a run with measured shares has told.
         share_changes: Vec<String> = Vec::new(), Constraint::TextList, "none";
         /// Pipeline stages: devices over which a model is cut; 1 = none.
-        pipeline_stages: usize = 1, Constraint::Whole(1, 64);
+        pipeline_stages: usize = 1, Constraint::Whole(1, 64), "planned";
         /// Schedule of a pipeline: order of the passes of its micro-batches.
         schedule: PipelineSchedule = PipelineSchedule::OneFOneB,
             Constraint::OneOf(PipelineSchedule::WORDS);
@@ -423,7 +423,7 @@ sections! {
         /// Blocks of each model chunk of a pipeline, in forward order.
         blocks_per_stage: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
         /// Ranks of a tensor group: devices that divide the tensors of a stage; 1 = none.
-        tensor_ranks: usize = 1, Constraint::Whole(1, 64);
+        tensor_ranks: usize = 1, Constraint::Whole(1, 64), "planned";
         /// Shares of heads, columns and vocabulary by rank of a tensor group.
         tensor_shares: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
         /// Topology of the collectives: a ring, or a star over the first device.
@@ -519,11 +519,13 @@ sections! {
 
 /// Keys whose default is derived from another key; [`RunConfig::to_run_toml`] leaves them to be
 /// derived again, like the values of a preset.
-const DERIVED: [&str; 10] = [
+const DERIVED: [&str; 12] = [
     "train.eval_samples",
     "optim.lr",
     "optim.momentum",
     "train.micro_batch_size",
+    "parallel.pipeline_stages",
+    "parallel.tensor_ranks",
     "parallel.virtual_stages",
     "schedule.warmup",
     "schedule.min_lr",

@@ -15,8 +15,8 @@ use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{
-    DeviceLoss, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite, ShareChange, Shares,
-    TENSOR_SHARE_MAX, TensorOptions,
+    DeviceLoss, ExcludedDivisions, MismatchAction, ParallelOptions, PipelineOptions, ReduceSite,
+    ShareChange, Shares, TENSOR_SHARE_MAX, TensorOptions,
 };
 
 /// Options of a [`Trainer`](super::Trainer).
@@ -258,6 +258,7 @@ impl TrainerOptions {
             chunk_bytes: self.message_bytes,
             pipeline: self.pipeline.clone(),
             tensor: self.tensor.clone(),
+            excluded: ExcludedDivisions::default(),
         }
     }
 

@@ -182,7 +182,7 @@ fn planned_in_parts(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Option<PlannedLayout>, RuntimeError> {
     let count = devices.selections.len();
-    if count < 2 {
+    if count < 2 || request.parallel.excluded.are_all() {
         return Ok(None);
     }
     let mut lack = None;
