@@ -209,8 +209,8 @@ pub mod train {
     pub use potluck_graph::{MomentFormat, Precision, Recompute};
     pub use potluck_parallel::collective::Topology;
     pub use potluck_parallel::{
-        DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, Placement, ReduceSite,
-        ShareChange, Shares, TensorOptions,
+        DeviceLoss, ExcludedDivisions, MismatchAction, PipelineOptions, PipelineSchedule,
+        Placement, ReduceSite, ShareChange, Shares, TensorOptions,
     };
     pub use potluck_train::evaluate::Evaluation;
     pub use potluck_train::task::{

@@ -2,6 +2,10 @@
 //! examples/launch by the schemas of those who read them: `./x launchers`.
 #![cfg(target_os = "linux")]
 
+#[path = "slow_launchers/files.rs"]
+mod files;
+#[path = "slow_launchers/image.rs"]
+mod image;
 #[path = "common/node_processes.rs"]
 mod node_processes;
 #[path = "common/process.rs"]
@@ -20,8 +24,6 @@ use process::{Desk, Ran, finish, send_signal, skip};
 
 /// The program that launchers start.
 const POTLUCK: &str = env!("CARGO_BIN_EXE_potluck");
-/// Version of Kubernetes of whose schemas the package has a copy.
-const KUBERNETES: &str = "1.37";
 /// Steps of a run that is long enough for a task to be killed in it, and its settings.
 const STEPS: u64 = 2500;
 const LONG: &str = "--steps 2500 --set train.checkpoint_every=100 --log-every 100";
@@ -522,59 +524,4 @@ fn the_script_for_mpi_starts_all_processes_again() {
     assert!(ran.err.contains("attempt 1 ended with exit code 137"), "{}", ran.err);
     assert!(ran.err.contains("continuing at step"), "{}", ran.err);
     compare_with_one(&desk, "run");
-}
-
-/// Takes the Job out of a JobSet, whose own schema no package has.
-const JOB_OF_JOB_SET: &str = "
-import sys, yaml
-for one in yaml.safe_load(open(sys.argv[1]))['spec']['replicatedJobs']:
-    job = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': one['name']}}
-    yaml.safe_dump({**job, 'spec': one['template']['spec']}, open('job.yaml', 'w'))
-";
-
-#[test]
-fn files_of_kubernetes_follow_its_schemas() {
-    let (Some(validate), Some(python)) = (program("kubernetes-validate"), program("python")) else {
-        return skip("launchers: there is no kubernetes-validate");
-    };
-    let desk = desk();
-    let jobs = file("indexed-job.yaml");
-    let is_valid = |path: &Path| {
-        run(&desk, &validate, &["--strict", "-k", KUBERNETES, path.to_str().unwrap()])
-    };
-    let told = is_valid(&jobs).ok();
-    assert!(format!("{}{}", told.out, told.err).contains("job/potluck"), "{}", told.err);
-    run(&desk, &python, &["-c", JOB_OF_JOB_SET, file("jobset.yaml").to_str().unwrap()]).ok();
-    is_valid(&desk.path("job.yaml")).ok();
-    let wrong = changed("indexed-job.yaml", &[("completionMode:", "completionsMode:")]);
-    desk.write("wrong.yaml", wrong);
-    assert_ne!(is_valid(&desk.path("wrong.yaml")).code(), Some(0));
-}
-
-#[test]
-fn the_file_of_compose_follows_its_schema() {
-    let Some(check) = program("check-jsonschema") else {
-        return skip("launchers: there is no check-jsonschema");
-    };
-    let desk = desk();
-    let schema = ["--builtin-schema", "vendor.compose-spec"];
-    let compose = file("docker-compose.yaml");
-    run(&desk, &check, &[schema[0], schema[1], compose.to_str().unwrap()]).ok();
-    desk.write("wrong.yaml", changed("docker-compose.yaml", &[("restart:", "restrat:")]));
-    assert_ne!(run(&desk, &check, &[schema[0], schema[1], "wrong.yaml"]).code(), Some(0));
-}
-
-#[test]
-fn the_unit_of_systemd_is_verified() {
-    let Some(analyze) = program("systemd-analyze") else {
-        return skip("launchers: there is no systemd-analyze");
-    };
-    let desk = desk();
-    // The program has to be there.
-    let unit = changed("potluck.service", &[("/usr/local/bin/potluck", POTLUCK)]);
-    desk.write("potluck.service", &unit);
-    let ran = run(&desk, &analyze, &["verify", "./potluck.service"]).ok();
-    assert!(!ran.err.contains("potluck.service"), "{}", ran.err);
-    desk.write("wrong.service", unit.replace("RestartForceExitStatus", "RestartForcedExitStatus"));
-    assert!(run(&desk, &analyze, &["verify", "./wrong.service"]).err.contains("Unknown key"));
 }

@@ -44,8 +44,8 @@ pub mod trainer;
 
 pub use error::TrainError;
 pub use potluck_parallel::{
-    DeviceLoss, MismatchAction, PipelineOptions, PipelineSchedule, ShareChange, Shares,
-    TensorOptions,
+    DeviceLoss, ExcludedDivisions, MismatchAction, PipelineOptions, PipelineSchedule, ShareChange,
+    Shares, TensorOptions,
 };
 pub use predictor::{Predictor, PredictorOptions};
 pub use trainer::{FitEnd, FitLength, FitOptions, FitReport, Step, Trainer, TrainerOptions};

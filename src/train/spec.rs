@@ -466,6 +466,7 @@ impl RunSpec {
             share_changes: self.parallel.share_changes.clone(),
             pipeline: self.parallel.pipeline.clone(),
             tensor: self.parallel.tensor.clone(),
+            excluded: self.parallel.excluded,
             optimizer: self.optimizer,
             ema: self.ema,
             groups: self.groups.clone(),

@@ -30,7 +30,7 @@ fn bench_nodes_collectives_one_report() {
     let typed = format!("bench join {} --ranks-per-node 2 --secret-file ", host.address);
     host.wait_for(&format!("potluck {typed}FILE"));
     // A node may have another number of ranks.
-    let line = format!("bench join {} --secret-file code", host.address);
+    let line = format!("bench join {} --secret-file code --congestion bbr", host.address);
     let other = desk.run(&line).ok();
     let first = host.finish().ok();
     assert_eq!(other.lines("done; the report is on the first node").len(), 1, "{}", other.err);

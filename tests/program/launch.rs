@@ -29,7 +29,7 @@ fn line_of(shares: &str) -> String {
 fn launch_same_line_has_bits_of_one() {
     let desk = desk();
     let address = format!("127.0.0.1:{}", later_port());
-    let line = line_of("2,1,1");
+    let line = format!("{} --congestion bbr", line_of("2,1,1"));
     let mut tasks: Vec<Host> =
         (0..3).rev().map(|rank| Host::started(task(&desk, [rank, 3], &address, &line))).collect();
     let mut first = tasks.pop().unwrap();

@@ -14,11 +14,12 @@ const STEPS: u64 = 45;
 const SLOW: &str = "slow@run:1/1,slow@run:1/1";
 
 fn line(out: &str) -> String {
-    // In micro-batches of one sample, which no measurement halves, and without the pipelines that a
-    // plan takes where the measurement on a busy machine prefers them.
+    // In micro-batches of one sample, which no measurement halves, and without the pipelines that
+    // a plan takes where the measurement on a busy machine prefers them.
     format!(
         "train tiny.toml --data text.txt --devices cpu*2 --out {out} --steps {STEPS} \
-         --pipeline 1 --tensor 1 --set train.batch=24 --set train.micro_batch_size=1 --set model.width=32 \
+         --pipeline 1 --tensor 1 --set train.batch=24 --set train.micro_batch_size=1 \
+         --set model.width=32 \
          --set model.dropout=0.1 --set train.sample_tokens=0 --set train.eval_every=9 \
          --set train.checkpoint_every=5 --set train.checkpoint_keep=20 --set train.log_every=1000"
     )

@@ -40,6 +40,8 @@ pub struct TrainerOptions {
     pub pipeline: PipelineOptions,
     /// Tensor groups: the ranks of each (1: none), and their shares (empty: equal ones).
     pub tensor: TensorOptions,
+    /// Divisions of the model that are not added where devices are measured.
+    pub excluded: ExcludedDivisions,
     pub optimizer: Optimizer,
     /// Decay of an exponential average of the trained parameters, used instead of them in
     /// evaluations and predictions; 0: none. At least 0, and below 1. The average is a copy of the
@@ -130,6 +132,7 @@ impl TrainerOptions {
             share_changes: Vec::new(),
             pipeline: PipelineOptions::default(),
             tensor: TensorOptions::default(),
+            excluded: ExcludedDivisions::default(),
             optimizer,
             ema: 0.0,
             groups: Vec::new(),
@@ -258,7 +261,7 @@ impl TrainerOptions {
             chunk_bytes: self.message_bytes,
             pipeline: self.pipeline.clone(),
             tensor: self.tensor.clone(),
-            excluded: ExcludedDivisions::default(),
+            excluded: self.excluded,
         }
     }
 

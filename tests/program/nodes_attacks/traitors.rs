@@ -14,7 +14,7 @@ use potluck_train::runtime::remote::wire::ToFirst;
 
 use crate::node_peers::{Talk, Treason, betray, cluster, endpoint, hello, whole};
 use crate::node_processes::{LINE, desk, host_with};
-use crate::process::Ran;
+use crate::process::{Desk, Ran};
 
 /// Returns what is wrong with the end of a run that its other node has attacked: it names the rank
 /// or the node, and is that of a loss, or that of a defect where only one could do the same. No
@@ -137,16 +137,36 @@ impl Treason for Messages {
 
 /// Runs two nodes of which the one that joined is a traitor; returns the end of the other.
 fn betrayed(treason: impl Treason) -> Ran {
-    let desk = desk();
+    betrayed_on(&desk(), "", treason)
+}
+
+fn betrayed_on(desk: &Desk, flags: &str, treason: impl Treason) -> Ran {
     let more = "--devices cpu --out run --set parallel.shares=2,2 --steps 30 \
                 --set faults.device_timeout_s=4 --set faults.hash_every=2 \
                 --set faults.node_timeout_s=3";
-    let host = host_with(&desk, 2, "", &format!("{LINE} {more}"));
+    let host = host_with(desk, 2, "", &format!("{LINE} {more} {flags}"));
     let (address, code) = (host.address.clone(), desk.path("code"));
     let traitor = thread::spawn(move || betray(&code, &address, treason));
     let ran = host.finish();
     traitor.join().unwrap();
     ran
+}
+
+/// Every node of a run has its secret, so any of them can end it; with `faults.on_loss` it costs
+/// the run that node only.
+#[test]
+fn node_wrong_vote_leaves_others_going_on() {
+    let desk = desk();
+    let change: Change = |of| match of {
+        ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(Vote { rank: Rank(9), ..vote })]),
+        other => Err(Box::new(other)),
+    };
+    let flags = "--set faults.on_loss=continue --set train.checkpoint_every=2";
+    let ran = betrayed_on(&desk, flags, Messages { change, after: 5, seen: AtomicU64::new(0) });
+    let ran = ran.ok();
+    let told = ran.line("warning: continuing from step ");
+    assert!(told.contains("node 1 (traitor) is lost: it sent a report of rank 9"), "{told}");
+    assert_eq!(desk.losses("run").len(), 30, "{}", ran.err);
 }
 
 #[test]

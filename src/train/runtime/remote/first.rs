@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::LINK_MEASUREMENT;
 use super::calls::{CallReply, DeviceCall};
+use super::open_events::{OpenEvent, OpenReceiver, OpenSender, open_events};
 use super::waiting::{NodeLiveness, RpcError, wait_for};
 use super::wire::{
     NodeDevices, OpenFailure, OpenOrder, Opened, RankGroupSpec, RemoteDeviceSpec, SlotActivity,
@@ -65,7 +66,7 @@ struct NodeState {
     lost: Option<String>,
     /// Callers waiting for a reply.
     replies: HashMap<u64, mpsc::Sender<Result<CallReply, DeviceError>>>,
-    opening: HashMap<u32, mpsc::Sender<OpenEvent>>,
+    opening: HashMap<u32, OpenSender>,
     assembling: Option<mpsc::Sender<Result<(), String>>>,
     beginning: Option<mpsc::Sender<BeginAnswer>>,
     measuring: Option<mpsc::Sender<Option<LinkRate>>>,
@@ -111,7 +112,7 @@ pub type BeginAnswer = Result<NodeDevices, String>;
 pub struct OrderedOpening {
     slot: RemoteSlot,
     name: String,
-    events: mpsc::Receiver<OpenEvent>,
+    opening: OpenReceiver,
     /// True after the answer.
     is_answered: bool,
 }
@@ -135,8 +136,12 @@ impl OrderedOpening {
     ) -> Result<(RemoteSlot, Opened), RuntimeError> {
         let asked = format!("the order to open {}", self.name);
         let ended = loop {
-            match self.slot.node.answer(&self.name, &asked, &self.events)? {
-                OpenEvent::Progress(progress) => report(progress),
+            match self.slot.node.answer(&self.name, &asked, &self.opening.events)? {
+                OpenEvent::Progress => {
+                    if let Some(progress) = self.opening.progress() {
+                        report(progress);
+                    }
+                }
                 OpenEvent::Ended(ended) => break ended,
             }
         };
@@ -146,12 +151,6 @@ impl OrderedOpening {
             Err(failure) => Err(failure.into_error()),
         }
     }
-}
-
-/// Event during the opening of a device.
-enum OpenEvent {
-    Progress(TuneProgress),
-    Ended(Result<Opened, OpenFailure>),
 }
 
 /// Signs of life of a device.
@@ -363,7 +362,7 @@ impl RemoteNode {
         reply_bytes: usize,
     ) -> Result<OrderedOpening, RuntimeError> {
         let slot = self.next_slot.fetch_add(1, Ordering::Relaxed) as u32;
-        let (sender, events) = mpsc::channel();
+        let (sender, opening) = open_events();
         let name = order.name.clone();
         self.register(&name, |state| {
             state.opening.insert(slot, sender);
@@ -373,7 +372,7 @@ impl RemoteNode {
         self.allow_messages();
         self.send(&name, &ToNode::Open { slot, order })?;
         let slot = RemoteSlot { node: Arc::clone(self), slot };
-        Ok(OrderedOpening { slot, name, events, is_answered: false })
+        Ok(OrderedOpening { slot, name, opening, is_answered: false })
     }
 
     /// Allows what the node may send now. Without the lock of the state: the network delivers
@@ -517,14 +516,12 @@ impl RemoteNode {
             ToFirst::Opened { slot, opened } => {
                 let waiting = state.opening.remove(&slot);
                 let waiting = waiting.ok_or("a device that was not to be opened")?;
-                // Fails if the caller no longer waits.
-                let _ = waiting.send(OpenEvent::Ended(opened));
+                waiting.ended(opened);
             }
             ToFirst::Tuning { slot, done, total, elapsed_ms, compiling } => {
                 let elapsed = Duration::from_millis(elapsed_ms);
                 if let Some(waiting) = state.opening.get(&slot) {
-                    let progress = TuneProgress { done, total, elapsed, compiling };
-                    let _ = waiting.send(OpenEvent::Progress(progress));
+                    waiting.progress(TuneProgress { done, total, elapsed, compiling });
                 }
             }
             ToFirst::Reply { id, reply } => {

@@ -7,6 +7,7 @@ pub(crate) mod executor;
 pub mod first;
 mod in_flight;
 pub mod node;
+mod open_events;
 pub(crate) mod own_inputs;
 mod perform;
 mod texts;
