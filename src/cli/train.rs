@@ -31,7 +31,7 @@ use potluck_train::config::effect::require_effect;
 use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
 use potluck_train::config::schema::{DataKind, TokenizerSource};
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
-use potluck_train::hugging_face::{self, ModelDirectory, ModelFiles};
+use potluck_train::hugging_face::{self, BareWeights, ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesResult, NodesSink, RunFailure};
 use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
@@ -428,10 +428,13 @@ fn configuration(
     Ok((resolved, known_tokens))
 }
 
-/// Model of `--init`: from a run or a checkpoint, or in Hugging Face's files.
+/// Model of `--init`: from a run or a checkpoint, in Hugging Face's files, or weights alone.
 fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
     let path = Path::new(named);
     let is_run = checkpoint::is_checkpoint(path) || holds_run(path)?;
+    if !is_run && let Some(weights) = BareWeights::at(path) {
+        return Ok(StartingModel::Weights(weights));
+    }
     if !is_run {
         hugging_face::require_model(path).map_err(TrainError::from)?;
         let directory = ModelDirectory::open(named).map_err(TrainError::from)?;
@@ -451,6 +454,7 @@ fn initial_model(init: &StartingModel) -> anyhow::Result<InitialModel> {
     let name = format!("--init {}", init.path().display());
     let (settings, tokenizer) = match init {
         StartingModel::Files(directory) => (directory.settings().clone(), tokenizer_file(init)),
+        StartingModel::Weights(_) => (Vec::new(), tokenizer_file(init)),
         StartingModel::Checkpoint { checkpoint, .. } => {
             let config = saved_run(&checkpoint.meta)?.config;
             let mut settings = Vec::new();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::error::TrainError;
 use crate::checkpoint::{Checkpoint, NamedTensor, has_checkpoints, is_checkpoint, transposed_hint};
-use crate::hugging_face::files::StoredTensors;
+use crate::hugging_face::files::{StoredTensors, TensorNames};
 use crate::runtime::workers::WorkerGroup;
 use potluck_core::BucketId;
 use potluck_graph::{Graph, Parameter, Plan};
@@ -39,7 +39,7 @@ pub fn parameters_of_file(graph: &Graph, path: &Path) -> Result<Vec<NamedTensor>
         }
         return Ok(found);
     }
-    Ok(StoredTensors::open(path)?.of_model(graph, &[], None)?.read()?)
+    Ok(StoredTensors::open(path)?.of_model(graph, &[], TensorNames::Graph, None)?.read()?)
 }
 
 /// Sets all or some parameters, and their averages if the devices keep them, to the same bytes on

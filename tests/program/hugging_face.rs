@@ -88,10 +88,15 @@ fn models_unreadable_are_refused() {
     for name in ["x.safetensors", "model/model.safetensors", "x.pt", "x.txt"] {
         desk.write(name, "");
     }
-    for command in ["train --data text.txt --init", "eval", "generate", "predict --data text.txt"] {
+    let starting = "train --data text.txt --init";
+    for command in [starting, "eval", "generate", "predict --data text.txt"] {
+        let bare = if command == starting {
+            "model.safetensors: is cut off in its header"
+        } else {
+            "model: has weights but no configuration; give a run"
+        };
         for (name, why) in [
-            ("x.safetensors", "x.safetensors: has weights but no configuration; give a run"),
-            ("model", "model: has weights but no configuration; give a run"),
+            ("model", bare),
             ("x.pt", "x.pt: is a Python pickle, which can run code"),
             ("x.txt", "x.txt: has no model; give a run, a checkpoint, or a directory"),
         ] {
@@ -409,6 +414,36 @@ fn init_run_or_checkpoint_same_bits() {
     refused("--set data.tokenizer=byte", "wte.weight");
     desk.write("more.txt", format!("{text}\u{1F600}").repeat(9));
     refused("", "is not in the vocabulary of");
+}
+
+/// A run starts from weights alone, which are those of the configured model.
+#[test]
+fn init_weights_alone_same_bits() {
+    let desk = Desk::new();
+    desk.train("--steps 3 --out run --quiet").ok();
+    desk.run("export run --format safetensors --out weights.safetensors").ok();
+    let start = "train tiny.toml --data text.txt --devices cpu --init weights.safetensors";
+    let told = desk.run(&format!("{start} --steps 0 --out on")).ok();
+    assert!(told.err.contains("starting from weights.safetensors: optim.lr = "), "{}", told.err);
+    let parameters = |run: &str, step| desk.checkpoint(run, step, "parameters.safetensors");
+    assert!(parameters("on", 0) == parameters("run", 3));
+    desk.run(&format!("{start} --steps 2 --out tuned --quiet")).ok();
+    desk.run("train --resume tuned --steps 4 --quiet --devices cpu").ok();
+    assert_eq!(desk.losses("tuned").len(), 4);
+    for (more, why) in [
+        ("--set model.width=16", "wte.weight' is "),
+        ("--set model.layers=3", "'h.2."),
+        ("--set model.kind=mlp", "weights without a config.json are those of the configured model"),
+    ] {
+        let ran = desk.run(&format!("{start} --steps 1 --out no {more}")).ended(78);
+        assert!(ran.line("error:").contains(why), "{more}: {}", ran.err);
+        assert!(!desk.path("no").exists(), "{more}");
+    }
+    // Where the model is described, its description is asked for.
+    let inside = "run/checkpoints/step-00000003/parameters.safetensors";
+    let line = format!("train --data text.txt --devices cpu --init {inside} --out no");
+    let ran = desk.run(&line).ended(78);
+    assert!(ran.line("error:").contains("is a part of a run; give the run: run"), "{}", ran.err);
 }
 
 /// Strings of a list of a GGUF file, behind its key.

@@ -54,6 +54,19 @@ pub fn pickled(path: &Path) -> Option<PathBuf> {
     PICKLED_ENDINGS.iter().any(|known| ending == *known).then(|| path.into())
 }
 
+/// Prefixes of the names in a `state_dict()` of a PyTorch model that is compiled, or in a wrapper
+/// of data parallelism.
+const WRAPPERS: [&str; 2] = ["_orig_mod.", "module."];
+
+/// Names and layouts of the tensors in files.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TensorNames {
+    /// Those of transformers, by the table of a family.
+    HuggingFace,
+    /// Those of the graph, as in `state_dict()` of the same model in PyTorch.
+    Graph,
+}
+
 /// Tensors of a model directory or of one file by name; only the headers are read.
 pub struct StoredTensors {
     directory: PathBuf,
@@ -102,10 +115,32 @@ impl StoredTensors {
         Ok(Self { directory: directory.into(), tensors })
     }
 
-    /// Finds the parameters of a graph, whose names in the files are given by a table. The files
-    /// may also contain masks and tables of angles, which are computed here, and the head of a
-    /// model whose head is the embedding; a file of GPT-2 may omit the prefix `transformer.`. If
-    /// `tokens` is given, it overrides the graph's number of rows in tables of tokens.
+    /// Returns the number of rows of the table of tokens of a family with these names; `None` if
+    /// the files have none.
+    pub fn tokens(&self, names: &[FileName]) -> Option<usize> {
+        let table = names.first()?;
+        let short = table.theirs.strip_prefix("transformer.").unwrap_or(table.theirs);
+        let stored =
+            [table.theirs, short, table.ours].iter().find_map(|name| self.tensors.get(*name));
+        stored?.shape.first().copied()
+    }
+
+    /// Removes the prefixes that all names have from wrappers of the model.
+    fn unwrapped(mut self) -> Self {
+        for wrapper in WRAPPERS {
+            if self.tensors.keys().all(|name| name.starts_with(wrapper)) {
+                let tensors = std::mem::take(&mut self.tensors).into_iter();
+                let inner = |name: String| name[wrapper.len()..].to_owned();
+                self.tensors = tensors.map(|(name, stored)| (inner(name), stored)).collect();
+            }
+        }
+        self
+    }
+
+    /// Finds the parameters of a graph of a family with this table of names. The files may also
+    /// contain masks and tables of angles, which are computed here, and the head of a model whose
+    /// head is the embedding; a file of GPT-2 may omit the prefix `transformer.`. If `tokens` is
+    /// given, it overrides the graph's number of rows in tables of tokens.
     ///
     /// # Errors
     /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape, or
@@ -114,22 +149,32 @@ impl StoredTensors {
         mut self,
         graph: &Graph,
         names: &[FileName],
+        layout: TensorNames,
         tokens: Option<usize>,
     ) -> Result<ModelTensors, HuggingFaceError> {
         let mut found = Vec::with_capacity(graph.parameters.len());
         let has_head = graph.parameters.iter().any(|parameter| parameter.whole.name == HEAD);
         for parameter in &graph.parameters {
             let ours = &parameter.whole.name;
-            let named = their_name(names, ours);
+            let named = match layout {
+                TensorNames::HuggingFace => their_name(names, ours),
+                TensorNames::Graph => None,
+            };
             let (theirs, is_transposed) = named.unwrap_or_else(|| (ours.clone(), false));
             let short = theirs.strip_prefix("transformer.").unwrap_or(&theirs);
-            let stored = self.tensors.remove(&theirs).or_else(|| self.tensors.remove(short));
+            let mut stored = self.tensors.remove(&theirs).or_else(|| self.tensors.remove(short));
+            // As in nanoGPT.
+            if stored.is_none() && layout == TensorNames::Graph {
+                stored = self.tensors.remove(&format!("transformer.{ours}"));
+            }
             // A head that is the embedding may be stored instead of it.
-            let is_table = names.first().is_some_and(|table| table.theirs == theirs);
-            let stored = stored
-                .or_else(|| if is_table && !has_head { self.tensors.remove(HEAD) } else { None });
+            let is_table = names.first().is_some_and(|table| table.ours == ours);
+            if stored.is_none() && is_table && !has_head {
+                stored = self.tensors.remove(HEAD);
+            }
             let Some(stored) = stored else {
-                return Err(refused(&self.directory, &theirs, "is missing".into()));
+                let directory = self.directory.clone();
+                return Err(HuggingFaceError::Missing { directory, tensor: theirs });
             };
             if !stored.is_half_or_float() {
                 let why = format!("is in {:?}, not F32, F16 or BF16", stored.dtype);
@@ -165,6 +210,32 @@ impl StoredTensors {
             Some(other) => Err(refused(&self.directory, other, "is none of the model".into())),
             None => Ok(ModelTensors { directory: self.directory, tensors: found, head }),
         }
+    }
+}
+
+/// Finds the parameters of a graph in weights without a configuration: a file, or a directory with
+/// `model.safetensors`. Their names and layouts are those of transformers, or those of the graph;
+/// GPT-2's matrices are never square in all of its blocks, so that only one of the layouts fits.
+///
+/// # Errors
+/// Returns the errors of [`StoredTensors::open`] and [`StoredTensors::of_model`].
+pub fn tensors_of_weights(
+    path: &Path,
+    graph: &Graph,
+    names: &[FileName],
+    tokens: Option<usize>,
+) -> Result<ModelTensors, HuggingFaceError> {
+    let found =
+        |layout| StoredTensors::open(path)?.unwrapped().of_model(graph, names, layout, tokens);
+    let why = match found(TensorNames::Graph) {
+        Ok(tensors) => return Ok(tensors),
+        Err(why) => why,
+    };
+    match found(TensorNames::HuggingFace) {
+        Ok(tensors) => Ok(tensors),
+        // Files with these names, but not with these shapes.
+        Err(other) if matches!(why, HuggingFaceError::Missing { .. }) => Err(other),
+        Err(_) => Err(why),
     }
 }
 

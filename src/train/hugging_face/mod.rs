@@ -22,7 +22,7 @@ pub use model_files::{ModelFiles, directory_of_run};
 use crate::checkpoint::has_checkpoints;
 use crate::families::{ModelFamily, PRESET_CONTEXT};
 use crate::keys::Value;
-use files::StoredTensors;
+use files::{StoredTensors, TensorNames};
 use potluck_graph::Graph;
 
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
@@ -41,6 +41,14 @@ pub enum HuggingFaceError {
     Config { path: PathBuf, why: String },
     #[error("{}: the tensor '{tensor}' {why}", directory.display())]
     Tensor { directory: PathBuf, tensor: String, why: String },
+    #[error("{}: the tensor '{tensor}' is missing", directory.display())]
+    Missing { directory: PathBuf, tensor: String },
+    /// Weights that are not those of the configured model.
+    #[error(
+        "{why}; weights without a config.json are those of the configured model: give its keys, \
+         such as model.kind and model.width, by a configuration or with --set"
+    )]
+    OtherModel { why: Box<Self> },
     #[error(
         "{}: has no model.safetensors and no model.safetensors.index.json",
         directory.display()
@@ -64,8 +72,8 @@ pub enum HuggingFaceError {
     /// Parameters without a configuration that identifies their model.
     #[error(
         "{}: has weights but no configuration; give a run, a checkpoint, or a directory with \
-         config.json and model.safetensors; Trainer::set_parameters of the library takes the \
-         weights of any model",
+         config.json and model.safetensors, or begin a run with them: potluck train --init FILE, \
+         with the keys of their model",
         path.display()
     )]
     NoConfiguration { path: PathBuf },
@@ -148,7 +156,58 @@ impl ModelDirectory {
         family: &dyn ModelFamily,
         tokens: Option<usize>,
     ) -> Result<ModelTensors, HuggingFaceError> {
-        StoredTensors::open(&self.path)?.of_model(graph, family.names(), tokens)
+        let stored = StoredTensors::open(&self.path)?;
+        stored.of_model(graph, family.names(), TensorNames::HuggingFace, tokens)
+    }
+}
+
+/// Weights without a configuration: a file of safetensors, or a directory with `model.safetensors`
+/// or its shards.
+#[derive(Clone, Debug)]
+pub struct BareWeights(PathBuf);
+
+impl BareWeights {
+    /// Returns the weights at a path; `None` if there is something else, or a part of a run.
+    pub fn at(path: &Path) -> Option<Self> {
+        if run_around(path).is_some() {
+            return None;
+        }
+        let is_weights = if path.is_dir() {
+            let has = |name: &&str| path.join(name).exists();
+            [files::SINGLE, files::INDEX].iter().any(has) && !path.join("config.json").is_file()
+        } else {
+            path.is_file() && path.extension().is_some_and(|ending| ending == "safetensors")
+        };
+        is_weights.then(|| Self(path.into()))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Returns the rows of the family's table of tokens; `None` if the weights have none, or
+    /// cannot be read, as [`Self::tensors`] says.
+    pub fn tokens(&self, family: &dyn ModelFamily) -> Option<usize> {
+        StoredTensors::open(&self.0).ok()?.tokens(family.names())
+    }
+
+    /// Finds the parameters of a graph, as [`ModelDirectory::tensors`] does. Their names are those
+    /// of transformers, or those of the graph.
+    ///
+    /// # Errors
+    /// Returns the errors of [`ModelDirectory::tensors`].
+    pub fn tensors(
+        &self,
+        graph: &Graph,
+        family: &dyn ModelFamily,
+        tokens: Option<usize>,
+    ) -> Result<ModelTensors, HuggingFaceError> {
+        files::tensors_of_weights(&self.0, graph, family.names(), tokens).map_err(|why| match why {
+            HuggingFaceError::Missing { .. } | HuggingFaceError::Tensor { .. } => {
+                HuggingFaceError::OtherModel { why: Box::new(why) }
+            }
+            other => other,
+        })
     }
 }
 
@@ -170,12 +229,7 @@ pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
     if path.extension().is_some_and(|ending| ending == "gguf") {
         return Err(HuggingFaceError::Gguf { path: path.into() });
     }
-    let is_weights = if path.is_dir() {
-        [files::SINGLE, files::INDEX].iter().any(|name| path.join(name).exists())
-    } else {
-        path.extension().is_some_and(|ending| ending == "safetensors")
-    };
-    if is_weights {
+    if BareWeights::at(path).is_some() {
         return Err(HuggingFaceError::NoConfiguration { path: path.into() });
     }
     match files::pickled(path) {

@@ -312,6 +312,66 @@ fn a_tied_head_may_be_stored_and_must_be_the_embedding() {
     }
 }
 
+/// Writes tensors, each under another name, as `save_file(model.state_dict(), path)` does.
+fn write_weights(path: &Path, tensors: &[NamedTensor], name: impl Fn(&str) -> String) {
+    let mut views = Vec::new();
+    for tensor in tensors {
+        let bytes = bytemuck::cast_slice(&tensor.values);
+        let view = safetensors::tensor::TensorView::new(
+            safetensors::Dtype::F32,
+            tensor.shape.clone(),
+            bytes,
+        );
+        views.push((name(&tensor.name), view.unwrap()));
+    }
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+#[test]
+fn weights_alone_have_names_of_graph_or_of_transformers() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("weights.safetensors");
+    let found = |graph: &Graph, family: &dyn ModelFamily| {
+        let weights = BareWeights::at(&path).unwrap();
+        assert_eq!(weights.tokens(family), (!family.names().is_empty()).then_some(11));
+        let found = weights.tensors(graph, family, None).and_then(|tensors| tensors.read());
+        found.map_err(|error| error.to_string())
+    };
+    let context = ("model.context", 16usize.into());
+    for (index, source) in [GPT2.to_string(), llama("\"llama\"")].iter().enumerate() {
+        let family = model(&[read(source).unwrap(), vec![context.clone()]].concat());
+        let (graph, tensors) = parameters(&*family);
+        // As torch.nn.DataParallel, torch.compile and nanoGPT name them.
+        for prefix in ["", "module.", "_orig_mod.module.", "transformer."] {
+            write_weights(&path, &tensors, |ours| format!("{prefix}{ours}"));
+            let found = found(&graph, &*family).unwrap();
+            for (found, tensor) in found.iter().zip(&tensors) {
+                assert_eq!((&found.name, &found.values), (&tensor.name, &tensor.values));
+            }
+        }
+        let out = place.path().join(index.to_string());
+        export(&out, &plain(&*family, &tensors, FileType::F32)).unwrap();
+        fs::copy(out.join("model.safetensors"), &path).unwrap();
+        for (found, tensor) in found(&graph, &*family).unwrap().iter().zip(&tensors) {
+            assert_eq!((&found.name, &found.values), (&tensor.name, &tensor.values));
+        }
+        write_weights(&path, &tensors[1..], str::to_owned);
+        let told = found(&graph, &*family).unwrap_err();
+        assert!(told.contains("is missing; weights without a config.json are those of"), "{told}");
+    }
+    // The shapes of another width, under either names.
+    let family = model(&[read(GPT2).unwrap(), vec![context.clone()]].concat());
+    let (_, tensors) = parameters(&*family);
+    let wide = GPT2.replace("\"n_embd\": 8", "\"n_embd\": 16");
+    let wide = model(&[read(&wide).unwrap(), vec![context]].concat());
+    let (graph, _) = parameters(&*wide);
+    for prefix in ["", "transformer."] {
+        write_weights(&path, &tensors, |ours| format!("{prefix}{ours}"));
+        let told = found(&graph, &*wide).unwrap_err();
+        assert!(told.contains("wte.weight' is [11, 8], and the model's is [11, 16]"), "{told}");
+    }
+}
+
 #[test]
 fn names_lead_to_directories_or_say_what_to_do() {
     let told = |name: &str| ModelDirectory::open(name).err().unwrap().to_string();

@@ -1,14 +1,13 @@
 //! Models from which new runs start, instead of random parameters.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::checkpoint::{Checkpoint, NamedTensor};
 use crate::error::TrainError;
 use crate::families::ModelFamily;
-use crate::hugging_face::{self, ModelDirectory, ModelFiles, ModelTensors};
+use crate::hugging_face::{self, BareWeights, ModelDirectory, ModelFiles, ModelTensors};
 use crate::run_data::SavedData;
 use potluck_data::Tokenizer;
 use potluck_data::tokenizer::TOKENIZER;
@@ -19,6 +18,8 @@ use potluck_graph::Graph;
 pub enum StartingModel {
     /// Model in Hugging Face's files.
     Files(ModelDirectory),
+    /// Weights of the configured model.
+    Weights(BareWeights),
     /// Model of a checkpoint at this path, without its moments.
     Checkpoint { path: PathBuf, checkpoint: Arc<Checkpoint> },
 }
@@ -27,15 +28,15 @@ impl StartingModel {
     pub fn path(&self) -> &Path {
         match self {
             Self::Files(directory) => directory.path(),
+            Self::Weights(weights) => weights.path(),
             Self::Checkpoint { path, .. } => path,
         }
     }
 
-    /// Returns the description of the model's training data in a checkpoint; Hugging Face's files
-    /// have none.
+    /// Returns the description of the model's training data in a checkpoint; other files have none.
     pub fn saved(&self) -> SavedData {
         match self {
-            Self::Files(_) => SavedData::default(),
+            Self::Files(_) | Self::Weights(_) => SavedData::default(),
             Self::Checkpoint { checkpoint, .. } => SavedData::of(&checkpoint.meta),
         }
     }
@@ -47,6 +48,7 @@ impl StartingModel {
     pub fn files(&self) -> Result<ModelFiles, TrainError> {
         Ok(match self {
             Self::Files(directory) => ModelFiles::of_model(directory.path())?,
+            Self::Weights(weights) => ModelFiles::read(weights.path())?,
             Self::Checkpoint { path, .. } => ModelFiles::of_run(path)?,
         })
     }
@@ -56,14 +58,14 @@ impl StartingModel {
     /// # Errors
     /// Returns `TrainError` if the model's tokenizer cannot be read.
     pub(super) fn has_tokenizer(&self, tokenizer: Option<&Tokenizer>) -> Result<bool, TrainError> {
-        let Self::Files(directory) = self else {
+        if let Self::Checkpoint { .. } = self {
             return Ok(self.saved().tokenizer.as_ref() == tokenizer);
-        };
+        }
         // By its hash: an invalid file must not prevent a run with another tokenizer.
-        let path = directory.path().join(TOKENIZER);
+        let path = self.path().join(TOKENIZER);
         let own = match fs::read(&path) {
             Ok(json) => Some(blake3::hash(&json).to_hex().to_string()),
-            Err(why) if why.kind() == io::ErrorKind::NotFound => None,
+            Err(_) if !path.exists() => None,
             Err(why) => return Err(TrainError::Io { path, why }),
         };
         Ok(match tokenizer {
@@ -78,6 +80,7 @@ impl StartingModel {
     pub fn tokens(&self, family: &dyn ModelFamily) -> Option<usize> {
         match self {
             Self::Files(directory) => directory.vocabulary(),
+            Self::Weights(weights) => weights.tokens(family),
             Self::Checkpoint { checkpoint, .. } => {
                 let tokens = hugging_face::vocabulary_of(family, &checkpoint.parameters);
                 (tokens > 0).then_some(tokens)
@@ -106,6 +109,9 @@ impl StartingModel {
         let source = match self {
             Self::Files(directory) => {
                 ParameterSource::Files(directory.tensors(graph, family, tokens)?)
+            }
+            Self::Weights(weights) => {
+                ParameterSource::Files(weights.tensors(graph, family, tokens)?)
             }
             Self::Checkpoint { checkpoint, .. } => {
                 for parameter in &graph.parameters {
