@@ -55,11 +55,10 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
         if adapters.is_empty() {
             blocks.push(format!("{}\n", no_adapter()));
         }
-        let has_card = adapters.iter().any(|adapter| adapter.kind != AdapterKind::Software);
-        if !has_card && missing_driver::sees_nvidia() {
-            for sentence in missing_driver::sentences() {
-                blocks.push(format!("{sentence}\n"));
-            }
+        let cards = adapters.iter().filter(|adapter| adapter.kind != AdapterKind::Software);
+        let vendors: Vec<u32> = cards.map(|adapter| adapter.vendor).collect();
+        for sentence in missing_driver::unlisted(&vendors) {
+            blocks.push(format!("{sentence}\n"));
         }
         blocks.join("\n")
     };

@@ -11,7 +11,14 @@ use potluck_train::spec::RunSpec;
 
 /// Runs `potluck export`.
 pub fn export(args: &ExportArgs) -> anyhow::Result<()> {
-    let (loaded, spec) = load_with(&args.checkpoint, args.best, None)?;
+    let (mut loaded, spec) = load_with(&args.checkpoint, args.best, None)?;
+    if args.format != ExportFormat::Safetensors {
+        let zeros = hugging_face::zero_biases(&*spec.model, &loaded.parameters);
+        if !zeros.is_empty() {
+            print_line("note: GPT-2 has biases, which are zeros here: the model has none");
+        }
+        loaded.parameters.extend(zeros);
+    }
     write(args, &loaded, &spec)?;
     let whose = match loaded.step {
         Some(step) => format!(" of step {step}"),

@@ -45,10 +45,20 @@ fn environment() -> BTreeMap<String, String> {
     environment
 }
 
-/// Returns true if the machine has an NVIDIA card whose driver is loaded.
-pub fn sees_nvidia() -> bool {
-    Surroundings { root: Path::new("/"), environment: BTreeMap::new() }.has_nvidia()
+/// Returns sentences on the graphics cards of this machine of which no adapter has the PCI vendor.
+/// Only Linux tells them.
+pub fn unlisted(vendors: &[u32]) -> Vec<String> {
+    if !cfg!(target_os = "linux") {
+        return Vec::new();
+    }
+    Surroundings { root: Path::new("/"), environment: environment() }.unlisted(vendors)
 }
+
+/// PCI vendor of NVIDIA's cards.
+const NVIDIA: u32 = 0x10de;
+/// PCI vendors whose drivers are Mesa's, with their names.
+const OF_MESA: [(u32, &str, &str); 2] =
+    [(0x1002, "AMD", "radeon_icd"), (0x8086, "Intel", "intel_icd")];
 
 /// File system and environment of the program.
 struct Surroundings<'a> {
@@ -98,6 +108,57 @@ impl Surroundings<'_> {
             ));
         }
         missing
+    }
+
+    fn unlisted(&self, vendors: &[u32]) -> Vec<String> {
+        let cards = self.pci_vendors();
+        let is_missing = |vendor: u32| cards.contains(&vendor) && !vendors.contains(&vendor);
+        let mut sentences = Vec::new();
+        if is_missing(NVIDIA) || self.has_nvidia() && !vendors.contains(&NVIDIA) {
+            if !self.has_nvidia() {
+                sentences.push(
+                    "there is an NVIDIA card, but NVIDIA's driver is not loaded: install its \
+                     package"
+                        .into(),
+                );
+            } else if vendors.is_empty() {
+                return self.sentences();
+            } else {
+                self.of_nvidia(&mut sentences);
+            }
+        }
+        for (vendor, maker, manifest) in OF_MESA {
+            if !is_missing(vendor) {
+                continue;
+            }
+            let has_driver = self.manifests().iter().any(|name| name.starts_with(manifest));
+            let how = if has_driver {
+                "its driver is there: this user may have to be in the group render, or the driver \
+                 may be older than the card"
+            } else {
+                "its Vulkan driver is missing: install mesa-vulkan-drivers (vulkan-radeon or \
+                 vulkan-intel on Arch)"
+            };
+            sentences
+                .push(format!("there is a graphics card of {maker} that is not listed; {how}"));
+        }
+        sentences
+    }
+
+    /// PCI vendors of the graphics cards.
+    fn pci_vendors(&self) -> Vec<u32> {
+        let mut vendors = Vec::new();
+        for name in self.names("sys/class/drm") {
+            let digits = name.strip_prefix("card").unwrap_or_default();
+            if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+                continue;
+            }
+            let file = self.root.join("sys/class/drm").join(&name).join("device/vendor");
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let digits = text.trim().trim_start_matches("0x");
+            vendors.extend(u32::from_str_radix(digits, 16).ok());
+        }
+        vendors
     }
 
     /// Adds missing files of an NVIDIA card's driver. CUDA needs fewer of them than Vulkan.
@@ -196,14 +257,21 @@ mod tests {
     const MANIFEST: &str = "usr/share/vulkan/icd.d/nvidia_icd.json";
     const CARD: &str = "dev/nvidia0";
 
-    /// Sentences of a machine with these files, in this environment.
-    fn told(files: &[&str], environment: &[(&str, &str)]) -> String {
+    /// Machine with these files, each with a text if it is behind a colon.
+    fn machine(files: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for file in files {
+            let (file, text) = file.split_once(':').unwrap_or((file, ""));
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "").unwrap();
+            fs::write(path, text).unwrap();
         }
+        root
+    }
+
+    /// Sentences of a machine with these files, in this environment.
+    fn told(files: &[&str], environment: &[(&str, &str)]) -> String {
+        let root = machine(files);
         let pairs = environment.iter().map(|(name, value)| (name.to_string(), value.to_string()));
         let around = Surroundings { root: root.path(), environment: pairs.collect() };
         around.sentences().join("\n")
@@ -247,5 +315,27 @@ mod tests {
         let icd = "usr/share/vulkan/icd.d/radeon_icd.json";
         assert!(told(&[LOADER, "dev/dri/renderD128", icd], &[]).contains("group render"));
         assert!(told(&[LOADER], &[]).contains("kernel driver is not loaded"));
+    }
+    #[test]
+    fn cards_without_an_adapter_are_told_by_vendor() {
+        let unlisted = |files: &[&str], vendors: &[u32]| {
+            let root = machine(files);
+            let around = Surroundings { root: root.path(), environment: BTreeMap::new() };
+            around.unlisted(vendors).join("\n")
+        };
+        let amd = "sys/class/drm/card1/device/vendor:0x1002\n";
+        let nvidia = "sys/class/drm/card0/device/vendor:0x10de\n";
+        let output = "sys/class/drm/card1-HDMI-A-1/device/vendor:0x8086\n";
+        let text = unlisted(&[nvidia, amd, output, CARD, LOADER, DRIVER, MANIFEST], &[NVIDIA]);
+        assert!(text.contains("card of AMD that is not listed; its Vulkan driver is"), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let icd = "usr/share/vulkan/icd.d/radeon_icd.x86_64.json";
+        assert!(unlisted(&[amd, icd], &[NVIDIA]).contains("group render"));
+        let text = unlisted(&[nvidia, amd, LOADER], &[0x1002]);
+        assert!(text.contains("NVIDIA's driver is not loaded"), "{text}");
+        let text = unlisted(&[nvidia, amd, CARD, LOADER, MANIFEST], &[0x1002]);
+        assert!(text.contains("libGLX_nvidia.so.0"), "{text}");
+        assert_eq!(unlisted(&[nvidia, amd, CARD], &[0x1002, NVIDIA]), "");
+        assert_eq!(unlisted(&[LOADER], &[]), "");
     }
 }

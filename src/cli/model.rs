@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::UsageError;
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs, SamplingArgs};
 use super::resume::find_data;
+use super::runs_directory::nothing_at;
 use super::train::{saved_spec, spec_of_files};
 use super::trained_on::GivenData;
 use crate::ui::terminal::{Terminal, print_line, print_warning};
@@ -434,7 +436,12 @@ pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
     match ModelDirectory::open(&name) {
         Ok(directory) => Ok(Some(directory)),
         // Probably a mistyped path of a run.
-        Err(HuggingFaceError::NotInCache { .. } | HuggingFaceError::NoDirectory { .. }) => Ok(None),
+        Err(HuggingFaceError::NotInCache { .. } | HuggingFaceError::NoDirectory { .. }) => {
+            match nothing_at(path) {
+                Some(why) => Err(UsageError(why).into()),
+                None => Ok(None),
+            }
+        }
         Err(error) => Err(TrainError::from(error).into()),
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::UsageError;
-use super::runs_directory::{RUNS, by_age};
+use super::runs_directory::{RUNS, by_age, by_name, nothing_at};
 use crate::ui::terminal::print_warning;
 use potluck_core::format::counted;
 use potluck_kernels::device::{DeviceError, missing_devices};
@@ -37,7 +37,13 @@ impl ResumePoint {
         let (point, warnings) = match (from, out) {
             ("latest", None) => newest(Path::new(RUNS))?,
             ("latest", Some(out)) => Self::load(out)?,
-            (path, _) => Self::load(Path::new(path))?,
+            (path, _) => {
+                let path = by_name(Path::new(path));
+                if let Some(why) = nothing_at(&path) {
+                    return Err(UsageError(why).into());
+                }
+                Self::load(&path)?
+            }
         };
         for warning in warnings {
             print_warning(&warning);

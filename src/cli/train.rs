@@ -185,7 +185,10 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             String::new()
         };
         let lr = config.optim.lr;
-        print_line(&format!("starting from {}: optim.lr = {lr:?}{warmup}", init.path().display()));
+        print_line(&format!(
+            "starting from {}: optim.lr = {lr:.2e}{warmup}",
+            init.path().display()
+        ));
         if config.data.kind == DataKind::Builtin && !resolved.typed.now.contains("data.kind") {
             print_line(
                 "note: no --data given: training on the built-in text; use --data FILE for your \

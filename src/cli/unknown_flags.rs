@@ -25,10 +25,14 @@ pub(super) fn with_tip(mut error: clap::Error) -> clap::Error {
         return error;
     };
     let Some(tip) = flag.strip_prefix("--").and_then(|name| tip(name, command)) else {
+        // Its values are never flags, as the parser supposes.
+        if error.get(ContextKind::SuggestedArg).is_none() {
+            error.remove(ContextKind::Suggested);
+        }
         return error;
     };
     if let Some(ContextValue::String(suggested)) = error.get(ContextKind::SuggestedArg)
-        && flags_in(&tip).contains(&suggested.as_str())
+        && tip == format!("use {suggested}")
     {
         return error;
     }
@@ -72,18 +76,18 @@ fn flag_of_key(key: &str) -> Option<String> {
     None
 }
 
-/// Returns the flags that a sentence names.
-fn flags_in(sentence: &str) -> Vec<&str> {
-    let is_of_flag = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    sentence.split(|c: char| !is_of_flag(c)).filter(|word| word.starts_with("--")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
 
     use super::*;
     use crate::cli::args::Command;
+
+    /// Returns the flags that a sentence names.
+    fn flags_in(sentence: &str) -> Vec<&str> {
+        let is_of_flag = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        sentence.split(|c: char| !is_of_flag(c)).filter(|word| word.starts_with("--")).collect()
+    }
 
     /// Returns what the program says to a line.
     fn said(line: &str) -> String {
@@ -132,6 +136,20 @@ mod tests {
         let start = "type --set KEY=VALUE, with one of the keys ";
         assert!(kinds.starts_with(start) && kinds.contains("schedule.kind"), "{kinds}");
         assert!(kinds.contains("model.kind"), "{kinds}");
+        for (line, part) in [
+            ("train --save_total_limit 2", "--set train.checkpoint_keep=VALUE"),
+            ("train --batch-size 8", "use --batch, the samples of a step over all devices"),
+            ("train --nproc_per_node 2", "every device that --devices names takes part"),
+            ("train --accelerator gpu", "use --devices: auto, cpu, or indices"),
+            ("train --nnodes 2", "use --nodes N on the first machine"),
+            ("train --config a.toml", "give the configuration file without a flag"),
+        ] {
+            let tip = tip_for(line);
+            assert!(tip.contains(part), "{line}: {tip}");
+        }
+        // What the parser would say: a flag as a value.
+        let said_of_nonsense = said("train --zzz 1");
+        assert!(!said_of_nonsense.contains("as a value"), "{said_of_nonsense}");
         // The parser says it, or the tip does.
         for (line, flag) in [
             ("train --tensor-ranks 2", "--tensor"),

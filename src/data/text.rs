@@ -243,6 +243,17 @@ mod tests {
         fs::write(&file, b"").unwrap();
         assert!(matches!(load(&file), DataError::Empty { .. }));
         assert!(load(&file).to_string().contains("file.txt: is empty"));
+        for (name, bytes, advice) in [
+            ("a.txt", &b"\xFF\xFEa\0"[..], "it is UTF-16: save it as UTF-8"),
+            ("a.npz", b"PK\x03\x04\xFF", "a directory with inputs.npy and targets.npy"),
+            ("a.pt", b"PK\x03\x04\xFF", "files of PyTorch are not read as data"),
+            ("a.parquet", b"PAR1\xFF", "write the table as CSV"),
+            ("b.txt", b"\xFF", "convert it, or set "),
+        ] {
+            let file = directory.path().join(name);
+            fs::write(&file, bytes).unwrap();
+            assert!(load(&file).to_string().contains(advice), "{name}");
+        }
         fs::write(&file, b"abc\nde\xC3").unwrap();
         let error = load(&file);
         assert!(matches!(error, DataError::NotUtf8 { offset: 6, line: 2, .. }), "{error}");

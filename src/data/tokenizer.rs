@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use super::DataError;
+use super::error::NotText;
 pub(crate) use file::TextDivision;
 pub use file::TokenizerFile;
 
@@ -253,7 +254,8 @@ impl<'a> Decoder<'a> {
 fn utf8<'a>(name: &str, bytes: &'a [u8]) -> Result<&'a str, DataError> {
     std::str::from_utf8(bytes).map_err(|error| {
         let offset = error.valid_up_to();
-        DataError::NotUtf8 { name: name.into(), offset, line: line(bytes, offset) }
+        let kind = NotText::of(name, bytes);
+        DataError::NotUtf8 { name: name.into(), offset, line: line(bytes, offset), kind }
     })
 }
 

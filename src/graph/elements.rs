@@ -5,7 +5,10 @@
 //!
 //! A formula is written once, in the expressions that Rust and WGSL have in common, and `return`s
 //! its value. In Rust its functions come from `kernels::ops::elements::real`, in WGSL they are the
-//! built-in ones and the ones of `shaders/lib/elementwise.wgsl`: a test compiles it for both. Its
+//! built-in ones and the ones of `shaders/lib/elementwise.wgsl`; those of
+//! `kernels::ops::elements::formulas` (`log1p`, `expm1`, `erfc`, ..) are written once for both. A
+//! test compiles a formula for both. `exp_of`, `log_of`, `sqrt_of` and `tanh_of` are right for any
+//! argument; the built-in `exp`, `log`, `sqrt` and `tanh` only where the formula bounds it. Its
 //! conditions are joined by `&` and `|`, since `&&` and `||` are branches in a shader: SwiftShader
 //! compiles a loop with some of them for minutes. Numbers beside a value are literals; alone they
 //! are `f32(1.0)`. A formula has NaN where an argument is one, which `unless_nan` sees to where
@@ -29,7 +32,8 @@ pub enum BinarySide {
     Second,
 }
 
-/// Arguments for which a function is tested, and its kernels certified.
+/// Arguments for which a function is tested. Its kernels are certified on the same ones, but for
+/// `All` on standard normal ones, as those of other ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domain {
     /// All numbers: normal ones times 3.

@@ -2,7 +2,8 @@
 //! same name in `ops` with
 //! - `reference`: plain loops, generic over f32 and f64, never optimized: the oracle,
 //! - `fast`: the CPU kernel in f32, tested against the reference,
-//! - `dispatch`: the GPU dispatches of a call, as data,
+//! - `dispatch`: the GPU dispatches of a call without timings, as data,
+//! - `variants`: all ways to run a call, of which autotuning chooses,
 //! - `cost`: FLOPs and bytes of a call,
 //! - `catalog` and `probes`: the calls on which its kernels are certified,
 //! - `TWIN`: all of these as a value, with the kinds of its inputs and the length of its loops,

@@ -416,6 +416,33 @@ fn init_run_or_checkpoint_same_bits() {
     refused("", "is not in the vocabulary of");
 }
 
+/// GPT-2's files have biases: those of a model without them are zeros, which change nothing.
+#[test]
+fn export_gpt_without_biases_has_zeros() {
+    let desk = Desk::new();
+    desk.train("--steps 3 --out run --quiet").ok();
+    let told = desk.run("export run --out model").ok();
+    assert!(told.err.contains("GPT-2 has biases, which are zeros here"), "{}", told.err);
+    let evaluated = |of: &str| desk.run(&format!("eval {of} --data text.txt")).ok().out;
+    assert_eq!(evaluated("run"), format!("step 3  {}", evaluated("model")));
+    let line = "train --init model --data text.txt --devices cpu --steps 0 --out on";
+    desk.run(line).ok();
+    assert_eq!(evaluated("on"), format!("step 0  {}", evaluated("model")));
+    // Characters that are not the model's have other ids.
+    desk.write("few.txt", "ab".repeat(400));
+    fs::create_dir(desk.path("bare")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(desk.path(&format!("model/{name}")), desk.path(&format!("bare/{name}"))).unwrap();
+    }
+    let ran = desk.run("train --init bare --data few.txt --devices cpu --out no").ended(78);
+    let why = "the text has 2 different characters, and bare has 20 tokens, so that their ids";
+    assert!(ran.line("error:").contains(why), "{}", ran.err);
+    desk.run("train --init bare --data text.txt --devices cpu --steps 0 --out same").ok();
+    let file = "train --init bare/model.safetensors --data text.txt --devices cpu --out no";
+    let ran = desk.run(file).ended(78);
+    assert!(ran.line("error:").contains("is a part of a model; give its directory: bare"));
+}
+
 /// A run starts from weights alone, which are those of the configured model.
 #[test]
 fn init_weights_alone_same_bits() {
@@ -431,7 +458,7 @@ fn init_weights_alone_same_bits() {
     desk.run("train --resume tuned --steps 4 --quiet --devices cpu").ok();
     assert_eq!(desk.losses("tuned").len(), 4);
     for (more, why) in [
-        ("--set model.width=16", "wte.weight' is "),
+        ("--set model.width=8", "wte.weight' is "),
         ("--set model.layers=3", "'h.2."),
         ("--set model.kind=mlp", "weights without a config.json are those of the configured model"),
     ] {

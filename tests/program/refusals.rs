@@ -56,7 +56,7 @@ fn refuses_config(toml: &str, parts: &[&str]) {
 #[test]
 fn texts_not_utf8_are_refused() {
     let not_utf8 = [&b"first line\nsecond"[..], &[0xFF], &b" line".repeat(20)].concat();
-    refuses_text(&not_utf8, &["not UTF-8 at byte 17 (line 2)", "data.tokenizer = \"byte\""]);
+    refuses_text(&not_utf8, &["not UTF-8 at byte 17 (line 2)", "--set data.tokenizer=byte"]);
     let desk = Desk::new();
     desk.write("data.txt", not_utf8);
     let bytes = "--data data.txt --set data.tokenizer=byte --steps 2 --quiet";
@@ -131,8 +131,24 @@ fn checkpoints_missing_are_refused() {
     refuses(&[], "train --devices cpu --resume latest", &["there is no run in runs/"]);
     for line in ["train --resume", "eval", "eval --best", "generate"] {
         let line = format!("{line} nowhere --devices cpu");
-        refuses(&[], &line, &["nowhere/checkpoints", "there is no checkpoint"]);
+        refuses(&[], &line, &["nowhere: no run or checkpoint is there"]);
     }
+    let desk = Desk::new();
+    desk.train("--name first --quiet --steps 4 --set train.checkpoint_every=2").ok();
+    let before = desk.files();
+    for (line, there) in [
+        ("train --resume frist", "; there is runs/first"),
+        (
+            "eval runs/first/checkpoints/step-00000003",
+            "step-00000002, runs/first/checkpoints/step-",
+        ),
+    ] {
+        refused(&desk, &before, desk.run(&format!("{line} --devices cpu")), &[there]);
+    }
+    // The name of a run is enough.
+    desk.run("eval first --devices cpu").ok();
+    let ran = desk.run("train --resume first --steps 5 --devices cpu").ok();
+    assert!(ran.err.contains("continuing at step 4, from runs/first/"), "{}", ran.err);
 }
 
 /// Requests that a run refuses which is there already, and which must stay as it is.

@@ -34,6 +34,9 @@ impl PlanReport<'_> {
         // Writing to a string cannot fail.
         let _ = write!(text, "\n{}\n", self.device_table());
         let _ = write!(text, "{}\n{}", self.layout_table(), self.chosen_lines());
+        for note in self.notes_on_choice() {
+            let _ = writeln!(text, "{note}");
+        }
         for left in &self.planned.proposal.left_out {
             let _ = writeln!(text, "{}", left.reason);
         }
@@ -48,6 +51,34 @@ impl PlanReport<'_> {
             let _ = writeln!(text, "to run exactly this: potluck train .. {flags}");
         }
         text
+    }
+
+    /// Sentences on layouts and devices that are faster than the chosen layout.
+    fn notes_on_choice(&self) -> Vec<String> {
+        let Proposal { chosen, others, alone_s, .. } = &self.planned.proposal;
+        let step_s = chosen.prediction.step_s;
+        let mut notes = Vec::new();
+        let is_faster = |other: &&Candidate| other.prediction.step_s < step_s;
+        if !chosen.arrangement.mesh.is_divided() && others.iter().any(|other| is_faster(&other)) {
+            notes.push(
+                "a layout that divides the model is chosen if it is a tenth faster: predictions \
+                 are not exact"
+                    .into(),
+            );
+        }
+        let devices = &self.planned.profile.devices;
+        let alone = alone_s.iter().zip(devices).min_by(|(a, _), (b, _)| a.total_cmp(b));
+        if let Some((alone_s, device)) = alone
+            && *alone_s < step_s
+            && chosen.arrangement.positions.len() > 1
+        {
+            notes.push(format!(
+                "{} alone is faster, with {} ms per step; named devices all take part",
+                device.name,
+                milliseconds(*alone_s)
+            ));
+        }
+        notes
     }
 
     fn head(&self) -> String {

@@ -129,9 +129,13 @@ impl<'a> CsvTable<'a> {
         }
         // Tables whose columns are numbered from 0 are common.
         let is_numbered = self.header.iter().enumerate().all(|(at, name)| *name == at.to_string());
-        if !is_numbered && self.header.iter().all(|name| name.parse::<f64>().is_ok()) {
+        let numbers = self.header.iter().filter(|name| name.parse::<f64>().is_ok()).count();
+        // A first row of figures, of which one column or another may be a label.
+        if !is_numbered && 2 * numbers > self.header.len() {
             let names = listed(&self.header);
-            return refuse(format!("expected the names of the columns, found numbers: {names}"));
+            return refuse(format!(
+                "expected the names of the columns, found numbers: {names}; add a line of names"
+            ));
         }
         Ok(())
     }

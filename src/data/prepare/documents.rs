@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::inputs::{InputFile, unreadable};
 use crate::DataError;
+use crate::error::NotText;
 use crate::tokenizer::{TextDivision, TokenizerFile};
 use potluck_core::Setting;
 use potluck_core::format::size_text;
@@ -227,7 +228,8 @@ impl<'a> Pieces<'a> {
                     let before = self.place.line as usize + line_ends(self.text.as_bytes());
                     let name = file.path.display().to_string();
                     let line = 1 + before + line_ends(good);
-                    return Err(DataError::NotUtf8 { name, offset, line });
+                    let kind = NotText::of(&name, &bytes);
+                    return Err(DataError::NotUtf8 { name, offset, line, kind });
                 }
             };
             self.incomplete = bytes.split_off(valid);

@@ -103,7 +103,12 @@ impl Schedule {
         }
         let start = match self.decay {
             Decay::Wsd => self.warmup.max(self.decay_steps.saturating_sub(self.cooldown_steps)),
-            _ => self.warmup,
+            Decay::Constant
+            | Decay::Linear
+            | Decay::Cosine
+            | Decay::Step { .. }
+            | Decay::Exponential { .. }
+            | Decay::OneCycle(_) => self.warmup,
         };
         if done < start {
             return self.lr;
@@ -111,7 +116,12 @@ impl Schedule {
         let progress = (done - start) as f64 / (self.decay_steps - start) as f64;
         let remaining = match self.decay {
             Decay::Cosine => remaining_of_cosine(progress),
-            _ => 1.0 - progress,
+            Decay::Constant
+            | Decay::Linear
+            | Decay::Wsd
+            | Decay::Step { .. }
+            | Decay::Exponential { .. }
+            | Decay::OneCycle(_) => 1.0 - progress,
         };
         self.min_lr + remaining * (self.lr - self.min_lr)
     }

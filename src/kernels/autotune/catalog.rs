@@ -1,4 +1,5 @@
-//! Catalog of calls that cover every kernel, which `potluck devices --certify` certifies.
+//! Catalog of calls that cover every shader file and every variant, which `potluck devices
+//! --certify` certifies; of elementwise functions some, and the others when a run needs them.
 
 use crate::{Caps, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
 use potluck_core::RunSeries;

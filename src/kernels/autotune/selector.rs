@@ -598,8 +598,8 @@ impl KernelSelector {
         }
         if self.work.untimed > 0 {
             session.notes.push(format!(
-                "autotuning ran out of time ({} s) for {} of {} calls; for now they use the best \
-                 kernels timed so far, or defaults; rerun to continue, or raise {}",
+                "autotuning ran out of time ({} s) for {} of {} calls: this start uses the best \
+                 kernels timed so far, or defaults, and the next one goes on; {} sets the time",
                 tuning.seconds,
                 self.work.untimed,
                 calls.len(),

@@ -1,5 +1,6 @@
 //! Errors of devices, each with the next action for the user.
 
+use super::select::is_index;
 use potluck_core::Setting;
 
 /// Error of a device that is missing or failed. Each message is one sentence with the next action.
@@ -90,8 +91,15 @@ pub enum DeviceError {
 /// Names of devices in other frameworks, which say nothing of the adapter.
 const OF_FRAMEWORKS: [&str; 7] = ["cuda", "gpu", "hip", "metal", "mps", "rocm", "xpu"];
 
-/// What to write instead of a name of another framework (`cuda`, `cuda:1`); empty for other names.
+/// What to write instead of a name of another framework (`cuda`, `cuda:1`), or of a number of
+/// devices; empty for other names.
 fn naming_advice(selector: &str) -> &'static str {
+    if is_index(selector) {
+        return "; a number is an index: name each device, such as \"0,1\" for two of them";
+    }
+    if selector.contains(';') {
+        return "; separate devices by commas";
+    }
     let name = selector.split(':').next().unwrap_or_default();
     if OF_FRAMEWORKS.iter().any(|known| name.eq_ignore_ascii_case(known)) {
         "; for every hardware GPU write auto alone, and for one its index or a part of its name"

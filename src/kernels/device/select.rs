@@ -292,6 +292,11 @@ fn one(typed: &str, known: &[Known]) -> Result<Chosen, DeviceError> {
     }
 }
 
+/// Returns true for a number that is an index, and not a part of a name such as 3090.
+pub(super) fn is_index(text: &str) -> bool {
+    text.len() <= 2 && text.parse::<usize>().is_ok()
+}
+
 /// Index of the adapter that a text in lower case names.
 fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
     if known.is_empty() {
@@ -307,16 +312,34 @@ fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
     {
         return Ok(index);
     }
+    if is_index(wanted) {
+        return Err(DeviceError::NoMatch { selector: typed.into(), found: describe(known) });
+    }
+    let mut fits = Vec::new();
     for (index, entry) in known.iter().enumerate() {
         let is_candidate = match api {
             Some(api) => entry.api == api,
             None => entry.is_listed,
         };
-        if is_candidate && entry.name.to_lowercase().contains(wanted) {
-            return Ok(index);
+        let name = entry.name.to_lowercase();
+        if is_candidate && name.contains(wanted) {
+            fits.push((index, name == wanted));
         }
     }
-    Err(DeviceError::NoMatch { selector: typed.into(), found: describe(known) })
+    let wholes: Vec<usize> =
+        fits.iter().filter(|(_, is_whole)| *is_whole).map(|(index, _)| *index).collect();
+    match (&fits[..], &wholes[..]) {
+        ([], _) => Err(DeviceError::NoMatch { selector: typed.into(), found: describe(known) }),
+        ([(index, _)], _) | (_, [index]) => Ok(*index),
+        _ => {
+            let mut names = Vec::with_capacity(fits.len());
+            for (index, _) in fits {
+                names.push(format!("{index} {}", known[index].name));
+            }
+            let names = names.join(" and ");
+            Err(bad(typed, &format!("it fits {names}; write the index, or more of the name")))
+        }
+    }
 }
 
 fn describe(known: &[Known]) -> String {
@@ -408,6 +431,7 @@ mod tests {
         assert_eq!(list("cpu,llvmpipe (LLVM 19.1, 256 bits)*2"), Ok(vec![Cpu, Index(0), Index(0)]));
         // A star within a name is no count.
         assert_eq!(list("uhd*2"), Ok(vec![Index(2)]));
+        assert_eq!(list("3060"), Ok(vec![Index(1)]));
         assert_eq!(list("graphics, uhd*2*3,cpu"), Ok(vec![Index(2), Index(2), Index(2), Cpu]));
     }
 
@@ -417,6 +441,9 @@ mod tests {
             let error = list(typed).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{typed}: {error}");
         };
+        // Not a part of "LLVM 19.1".
+        refused("9", &["no adapter matches '9'", "a number is an index", "\"0,1\""]);
+        refused("i", &["it fits 0 llvmpipe", "and 1 NVIDIA", "write the index"]);
         refused("cpu,radeon,0", &["no adapter matches 'radeon'", "1 vulkan:NVIDIA"]);
         refused("cpu,,0", &["'' is not", "empty"]);
         refused("cpu,", &["'' is not", "empty"]);

@@ -35,6 +35,7 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
             "batch_size",
             "bs",
             "global_batch_size",
+            "mini_batch_size",
             "train_batch_size",
             "per_device_train_batch_size",
         ],
@@ -58,11 +59,15 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
         "set optim.clip, the largest norm of the gradient",
     ),
     (&["optimizer", "optim", "opt"], "set optim.kind"),
-    (&["betas"], "set optim.beta1 and optim.beta2"),
+    (&["betas", "adam_beta1", "adam_beta2"], "set optim.beta1 and optim.beta2"),
     (&["ema_decay", "swa"], "set optim.ema"),
     (
         &["fp16", "bf16", "amp", "autocast", "half", "mixed_precision", "dtype", "torch_dtype"],
         "set train.precision=\"mixed\" (--precision): products multiply in f16 and sum in f32",
+    ),
+    (
+        &["tf32", "matmul_precision"],
+        "products are in f32; train.precision=mixed is faster on cards",
     ),
     (
         &["gradient_checkpointing", "activation_checkpointing", "checkpoint_activations"],
@@ -78,13 +83,44 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     ),
     (&["shuffle"], "training samples are shuffled by train.seed, but for model.stateful"),
     (&["random_seed", "manual_seed"], "set train.seed (--seed)"),
-    (&["save_steps", "save_every", "save_interval"], "set train.checkpoint_every"),
+    (
+        &["deterministic", "full_determinism", "benchmark"],
+        "the same devices, shares and seed give the same bits; nothing needs to be set",
+    ),
+    (
+        &["save_steps", "save_every", "save_interval", "save_strategy"],
+        "set train.checkpoint_every, in steps",
+    ),
     (&["save_total_limit", "save_top_k"], "set train.checkpoint_keep"),
-    (&["eval_steps", "eval_interval", "val_check_interval"], "set train.eval_every (--eval-every)"),
+    (
+        &[
+            "eval_steps",
+            "eval_interval",
+            "eval_strategy",
+            "evaluation_strategy",
+            "val_check_interval",
+        ],
+        "set train.eval_every (--eval-every), in steps",
+    ),
+    (
+        &["load_best_model_at_end", "best"],
+        "the best checkpoint is kept besides the newest: eval, generate, predict and export take \
+         it with --best",
+    ),
     (&["eval_iters", "limit_val_batches"], "set train.eval_samples"),
-    (&["logging_steps", "log_interval", "log_every_n_steps"], "set train.log_every (--log-every)"),
+    (
+        &["logging_steps", "log_interval", "log_every_n_steps", "verbose", "verbosity"],
+        "set train.log_every (--log-every), in steps",
+    ),
+    (&["profile", "profiler"], "use --trace FILE"),
+    (
+        &["fast_dev_run", "dry_run", "dryrun"],
+        "use --steps 1, or --explain memory to see what a run needs without it",
+    ),
     (&["val_split", "test_size", "validation_split"], "set data.held_out"),
     (&["dataset", "train_file", "data_dir", "dataset_name"], "set data.path (--data)"),
+    (&["validation_file", "val_data", "val_file", "eval_dataset"], "set data.val_path"),
+    (&["config", "config_file", "cfg", "yaml"], "give the configuration file without a flag"),
     (&["n_layer", "num_layers", "n_layers", "num_hidden_layers", "depth"], "set model.layers"),
     (&["n_head", "num_heads", "n_heads", "num_attention_heads", "nhead"], "set model.heads"),
     (&["num_key_value_heads", "n_kv_heads"], "set model.kv_heads"),
@@ -101,6 +137,7 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
             "sequence_length",
             "max_length",
             "max_seq_len",
+            "max_seq_length",
             "max_position_embeddings",
             "n_positions",
             "context_length",
@@ -117,9 +154,51 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
         "set parallel.pipeline_stages (--pipeline)",
     ),
     (
-        &["dp", "ddp", "strategy", "world_size", "num_gpus", "gpus", "n_gpus", "num_processes"],
+        &[
+            "dp",
+            "ddp",
+            "multi_gpu",
+            "strategy",
+            "world_size",
+            "num_gpus",
+            "gpus",
+            "n_gpus",
+            "nproc_per_node",
+            "num_processes",
+            "local_rank",
+        ],
         "every device that --devices names takes part; --nodes adds machines, --pipeline and \
          --tensor divide the model",
+    ),
+    (
+        &[
+            "nnodes",
+            "num_nodes",
+            "num_machines",
+            "node_rank",
+            "machine_rank",
+            "master_addr",
+            "master_port",
+            "rdzv_endpoint",
+            "rdzv_backend",
+            "main_process_ip",
+        ],
+        "use --nodes N on the first machine and `potluck join` on the others, or `potluck launch` \
+         on all of them",
+    ),
+    (
+        &["accelerator", "cpu", "use_cpu", "no_cuda", "cuda", "gpu", "gpu_ids", "device"],
+        "set parallel.devices (--devices): auto, cpu, or indices and parts of names from `potluck \
+         devices`, such as \"0,1\"",
+    ),
+    (
+        &["backend", "dist_backend"],
+        "devices exchange gradients by themselves, over QUIC between machines; nothing needs to be \
+         set",
+    ),
+    (
+        &["sync_batchnorm", "sync_bn"],
+        "statistics are those of a micro-batch; model.norm=group depends on no batch",
     ),
     (
         &["zero", "zero_stage", "fsdp", "deepspeed"],
@@ -138,16 +217,25 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
             "model_name_or_path",
             "init_from",
             "from_pretrained",
+            "weights",
+            "pretrained_weights",
         ],
         "set model.kind or model.preset for a new model; --init DIR starts from weights",
     ),
-    (&["resume_from", "resume_from_checkpoint", "ckpt_path"], RESUME),
+    (&["resume_from", "resume_from_checkpoint", "ckpt_path", "load", "checkpoint"], RESUME),
     (&["output_dir", "out_dir", "save_dir", "default_root_dir"], "use --out DIR"),
+    (
+        &["overwrite", "overwrite_output_dir", "force"],
+        "no run is overwritten: name another with --out, or leave it out for the next one in runs/",
+    ),
     (
         &["wandb", "report_to", "logger", "tensorboard_dir"],
         "set metrics.tensorboard for event files; each run has a record in JSON lines besides",
     ),
-    (&["lora", "peft", "qlora"], "adapters are not trained; optim.groups freezes parameters"),
+    (
+        &["lora", "lora_alpha", "lora_r", "lora_rank", "peft", "qlora"],
+        "adapters are not trained; optim.groups freezes parameters",
+    ),
     (&["class_weight", "loss_weights"], "set train.class_weights"),
     (&["criterion", "loss_fn", "loss_function", "objective"], "set train.loss"),
 ];

@@ -283,7 +283,7 @@ fn lengths(list: &[u64]) -> Vec<usize> {
 }
 
 config_enum! {
-    // The others are not activations of a model.
+    // The others have no word.
     Unary {
         Unary::Gelu => "gelu",
         Unary::GeluTanh => "gelu_tanh",

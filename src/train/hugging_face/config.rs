@@ -422,13 +422,6 @@ impl ModelKeys<'_> {
     }
 
     fn gpt2(&self, vocabulary: usize) -> Result<Json, String> {
-        if self.get("bias") != json!(true) {
-            return Err(
-                "GPT-2 has biases in linear layers and norms: train one with model.bias = \
-                        true, or write --format safetensors"
-                    .into(),
-            );
-        }
         let activation = match self.get("activation").as_str() {
             Some("gelu_tanh") => "gelu_new",
             Some("gelu") => "gelu",

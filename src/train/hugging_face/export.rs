@@ -17,6 +17,7 @@ use super::model_files::token_ids;
 use super::{FileType, HuggingFaceError, ModelFiles, config};
 use crate::checkpoint::NamedTensor;
 use crate::families::ModelFamily;
+use crate::keys::Value;
 use potluck_core::arithmetic::transpose;
 use potluck_core::files;
 use potluck_data::TokenizerFile;
@@ -222,6 +223,25 @@ pub fn vocabulary_of(family: &dyn ModelFamily, parameters: &[NamedTensor]) -> us
     let table = family.names().first().map_or("", |name| name.ours);
     let embedding = parameters.iter().find(|tensor| tensor.name == table);
     embedding.map_or(0, |tensor| tensor.shape[0])
+}
+
+/// Returns the biases that GPT-2's files have, for a `gpt` that has none: zeros, with which the
+/// model computes the same; none for other models.
+pub fn zero_biases(family: &dyn ModelFamily, parameters: &[NamedTensor]) -> Vec<NamedTensor> {
+    let mut zeros = Vec::new();
+    // Of the families with names in these files, only this one has the key.
+    if family.value("bias") != Some(Value::Flag(false)) {
+        return zeros;
+    }
+    for tensor in parameters {
+        let Some(layer) = tensor.name.strip_suffix(".weight") else { continue };
+        let name = format!("{layer}.bias");
+        if their_name(family.names(), &name).is_some() {
+            let rows = tensor.shape[0];
+            zeros.push(NamedTensor { name, shape: vec![rows], values: vec![0.0; rows] });
+        }
+    }
+    zeros
 }
 
 fn new_directory_beside(out: &Path) -> Result<PathBuf, HuggingFaceError> {

@@ -23,7 +23,7 @@ const HEAD: &str = "lm_head.weight";
 pub const INDEX: &str = "model.safetensors.index.json";
 /// Files that contain a program instead of tensors.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
-const PICKLED_ENDINGS: [&str; 3] = ["bin", "pt", "pth"];
+const PICKLED_ENDINGS: [&str; 4] = ["bin", "ckpt", "pt", "pth"];
 /// Largest header of a file, as in the safetensors crate.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Largest index, far above real ones, even with thousands of layers.
@@ -118,15 +118,35 @@ impl StoredTensors {
     /// Returns the number of rows of the table of tokens of a family with these names; `None` if
     /// the files have none.
     pub fn tokens(&self, names: &[FileName]) -> Option<usize> {
-        let table = names.first()?;
-        let short = table.theirs.strip_prefix("transformer.").unwrap_or(table.theirs);
-        let stored =
-            [table.theirs, short, table.ours].iter().find_map(|name| self.tensors.get(*name));
-        stored?.shape.first().copied()
+        let FileName { ours, theirs, .. } = names.first()?;
+        let short = theirs.strip_prefix("transformer.").unwrap_or(theirs);
+        let prefixed = format!("transformer.{ours}");
+        for name in [*theirs, short, *ours, prefixed.as_str(), HEAD] {
+            if let Some(stored) = self.tensors.get(name) {
+                return stored.shape.first().copied();
+            }
+        }
+        None
+    }
+
+    /// Returns a clause on the tensor that is most like one that is missing, by the end of its name.
+    fn alike(&self, missing: &str) -> String {
+        let common = |name: &str| {
+            let pairs = name.bytes().rev().zip(missing.bytes().rev());
+            pairs.take_while(|(one, other)| one == other).count()
+        };
+        let alike = self.tensors.keys().max_by_key(|name| common(name));
+        match alike {
+            Some(name) if common(name) >= ".bias".len() => format!("; there is '{name}'"),
+            _ if missing.ends_with(".bias") => {
+                "; zeros do the same for a model without biases".into()
+            }
+            _ => String::new(),
+        }
     }
 
     /// Removes the prefixes that all names have from wrappers of the model.
-    fn unwrapped(mut self) -> Self {
+    pub fn unwrapped(mut self) -> Self {
         for wrapper in WRAPPERS {
             if self.tensors.keys().all(|name| name.starts_with(wrapper)) {
                 let tensors = std::mem::take(&mut self.tensors).into_iter();
@@ -173,8 +193,9 @@ impl StoredTensors {
                 stored = self.tensors.remove(HEAD);
             }
             let Some(stored) = stored else {
+                let there = self.alike(&theirs);
                 let directory = self.directory.clone();
-                return Err(HuggingFaceError::Missing { directory, tensor: theirs });
+                return Err(HuggingFaceError::Missing { directory, tensor: theirs, there });
             };
             if !stored.is_half_or_float() {
                 let why = format!("is in {:?}, not F32, F16 or BF16", stored.dtype);
@@ -191,7 +212,12 @@ impl StoredTensors {
                 there.reverse();
             }
             if stored.shape != there {
-                let hint = transposed_hint(&stored.shape, &there);
+                let hint = match transposed_hint(&stored.shape, &there) {
+                    hint if hint.is_empty() || !is_transposed => hint,
+                    _ => {
+                        ", its transpose: GPT-2's files have the weight of a linear layer as (in, out)"
+                    }
+                };
                 let why = format!("is {:?}, and the model's is {there:?}{hint}", stored.shape);
                 return Err(refused(&self.directory, &theirs, why));
             }

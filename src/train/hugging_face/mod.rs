@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 pub use config::{ModelSettings, configuration};
 pub use export::{
     ExportedModel, create_parent, export, export_parameters, require_free, vocabulary_of,
+    zero_biases,
 };
 pub use file_type::{BLOCK, FileType};
 pub use files::{ModelTensors, is_table_of_tokens};
@@ -41,8 +42,13 @@ pub enum HuggingFaceError {
     Config { path: PathBuf, why: String },
     #[error("{}: the tensor '{tensor}' {why}", directory.display())]
     Tensor { directory: PathBuf, tensor: String, why: String },
-    #[error("{}: the tensor '{tensor}' is missing", directory.display())]
-    Missing { directory: PathBuf, tensor: String },
+    #[error("{}: the tensor '{tensor}' is missing{there}", directory.display())]
+    Missing {
+        directory: PathBuf,
+        tensor: String,
+        /// Clause on a tensor of another name, or what else to do; it may be empty.
+        there: String,
+    },
     /// Weights that are not those of the configured model.
     #[error(
         "{why}; weights without a config.json are those of the configured model: give its keys, \
@@ -57,8 +63,9 @@ pub enum HuggingFaceError {
     #[error(
         "{}: is a Python pickle, which can run code, so it is not read; where you trust it, \
          convert it with transformers: \
-         AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW), or with \
-         safetensors.torch.save_file(model.state_dict(), FILE)",
+         AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW), or any other model with \
+         safetensors.torch.save_model(model, \"model.safetensors\"), for --init \
+         model.safetensors",
         path.display()
     )]
     Pickled { path: PathBuf },
@@ -89,6 +96,9 @@ pub enum HuggingFaceError {
         path.display()
     )]
     Gguf { path: PathBuf },
+    /// Weights beside the configuration of their model.
+    #[error("{}: is a part of a model; give its directory: {}", path.display(), directory.display())]
+    OfModel { path: PathBuf, directory: PathBuf },
     /// File or directory of a run that is no checkpoint.
     #[error("{}: is a part of a run; give the run: {}", path.display(), run.display())]
     OfRun { path: PathBuf, run: PathBuf },
@@ -169,7 +179,7 @@ pub struct BareWeights(PathBuf);
 impl BareWeights {
     /// Returns the weights at a path; `None` if there is something else, or a part of a run.
     pub fn at(path: &Path) -> Option<Self> {
-        if run_around(path).is_some() {
+        if run_around(path).is_some() || directory_with_config(path).is_some() {
             return None;
         }
         let is_weights = if path.is_dir() {
@@ -188,7 +198,7 @@ impl BareWeights {
     /// Returns the rows of the family's table of tokens; `None` if the weights have none, or
     /// cannot be read, as [`Self::tensors`] says.
     pub fn tokens(&self, family: &dyn ModelFamily) -> Option<usize> {
-        StoredTensors::open(&self.0).ok()?.tokens(family.names())
+        StoredTensors::open(&self.0).ok()?.unwrapped().tokens(family.names())
     }
 
     /// Finds the parameters of a graph, as [`ModelDirectory::tensors`] does. Their names are those
@@ -226,6 +236,9 @@ pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
     if let Some(run) = last_run_in(path) {
         return Err(HuggingFaceError::HasRuns { path: path.into(), run });
     }
+    if let Some(directory) = directory_with_config(path) {
+        return Err(HuggingFaceError::OfModel { path: path.into(), directory });
+    }
     if path.extension().is_some_and(|ending| ending == "gguf") {
         return Err(HuggingFaceError::Gguf { path: path.into() });
     }
@@ -236,6 +249,17 @@ pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
         Some(path) => Err(HuggingFaceError::Pickled { path }),
         None => Err(HuggingFaceError::NoModel { path: path.into() }),
     }
+}
+
+/// Returns the directory of a file of weights, if the configuration of their model is in it.
+fn directory_with_config(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let is_of_model = name.starts_with("model") && name.ends_with(".safetensors");
+    let directory = path.parent().filter(|directory| directory.join("config.json").is_file())?;
+    if !is_of_model || !path.is_file() {
+        return None;
+    }
+    Some(if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory.into() })
 }
 
 /// Returns the directory of the run in which a path lies.

@@ -196,6 +196,11 @@ impl Run {
         let loader = trainer.loader(&source, spec.steps)?;
         let store = startup::open_store(&options)?;
         let tokenizer = data.saved().tokenizer;
+        if let Some(model) = &options.init
+            && resumed.is_none()
+        {
+            model.require_characters(tokenizer.as_ref(), &*spec.model)?;
+        }
         let is_of_model = match &options.init {
             // A tokenizer with more tokens counts as the model's own.
             Some(_) if options.add_tokens.is_some() => true,

@@ -75,6 +75,32 @@ impl StartingModel {
         })
     }
 
+    /// Checks that the characters of a text can have the ids of the model's tokens: without the
+    /// model's tokenizer, their order gives their ids.
+    ///
+    /// # Errors
+    /// Returns `TrainError::InvalidRequest` if the model has another number of tokens.
+    pub(super) fn require_characters(
+        &self,
+        tokenizer: Option<&Tokenizer>,
+        family: &dyn ModelFamily,
+    ) -> Result<(), TrainError> {
+        let (Self::Files(_) | Self::Weights(_), Some(Tokenizer::Char { .. })) = (self, tokenizer)
+        else {
+            return Ok(());
+        };
+        let characters = tokenizer.map_or(0, Tokenizer::vocabulary);
+        let named = self.path().display();
+        match self.tokens(family) {
+            Some(tokens) if tokens != characters => Err(TrainError::InvalidRequest(format!(
+                "the text has {characters} different characters, and {named} has {tokens} tokens, \
+                 so that their ids differ; train on the text of the model, or set data.tokenizer \
+                 to its tokenizer.json"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the number of tokens of the model, of this family: the rows of its embedding; `None`
     /// for a family without such a table.
     pub fn tokens(&self, family: &dyn ModelFamily) -> Option<usize> {
