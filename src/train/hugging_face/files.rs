@@ -129,7 +129,7 @@ impl StoredTensors {
         None
     }
 
-    /// Returns a clause on the tensor that is most like one that is missing, by the end of its name.
+    /// Returns a clause on the tensor most like a missing one, by the end of its name.
     fn alike(&self, missing: &str) -> String {
         let common = |name: &str| {
             let pairs = name.bytes().rev().zip(missing.bytes().rev());
@@ -214,9 +214,7 @@ impl StoredTensors {
             if stored.shape != there {
                 let hint = match transposed_hint(&stored.shape, &there) {
                     hint if hint.is_empty() || !is_transposed => hint,
-                    _ => {
-                        ", its transpose: GPT-2's files have the weight of a linear layer as (in, out)"
-                    }
+                    _ => ", its transpose: GPT-2's files have linear weights as (in, out)",
                 };
                 let why = format!("is {:?}, and the model's is {there:?}{hint}", stored.shape);
                 return Err(refused(&self.directory, &theirs, why));

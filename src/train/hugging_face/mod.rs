@@ -97,7 +97,11 @@ pub enum HuggingFaceError {
     )]
     Gguf { path: PathBuf },
     /// Weights beside the configuration of their model.
-    #[error("{}: is a part of a model; give its directory: {}", path.display(), directory.display())]
+    #[error(
+        "{}: is a part of a model; give its directory: {}",
+        path.display(),
+        directory.display()
+    )]
     OfModel { path: PathBuf, directory: PathBuf },
     /// File or directory of a run that is no checkpoint.
     #[error("{}: is a part of a run; give the run: {}", path.display(), run.display())]
