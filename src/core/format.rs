@@ -111,14 +111,44 @@ fn in_tenths(bytes: u64, round: fn(f64) -> f64) -> String {
     format!("{:.1} {unit}", round(value * 10.0) / 10.0)
 }
 
-/// Returns a word that a POSIX shell reads as `text`.
+/// Returns a word that a shell of this system reads as `text`.
 pub fn shell_word(text: &str) -> String {
-    let is_plain = text.chars().all(|c| c.is_alphanumeric() || "_-./:=,+@%".contains(c));
-    if is_plain && !text.is_empty() {
-        text.into()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
+    if cfg!(windows) { windows_word(text) } else { posix_word(text) }
+}
+
+fn posix_word(text: &str) -> String {
+    if is_plain_word(text, "_-./:=,+@%") {
+        return text.into();
     }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Word for cmd.exe and PowerShell, which a program splits by the rules of Microsoft's C runtime:
+/// a backslash in front of a quotation mark quotes, and others are themselves.
+fn windows_word(text: &str) -> String {
+    if is_plain_word(text, "_-./:=+\\") {
+        return text.into();
+    }
+    let mut word = String::from("\"");
+    let mut backslashes = 0;
+    for character in text.chars() {
+        match character {
+            '\\' => backslashes += 1,
+            '"' => {
+                word.extend(std::iter::repeat_n('\\', backslashes + 1));
+                backslashes = 0;
+            }
+            _ => backslashes = 0,
+        }
+        word.push(character);
+    }
+    word.extend(std::iter::repeat_n('\\', backslashes));
+    word.push('"');
+    word
+}
+
+fn is_plain_word(text: &str, signs: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || signs.contains(c))
 }
 
 /// Formats the dimensions of a shape: `3x32x32`.
@@ -168,6 +198,23 @@ mod tests {
         assert_eq!(thousands(12345.6), "12,346");
         assert_eq!(thousands(999.0), "999");
         assert_eq!(thousands(1_234_567.0), "1,234,567");
+    }
+
+    #[test]
+    fn words_are_quoted_for_each_shell() {
+        for (text, posix, windows) in [
+            ("runs/a-1", "runs/a-1", "runs/a-1"),
+            (r"C:\runs\a", r"'C:\runs\a'", r"C:\runs\a"),
+            ("0,1", "0,1", "\"0,1\""),
+            ("cpu*2", "'cpu*2'", "\"cpu*2\""),
+            ("[3, 9]", "'[3, 9]'", "\"[3, 9]\""),
+            ("it's", r"'it'\''s'", "\"it's\""),
+            (r#"a "b""#, r#"'a "b"'"#, r#""a \"b\"""#),
+            (r"C:\my runs\", r"'C:\my runs\'", r#""C:\my runs\\""#),
+            ("", "''", "\"\""),
+        ] {
+            assert_eq!((posix_word(text).as_str(), windows_word(text).as_str()), (posix, windows));
+        }
     }
 
     #[test]

@@ -21,12 +21,13 @@ use crate::config::schema::{
     Schedule as ScheduleSection, TokenizerSource, TypedKeys, is_of_placement,
 };
 use crate::families::{DataShape, ModelFamily};
+use crate::keys::Value;
 use crate::runtime::memory;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::names::is_auto;
 use potluck_core::DType;
 use potluck_core::faults::Faults;
-use potluck_core::format::counted;
+use potluck_core::format::{counted, shell_word};
 use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler};
 use potluck_graph::optim::{Decay, OneCycle, Optimizer, ParameterGroup, Schedule};
@@ -790,7 +791,12 @@ fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
             && value != default.value(name)
             && let Some(value) = value
         {
-            settings.push((name, value.to_string()));
+            let written = match value {
+                // Without quotes, which not every shell leaves within a word.
+                Value::Text(word) if shell_word(&word) == word => word,
+                other => other.to_string(),
+            };
+            settings.push((name, written));
         }
     }
     settings
@@ -1004,14 +1010,14 @@ mod tests {
         };
         let command = RunSpec::new(&config).resume_on(left(3), run.clone());
         let expected = "potluck train --resume run --devices 'cpu*3' --pipeline 3 --set \
-                        train.steps=9 --set 'parallel.reduce_site=\"host\"' --set \
+                        train.steps=9 --set parallel.reduce_site=host --set \
                         train.micro_batch_size=12";
         assert_eq!(command.to_string(), expected);
         config.parallel.shares.clear();
         let command = RunSpec::new(&config).resume_on(left(1), run);
         let expected = "potluck train --resume run --devices 'cpu*3' --pipeline 1 --set \
-                        train.steps=9 --set 'parallel.balance=\"fixed\"' --set \
-                        'parallel.reduce_site=\"host\"'";
+                        train.steps=9 --set parallel.balance=fixed --set \
+                        parallel.reduce_site=host";
         assert_eq!(command.to_string(), expected);
     }
 

@@ -555,8 +555,15 @@ fn explain_several_devices_tells_each() {
     let line = format!("train tiny.toml --data text.txt --devices cpu*3 --explain {large}");
     let large = desk.run(&line).ended(78).out;
     assert_eq!(large.matches("\n  does not fit: ").count(), 3);
-    let fewer = "; a run that measures its shares tries fewer samples at a time\n";
-    assert_eq!(large.matches(fewer).count(), 3);
+    let fewer = "; with fewer samples at a time neither\n";
+    assert_eq!(large.matches(fewer).count(), 3, "{large}");
+    let line = "train --data text.txt --devices cpu --batch 64 --set model.width=128 --explain \
+                memory --set train.device_memory_mib=";
+    let needed = desk.run(&format!("{line}9999")).ok().out;
+    let mib = (numbers(&needed, "fits:")[0] * 0.6) as u32;
+    let half = desk.run(&format!("{line}{mib}")).ok().out;
+    let fits = "; it fits with 32 samples at a time (";
+    assert!(half.contains("does not fit: ") && half.contains(fits), "{half}");
     let (shared, whole) = (numbers(&memory, "moments"), numbers(&alone, "moments")[0]);
     // Each rank keeps about a third, and all together everything.
     assert!(shared.iter().all(|part| (0.2 * whole..0.5 * whole).contains(part)), "{memory}");

@@ -66,7 +66,19 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
             fitting += 1;
         }
         least.push(smallest);
-        limits.push(note + &limit_line(selection, largest.device, limit, tries_fewer));
+        let mut line = note + &limit_line(selection, largest.device, limit);
+        if tries_fewer
+            && let Some((has, _)) = limit
+            && largest.device as u64 > has
+        {
+            let needed = |rows| {
+                let plan = request.plans.of_rows(rows);
+                RankMemory::of(selection, &plan, &moments, world).device as u64
+            };
+            let rows_min = request.plans.of_rows(1).rows_min();
+            line += &fewer_rows_text(placement.measured_rows().unwrap_or(1), rows_min, has, needed);
+        }
+        limits.push(line);
         stashes.push(if placement.is_divided() { Some(placement.stashes(rank)) } else { None });
         owned.push(owned_elements(&moments));
     }
@@ -182,21 +194,27 @@ fn batches_bytes(graph: &Graph, batch: usize) -> usize {
     loader::bytes(batch, of_sample).saturating_add(carried::bytes(graph, batch))
 }
 
-/// Returns a line that compares the bytes that a device needs with its memory. A run that
-/// `tries_fewer` samples per micro-batch may still fit.
-fn limit_line(
-    selection: &Selection,
-    needed: usize,
-    limit: Option<(u64, LimitBasis)>,
-    tries_fewer: bool,
-) -> String {
+/// Returns a line that compares the bytes that a device needs with its memory.
+fn limit_line(selection: &Selection, needed: usize, limit: Option<(u64, LimitBasis)>) -> String {
     if limit.is_none() && matches!(selection, Selection::Cpu { .. }) {
         return format!("{} needed, of the memory of the host", gibibytes(needed as u64));
     }
-    let exceeds = limit.is_some_and(|(has, _)| needed as u64 > has);
-    let mut line = comparison(needed, limit);
-    if exceeds && tries_fewer {
-        line.push_str("; a run that measures its shares tries fewer samples at a time");
+    comparison(needed, limit)
+}
+
+/// Returns a clause on the samples at a time, by halves of `rows` and at least `rows_min`, with
+/// which a device with `has` bytes holds what they need.
+fn fewer_rows_text(mut rows: u32, rows_min: u32, has: u64, needed: impl Fn(u32) -> u64) -> String {
+    while rows > rows_min {
+        rows = (rows / 2).max(rows_min);
+        let bytes = needed(rows);
+        if bytes <= has {
+            return format!(
+                "; it fits with {} at a time ({}), which a run that measures its shares tries",
+                counted(rows as usize, "sample", "samples"),
+                gibibytes_up(bytes)
+            );
+        }
     }
-    line
+    "; with fewer samples at a time neither".into()
 }
