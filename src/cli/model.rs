@@ -129,9 +129,12 @@ fn data_of(
     let saved = &loaded.saved;
     if let Some(path) = &args.data {
         if loaded.data.is_none() && saved.tokenizer.is_none() && !is_token_file(path) {
-            let why = "the model has no tokenizer.json to tokenize a text with; pass token ids as \
-                       --data";
-            return Err(TrainError::InvalidRequest(why.into()));
+            let model = args.checkpoint.checkpoint.display();
+            return Err(TrainError::InvalidRequest(format!(
+                "the model has no tokenizer.json to tokenize a text with; pass token ids as \
+                 --data, or if its tokens are the characters of a text, make a run of it: potluck \
+                 train --init {model} --data TEXT --steps 0"
+            )));
         }
         let data = spec.load_other(path, saved)?;
         let given = GivenData {

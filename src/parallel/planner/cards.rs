@@ -147,13 +147,17 @@ use CardMaker::{AmdRdna2, AmdRdna3, Apple, GeForce, IntelArc, NvidiaDataCenter};
 /// generation and lanes of PCI Express.
 pub const CARDS: &[Card] = &[
     card("RTX 3060", GeForce, [12.7, 25.0, 360.0], 12, [4, 16]),
+    card("RTX 3070", GeForce, [20.3, 41.0, 448.0], 8, [4, 16]),
     card("RTX 3080", GeForce, [29.8, 60.0, 760.0], 10, [4, 16]),
     card("RTX 3090", GeForce, [35.6, 71.0, 936.0], 24, [4, 16]),
     card("RTX 4060", GeForce, [15.1, 30.0, 272.0], 8, [4, 8]),
+    card("RTX 4060 Ti", GeForce, [22.1, 44.0, 288.0], 8, [4, 8]),
     card("RTX 4070", GeForce, [29.1, 58.0, 504.0], 12, [4, 16]),
+    card("RTX 4070 Ti", GeForce, [40.1, 80.0, 504.0], 12, [4, 16]),
     card("RTX 4080", GeForce, [48.7, 97.0, 717.0], 16, [4, 16]),
     card("RTX 4090", GeForce, [82.6, 165.0, 1_008.0], 24, [4, 16]),
     card("RTX 5070", GeForce, [30.9, 62.0, 672.0], 12, [5, 16]),
+    card("RTX 5070 Ti", GeForce, [43.9, 88.0, 896.0], 16, [5, 16]),
     card("RTX 5080", GeForce, [56.3, 113.0, 960.0], 16, [5, 16]),
     card("RTX 5090", GeForce, [104.8, 210.0, 1_792.0], 32, [5, 16]),
     Card {
@@ -165,8 +169,13 @@ pub const CARDS: &[Card] = &[
         ..card("H100 SXM", NvidiaDataCenter, [67.0, 989.0, 3_350.0], 80, [5, 16])
     },
     card("H200", NvidiaDataCenter, [67.0, 989.0, 4_800.0], 141, [5, 16]),
+    card("RX 6600", AmdRdna2, [8.9, 0.0, 224.0], 8, [4, 8]),
+    card("RX 6700 XT", AmdRdna2, [13.2, 0.0, 384.0], 12, [4, 16]),
     card("RX 6800 XT", AmdRdna2, [20.7, 0.0, 512.0], 16, [4, 16]),
+    card("RX 6900 XT", AmdRdna2, [23.0, 0.0, 512.0], 16, [4, 16]),
     card("RX 7600", AmdRdna3, [21.8, 44.0, 288.0], 8, [4, 8]),
+    card("RX 7700 XT", AmdRdna3, [35.2, 70.0, 432.0], 12, [4, 16]),
+    card("RX 7800 XT", AmdRdna3, [37.3, 75.0, 624.0], 16, [4, 16]),
     card("RX 7900 XTX", AmdRdna3, [61.4, 123.0, 960.0], 24, [4, 16]),
     card("RX 9070 XT", AmdRdna3, [48.7, 195.0, 640.0], 16, [5, 16]),
     shared("Radeon 890M", AmdRdna3, [11.9, 24.0, 120.0]),
@@ -275,7 +284,7 @@ mod tests {
 
     #[test]
     fn card_like_another_is_not_taken_for_it() {
-        for name in ["RTX 4060 Ti", "RX 7900", "RX 6800", "M3", "H100 PCIe", "60", "", "xt"] {
+        for name in ["RTX 3060 Ti", "RX 7900", "RX 6800", "M3", "H100 PCIe", "60", "", "xt"] {
             let error = card_named(name).unwrap_err();
             assert_eq!(error.nearest.len(), 3, "{name}");
         }
