@@ -76,11 +76,7 @@ impl Surroundings<'_> {
                     .into(),
             );
         }
-        for name in NAMED {
-            if let Some(value) = self.environment.get(name).filter(|value| !value.is_empty()) {
-                missing.push(format!("{name} is set, so that only these drivers load: {value}"));
-            }
-        }
+        missing.extend(self.named_drivers());
         if self.has_nvidia() {
             self.of_nvidia(&mut missing);
         } else if self.has_render_node() {
@@ -110,8 +106,19 @@ impl Surroundings<'_> {
         missing
     }
 
+    /// Sentence on a variable that names the only drivers that load.
+    fn named_drivers(&self) -> Option<String> {
+        for name in NAMED {
+            if let Some(value) = self.environment.get(name).filter(|value| !value.is_empty()) {
+                return Some(format!("{name} is set, so that only these drivers load: {value}"));
+            }
+        }
+        None
+    }
+
     fn unlisted(&self, vendors: &[u32]) -> Vec<String> {
-        let cards = self.pci_vendors();
+        // A container sees the names of the host's cards, which need not be given to it.
+        let cards = if self.is_container() { Vec::new() } else { self.pci_vendors() };
         let is_missing = |vendor: u32| cards.contains(&vendor) && !vendors.contains(&vendor);
         let mut sentences = Vec::new();
         if is_missing(NVIDIA) || self.has_nvidia() && !vendors.contains(&NVIDIA) {
@@ -122,10 +129,15 @@ impl Surroundings<'_> {
                         .into(),
                 );
             } else if vendors.is_empty() {
-                return self.sentences();
+                sentences.extend(self.sentences());
             } else {
                 self.of_nvidia(&mut sentences);
             }
+        }
+        let is_any_missing = OF_MESA.iter().any(|(vendor, ..)| is_missing(*vendor));
+        if is_any_missing && let Some(named) = self.named_drivers() {
+            sentences.push(named);
+            return sentences;
         }
         for (vendor, maker, manifest) in OF_MESA {
             if !is_missing(vendor) {
@@ -336,6 +348,7 @@ mod tests {
         let text = unlisted(&[nvidia, amd, CARD, LOADER, MANIFEST], &[0x1002]);
         assert!(text.contains("libGLX_nvidia.so.0"), "{text}");
         assert_eq!(unlisted(&[nvidia, amd, CARD], &[0x1002, NVIDIA]), "");
+        assert_eq!(unlisted(&[nvidia, amd, ".dockerenv"], &[]), "");
         assert_eq!(unlisted(&[LOADER], &[]), "");
     }
 }

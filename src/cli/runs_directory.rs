@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use potluck_train::checkpoint::Store;
+use potluck_train::hugging_face::ModelDirectory;
 
 /// Parent directory of runs for which no --out is given.
 pub const RUNS: &str = "runs";
@@ -36,7 +37,9 @@ pub fn by_age(directory: &Path) -> Vec<PathBuf> {
 /// Returns a sentence if there is no such run.
 pub fn named_run(typed: PathBuf) -> Result<PathBuf, String> {
     if typed != Path::new("latest") {
-        return Ok(by_name(&typed));
+        // A model in the cache of Hugging Face's files comes first, as for --init.
+        let is_cached = ModelDirectory::open(&typed.to_string_lossy()).is_ok();
+        return Ok(if is_cached { typed } else { by_name(&typed) });
     }
     newest_with_checkpoint(Path::new(RUNS))
         .ok_or_else(|| format!("no run in {RUNS}/ has a checkpoint; name a directory"))

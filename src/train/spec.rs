@@ -40,6 +40,10 @@ use potluck_parallel::{
     Shares, TensorOptions,
 };
 
+/// Keys of the numbers of stages and of ranks.
+const STAGES: &str = "parallel.pipeline_stages";
+const TENSOR_RANKS: &str = "parallel.tensor_ranks";
+
 /// Specification of a run: all decisions of its configuration.
 #[derive(Clone)]
 pub struct RunSpec {
@@ -234,7 +238,7 @@ impl RunSpec {
             tensorboard: config.metrics.tensorboard,
             devices: parallel.devices.clone(),
             parallel: ParallelOptions {
-                excluded: excluded_divisions(&resolved.typed),
+                excluded: excluded_divisions(resolved),
                 ..parallel_options(parallel)
             },
             opening: OpenOptions {
@@ -355,8 +359,13 @@ impl RunSpec {
 
     /// Names of the keys that the user has set, among those that a checkpoint saves.
     pub(crate) fn saved_keys(&self) -> Vec<String> {
-        let typed = self.resolved.typed.all();
-        typed.into_iter().filter(|key| !is_of_placement(key)).map(String::from).collect()
+        let ExcludedDivisions { pipelines, tensor_groups } = self.parallel.excluded;
+        let mut keys = self.resolved.typed.all();
+        keys.retain(|key| !is_of_placement(key));
+        // What they exclude is not in the placement.
+        keys.extend(pipelines.then_some(STAGES));
+        keys.extend(tensor_groups.then_some(TENSOR_RANKS));
+        keys.into_iter().map(String::from).collect()
     }
 
     /// Devices without the one at a position, and the pipelines that they form; `None` if no other
@@ -406,10 +415,17 @@ impl RunSpec {
             parallel.schedule = default.schedule;
             parallel.virtual_stages = default.virtual_stages;
         }
+        // Fewer parts than were asked for exclude none.
+        if stages != parallel.pipeline_stages {
+            resolved.typed.forget(STAGES);
+        }
         parallel.pipeline_stages = stages;
         let ranks = left.tensor.unwrap_or(parallel.tensor_ranks);
         if !left.are_as_typed || ranks != parallel.tensor_ranks {
             parallel.tensor_shares.clear();
+        }
+        if ranks != parallel.tensor_ranks {
+            resolved.typed.forget(TENSOR_RANKS);
         }
         parallel.tensor_ranks = ranks;
         resolved
@@ -434,7 +450,13 @@ impl RunSpec {
                 command.settings.push(("train.micro_batch_size", spec.micro_batch.to_string()));
             }
         }
-        let LeftDevices { devices, stages, tensor, .. } = left;
+        let LeftDevices { devices, mut stages, mut tensor, .. } = left;
+        // Other devices decide the placement anew. A single stage or rank that is given would
+        // exclude pipelines or tensor groups, which a plan may need.
+        if devices != self.devices {
+            stages = stages.filter(|stages| *stages > 1);
+            tensor = tensor.filter(|ranks| *ranks > 1);
+        }
         ResumeCommand { devices: Some(devices), pipeline: stages, tensor, ..command }
     }
 
@@ -766,12 +788,17 @@ fn parallel_options(parallel: &Parallel) -> ParallelOptions {
     }
 }
 
-/// Divisions that a plan must not add: those whose number of parts is set at this start. A number
-/// above 1 is itself kept by the plan.
-fn excluded_divisions(typed: &TypedKeys) -> ExcludedDivisions {
+/// Divisions that a plan must not add: those of which a single part is set, now or by an earlier
+/// start whose placement stays.
+fn excluded_divisions(resolved: &Resolved) -> ExcludedDivisions {
+    let Resolved { typed, other_placement, config } = resolved;
+    let is_set = |key| match other_placement {
+        Some(_) => typed.now.contains(key),
+        None => typed.contains(key),
+    };
     ExcludedDivisions {
-        pipelines: typed.now.contains("parallel.pipeline_stages"),
-        tensor_groups: typed.now.contains("parallel.tensor_ranks"),
+        pipelines: config.parallel.pipeline_stages == 1 && is_set(STAGES),
+        tensor_groups: config.parallel.tensor_ranks == 1 && is_set(TENSOR_RANKS),
     }
 }
 
@@ -781,10 +808,7 @@ fn placement_settings(spec: &RunSpec) -> Vec<(&'static str, String)> {
     let default = RunConfig::default();
     let mut settings = Vec::new();
     for name in Parallel::KEYS.iter().map(|key| key.full_name) {
-        let is_flag = matches!(
-            name,
-            "parallel.devices" | "parallel.pipeline_stages" | "parallel.tensor_ranks"
-        );
+        let is_flag = matches!(name, "parallel.devices" | STAGES | TENSOR_RANKS);
         let value = spec.resolved.config.value(name);
         if is_of_placement(name)
             && !is_flag
@@ -906,6 +930,37 @@ mod tests {
     }
 
     #[test]
+    fn divisions_are_excluded_by_a_single_part_until_the_placement_is_another() {
+        let excluded = |resolved: &Resolved| {
+            let ExcludedDivisions { pipelines, tensor_groups } =
+                RunSpec::resolved(resolved).parallel.excluded;
+            (pipelines, tensor_groups)
+        };
+        let set = |text: &str| Override::set(text).unwrap();
+        let start = |sets: &[&str]| {
+            let sets: Vec<Override> = sets.iter().map(|text| set(text)).collect();
+            read(None, None, &sets).unwrap()
+        };
+        assert_eq!(excluded(&start(&[])), (false, false));
+        assert_eq!(excluded(&start(&["pipeline_stages=2", "tensor_ranks=1"])), (false, true));
+        let one = start(&["pipeline_stages=1", "parallel.devices=cpu*2"]);
+        assert_eq!(excluded(&one), (true, false));
+        let spec = RunSpec::resolved(&one);
+        let mut saved = Resolved::saved(&one.config.to_saved_toml(), &spec.saved_keys()).unwrap();
+        saved.config.parallel = one.config.parallel.clone();
+        let resumed = |sets: &[Override]| excluded(&read(Some(&saved), None, sets).unwrap());
+        assert_eq!(resumed(&[]), (true, false));
+        assert_eq!(resumed(&[set("train.steps=9")]), (true, false));
+        assert_eq!(resumed(&[set("parallel.devices=cpu*3")]), (false, false));
+
+        // A pipeline of a run that lost devices is one of one stage, which excludes none.
+        let two = RunSpec::resolved(&start(&["pipeline_stages=2", "parallel.devices=cpu*2"]));
+        let left = two.left_on("cpu".into());
+        assert_eq!(left.stages, Some(1));
+        assert_eq!(two.on_devices(&left).unwrap().parallel.excluded, ExcludedDivisions::default());
+    }
+
+    #[test]
     fn defaults_of_the_library_are_those_of_the_configuration() {
         let spec = RunSpec::new(&RunConfig::default());
         assert_eq!(spec.opening, OpenOptions::default());
@@ -1015,7 +1070,7 @@ mod tests {
         assert_eq!(command.to_string(), expected);
         config.parallel.shares.clear();
         let command = RunSpec::new(&config).resume_on(left(1), run);
-        let expected = "potluck train --resume run --devices 'cpu*3' --pipeline 1 --set \
+        let expected = "potluck train --resume run --devices 'cpu*3' --set \
                         train.steps=9 --set parallel.balance=fixed --set \
                         parallel.reduce_site=host";
         assert_eq!(command.to_string(), expected);

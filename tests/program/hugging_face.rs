@@ -434,10 +434,11 @@ fn export_gpt_without_biases_has_zeros() {
     for name in ["config.json", "model.safetensors"] {
         fs::copy(desk.path(&format!("model/{name}")), desk.path(&format!("bare/{name}"))).unwrap();
     }
-    let ran = desk.run("train --init bare --data few.txt --devices cpu --out no").ended(78);
-    let why = "the text has 2 different characters, and bare has 20 tokens, so that their ids";
-    assert!(ran.line("error:").contains(why), "{}", ran.err);
-    desk.run("train --init bare --data text.txt --devices cpu --steps 0 --out same").ok();
+    let ran = desk.run("train --init bare --data few.txt --devices cpu --steps 1 --out few").ok();
+    let why = "the text has 2 different characters, and bare has 20 tokens: if it was trained";
+    assert!(ran.line("warning:").contains(why), "{}", ran.err);
+    let line = "train --init bare --data text.txt --devices cpu --steps 0 --out same";
+    assert!(!desk.run(line).ok().err.contains("different characters"));
     let file = "train --init bare/model.safetensors --data text.txt --devices cpu --out no";
     let ran = desk.run(file).ended(78);
     assert!(ran.line("error:").contains("is a part of a model; give its directory: bare"));
@@ -459,8 +460,11 @@ fn init_weights_alone_same_bits() {
     assert_eq!(desk.losses("tuned").len(), 4);
     for (more, why) in [
         ("--set model.width=8", "wte.weight' is "),
-        ("--set model.layers=3", "'h.2."),
-        ("--set model.kind=mlp", "weights without a config.json are those of the configured model"),
+        ("--set model.layers=3", "'h.1.ln_1.weight' is missing"),
+        (
+            "--set model.kind=llama",
+            "weights without a config.json are those of the configured model",
+        ),
     ] {
         let ran = desk.run(&format!("{start} --steps 1 --out no {more}")).ended(78);
         assert!(ran.line("error:").contains(why), "{more}: {}", ran.err);

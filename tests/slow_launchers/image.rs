@@ -20,7 +20,7 @@ const CARGO: &str = "#!/bin/sh
 set -e
 test \"$*\" = 'build --release --locked --bin potluck'
 test -f Cargo.toml -a -f Cargo.lock -a -f src/main.rs -a -d shaders
-! test -e target -o -e .git
+if test -e target -o -e .git; then exit 1; fi
 install -D /usr/local/bin/built target/release/potluck
 ";
 

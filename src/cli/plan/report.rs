@@ -9,6 +9,7 @@ use potluck_core::{Setting, Table};
 use potluck_graph::Graph;
 use potluck_parallel::planner::proposal::{Candidate, Proposal, layout_name};
 use potluck_train::runtime::placement::candidate_flags::{SelectableDevices, candidate_flags};
+use potluck_train::runtime::placement::names::is_named;
 use potluck_train::runtime::placement::planned::PlannedRun;
 use potluck_train::spec::RunSpec;
 use serde_json::{Value, json};
@@ -58,8 +59,10 @@ impl PlanReport<'_> {
         let Proposal { chosen, others, alone_s, .. } = &self.planned.proposal;
         let step_s = chosen.prediction.step_s;
         let mut notes = Vec::new();
-        let is_faster = |other: &&Candidate| other.prediction.step_s < step_s;
-        if !chosen.arrangement.mesh.is_divided() && others.iter().any(|other| is_faster(&other)) {
+        let is_faster = |other: &Candidate| {
+            other.arrangement.mesh.is_divided() && other.prediction.step_s < step_s
+        };
+        if !chosen.arrangement.mesh.is_divided() && others.iter().any(is_faster) {
             notes.push(
                 "a layout that divides the model is chosen if it is a tenth faster: predictions \
                  are not exact"
@@ -70,7 +73,8 @@ impl PlanReport<'_> {
         let alone = alone_s.iter().zip(devices).min_by(|(a, _), (b, _)| a.total_cmp(b));
         if let Some((alone_s, device)) = alone
             && *alone_s < step_s
-            && chosen.arrangement.positions.len() > 1
+            && is_named(&self.spec.devices)
+            && !self.spec.parallel.is_divided()
         {
             notes.push(format!(
                 "{} alone is faster, with {} ms per step; named devices all take part",

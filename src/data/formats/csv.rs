@@ -129,9 +129,13 @@ impl<'a> CsvTable<'a> {
         }
         // Tables whose columns are numbered from 0 are common.
         let is_numbered = self.header.iter().enumerate().all(|(at, name)| *name == at.to_string());
-        let numbers = self.header.iter().filter(|name| name.parse::<f64>().is_ok()).count();
-        // A first row of figures, of which one column or another may be a label.
-        if !is_numbered && 2 * numbers > self.header.len() {
+        let is_number = |name: &&String| name.parse::<f64>().is_ok();
+        // Columns may have numbers for names, but these are whole ones.
+        let is_figure = |name: &&String| is_number(name) && name.parse::<u64>().is_err();
+        let figures = self.header.iter().filter(is_figure).count();
+        let is_row =
+            self.header.iter().all(|name| is_number(&name)) || 2 * figures > self.header.len();
+        if !is_numbered && is_row {
             let names = listed(&self.header);
             return refuse(format!(
                 "expected the names of the columns, found numbers: {names}; add a line of names"

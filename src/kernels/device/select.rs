@@ -321,19 +321,22 @@ fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
             Some(api) => entry.api == api,
             None => entry.is_listed,
         };
-        let name = entry.name.to_lowercase();
-        if is_candidate && name.contains(wanted) {
-            fits.push((index, name == wanted));
+        if is_candidate && entry.name.to_lowercase().contains(wanted) {
+            fits.push(index);
         }
     }
-    let wholes: Vec<usize> =
-        fits.iter().filter(|(_, is_whole)| *is_whole).map(|(index, _)| *index).collect();
-    match (&fits[..], &wholes[..]) {
-        ([], _) => Err(DeviceError::NoMatch { selector: typed.into(), found: describe(known) }),
-        ([(index, _)], _) | (_, [index]) => Ok(*index),
-        _ => {
+    let Some(&first) = fits.first() else {
+        return Err(DeviceError::NoMatch { selector: typed.into(), found: describe(known) });
+    };
+    let whole = fits.iter().find(|index| known[**index].name.to_lowercase() == wanted);
+    // Of equal devices the first one is as good as any.
+    let are_equal = fits.iter().all(|index| known[*index].name == known[first].name);
+    match whole {
+        Some(index) => Ok(*index),
+        None if are_equal => Ok(first),
+        None => {
             let mut names = Vec::with_capacity(fits.len());
-            for (index, _) in fits {
+            for index in fits {
                 names.push(format!("{index} {}", known[index].name));
             }
             let names = names.join(" and ");

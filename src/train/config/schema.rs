@@ -632,6 +632,14 @@ impl TypedKeys {
         !self.contains(key) && (self.before.is_none() || self.now.contains(other))
     }
 
+    /// Counts a key as one that was not set.
+    pub(crate) fn forget(&mut self, key: &str) {
+        self.now.remove(key);
+        if let Some(before) = &mut self.before {
+            before.remove(key);
+        }
+    }
+
     /// Returns the keys set now or before, in alphabetical order.
     pub fn all(&self) -> BTreeSet<&'static str> {
         let mut all = self.now.clone();

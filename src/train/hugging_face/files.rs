@@ -129,32 +129,38 @@ impl StoredTensors {
         None
     }
 
-    /// Returns a clause on the tensor most like a missing one, by the end of its name.
+    /// Returns a clause on a tensor of the same module as a missing one, under another prefix.
     fn alike(&self, missing: &str) -> String {
-        let common = |name: &str| {
-            let pairs = name.bytes().rev().zip(missing.bytes().rev());
-            pairs.take_while(|(one, other)| one == other).count()
+        let mut modules = missing.rsplitn(3, '.');
+        let (Some(leaf), Some(module)) = (modules.next(), modules.next()) else {
+            return String::new();
         };
-        let alike = self.tensors.keys().max_by_key(|name| common(name));
-        match alike {
-            Some(name) if common(name) >= ".bias".len() => format!("; there is '{name}'"),
-            _ if missing.ends_with(".bias") => {
-                "; zeros do the same for a model without biases".into()
-            }
-            _ => String::new(),
+        let end = format!("{module}.{leaf}");
+        let is_alike = |name: &&String| {
+            let is_whole = name
+                .strip_suffix(end.as_str())
+                .is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'));
+            is_whole && !is_computed(name)
+        };
+        match self.tensors.keys().find(is_alike) {
+            Some(name) => format!("; there is '{name}'"),
+            None if leaf == "bias" => "; for a model without biases, zeros do the same".into(),
+            None => String::new(),
         }
     }
 
     /// Removes the prefixes that all names have from wrappers of the model.
     pub fn unwrapped(mut self) -> Self {
-        for wrapper in WRAPPERS {
-            if self.tensors.keys().all(|name| name.starts_with(wrapper)) {
-                let tensors = std::mem::take(&mut self.tensors).into_iter();
-                let inner = |name: String| name[wrapper.len()..].to_owned();
-                self.tensors = tensors.map(|(name, stored)| (inner(name), stored)).collect();
-            }
+        let is_of_all = |wrapper: &&&str| {
+            !self.tensors.is_empty() && self.tensors.keys().all(|name| name.starts_with(**wrapper))
+        };
+        let Some(wrapper) = WRAPPERS.iter().find(is_of_all) else { return self };
+        let mut inner = BTreeMap::new();
+        for (name, stored) in std::mem::take(&mut self.tensors) {
+            inner.insert(name[wrapper.len()..].to_owned(), stored);
         }
-        self
+        self.tensors = inner;
+        self.unwrapped()
     }
 
     /// Finds the parameters of a graph of a family with this table of names. The files may also
@@ -166,61 +172,51 @@ impl StoredTensors {
     /// Returns [`HuggingFaceError`] for the first tensor that is missing, has another shape, or
     /// does not belong to the model.
     pub fn of_model(
-        mut self,
+        self,
         graph: &Graph,
         names: &[FileName],
         layout: TensorNames,
         tokens: Option<usize>,
     ) -> Result<ModelTensors, HuggingFaceError> {
+        self.found(graph, names, layout, tokens).map_err(|stop| stop.why)
+    }
+
+    fn found(
+        mut self,
+        graph: &Graph,
+        names: &[FileName],
+        layout: TensorNames,
+        tokens: Option<usize>,
+    ) -> Result<ModelTensors, NotOfModel> {
         let mut found = Vec::with_capacity(graph.parameters.len());
         let has_head = graph.parameters.iter().any(|parameter| parameter.whole.name == HEAD);
         for parameter in &graph.parameters {
             let ours = &parameter.whole.name;
-            let named = match layout {
-                TensorNames::HuggingFace => their_name(names, ours),
-                TensorNames::Graph => None,
-            };
-            let (theirs, is_transposed) = named.unwrap_or_else(|| (ours.clone(), false));
-            let short = theirs.strip_prefix("transformer.").unwrap_or(&theirs);
-            let mut stored = self.tensors.remove(&theirs).or_else(|| self.tensors.remove(short));
-            // As in nanoGPT.
-            if stored.is_none() && layout == TensorNames::Graph {
-                stored = self.tensors.remove(&format!("transformer.{ours}"));
-            }
-            // A head that is the embedding may be stored instead of it.
-            let is_table = names.first().is_some_and(|table| table.ours == ours);
-            if stored.is_none() && is_table && !has_head {
-                stored = self.tensors.remove(HEAD);
-            }
-            let Some(stored) = stored else {
-                let there = self.alike(&theirs);
-                let directory = self.directory.clone();
-                return Err(HuggingFaceError::Missing { directory, tensor: theirs, there });
-            };
-            if !stored.is_half_or_float() {
-                let why = format!("is in {:?}, not F32, F16 or BF16", stored.dtype);
-                return Err(refused(&self.directory, &theirs, why));
-            }
             let mut shape = parameter.slice.whole_dims().to_vec();
             if let Some(tokens) = tokens
                 && is_table_of_tokens(names, ours)
             {
                 shape[0] = tokens;
             }
-            let mut there = shape.clone();
-            if is_transposed {
-                there.reverse();
+            let named = match layout {
+                TensorNames::HuggingFace => their_name(names, ours),
+                TensorNames::Graph => None,
+            };
+            let (theirs, is_transposed) = named.unwrap_or_else(|| (ours.clone(), false));
+            // A head that is the embedding may be stored instead of it.
+            let is_table = names.first().is_some_and(|table| table.ours == ours);
+            let stored = self.take(&theirs, layout, is_table && !has_head);
+            let fits = stored.and_then(|stored| {
+                stored.require(&self.directory, &theirs, &shape, is_transposed)?;
+                Ok(stored)
+            });
+            match fits {
+                Ok(stored) => {
+                    let ours = ours.clone();
+                    found.push(FoundTensor { ours, theirs, shape, is_transposed, stored });
+                }
+                Err(why) => return Err(NotOfModel { found: found.len(), why }),
             }
-            if stored.shape != there {
-                let hint = match transposed_hint(&stored.shape, &there) {
-                    hint if hint.is_empty() || !is_transposed => hint,
-                    _ => ", its transpose: GPT-2's files have linear weights as (in, out)",
-                };
-                let why = format!("is {:?}, and the model's is {there:?}{hint}", stored.shape);
-                return Err(refused(&self.directory, &theirs, why));
-            }
-            let ours = ours.clone();
-            found.push(FoundTensor { ours, theirs, shape, is_transposed, stored });
         }
         // A user's own graph has no names in Hugging Face's files, and no head that may be an
         // embedding.
@@ -231,35 +227,72 @@ impl StoredTensors {
             name.ends_with(".num_batches_tracked") || is_language_model && is_computed(name)
         };
         match self.tensors.keys().find(|name| !is_left_out(name)) {
-            Some(other) => Err(refused(&self.directory, other, "is none of the model".into())),
+            Some(other) => {
+                let why = refused(&self.directory, other, "is none of the model".into());
+                Err(NotOfModel { found: found.len(), why })
+            }
             None => Ok(ModelTensors { directory: self.directory, tensors: found, head }),
         }
     }
+
+    /// Takes the tensor of a name, with or without the prefix `transformer.`; or else the head, if
+    /// it `may_be_head`.
+    fn take(
+        &mut self,
+        theirs: &str,
+        layout: TensorNames,
+        may_be_head: bool,
+    ) -> Result<StoredTensor, HuggingFaceError> {
+        let short = theirs.strip_prefix("transformer.").unwrap_or(theirs);
+        let mut stored = self.tensors.remove(theirs).or_else(|| self.tensors.remove(short));
+        // As in nanoGPT.
+        if stored.is_none() && layout == TensorNames::Graph {
+            stored = self.tensors.remove(&format!("transformer.{theirs}"));
+        }
+        if stored.is_none() && may_be_head {
+            stored = self.tensors.remove(HEAD);
+        }
+        stored.ok_or_else(|| HuggingFaceError::Missing {
+            directory: self.directory.clone(),
+            tensor: theirs.into(),
+            there: self.alike(theirs),
+        })
+    }
+}
+
+/// Files that do not have the tensors of a model.
+struct NotOfModel {
+    /// Number of parameters found before the one that is missing or another.
+    found: usize,
+    why: HuggingFaceError,
 }
 
 /// Finds the parameters of a graph in weights without a configuration: a file, or a directory with
-/// `model.safetensors`. Their names and layouts are those of transformers, or those of the graph;
-/// GPT-2's matrices are never square in all of its blocks, so that only one of the layouts fits.
+/// `model.safetensors`. Their names and layouts are those of transformers, or those of the graph:
+/// of GPT-2's matrices those of queries, keys and values are never square, so that only one of the
+/// layouts fits.
 ///
 /// # Errors
-/// Returns the errors of [`StoredTensors::open`] and [`StoredTensors::of_model`].
+/// Returns the errors of [`StoredTensors::open`] and [`StoredTensors::of_model`], of the layout of
+/// which more parameters are found.
 pub fn tensors_of_weights(
     path: &Path,
     graph: &Graph,
     names: &[FileName],
     tokens: Option<usize>,
 ) -> Result<ModelTensors, HuggingFaceError> {
-    let found =
-        |layout| StoredTensors::open(path)?.unwrapped().of_model(graph, names, layout, tokens);
-    let why = match found(TensorNames::Graph) {
-        Ok(tensors) => return Ok(tensors),
-        Err(why) => why,
+    let found = |layout| {
+        let stored = StoredTensors::open(path)?.unwrapped();
+        Ok(stored.found(graph, names, layout, tokens))
     };
-    match found(TensorNames::HuggingFace) {
+    let of_graph: NotOfModel = match found(TensorNames::Graph)? {
+        Ok(tensors) => return Ok(tensors),
+        Err(refusal) => refusal,
+    };
+    match found(TensorNames::HuggingFace)? {
         Ok(tensors) => Ok(tensors),
-        // Files with these names, but not with these shapes.
-        Err(other) if matches!(why, HuggingFaceError::Missing { .. }) => Err(other),
-        Err(_) => Err(why),
+        Err(of_transformers) if of_transformers.found > of_graph.found => Err(of_transformers.why),
+        Err(_) => Err(of_graph.why),
     }
 }
 
@@ -327,6 +360,33 @@ fn is_computed(name: &str) -> bool {
 }
 
 impl StoredTensor {
+    /// Checks the type, and the shape, which is reversed in the files if it `is_transposed`.
+    fn require(
+        &self,
+        directory: &Path,
+        theirs: &str,
+        shape: &[usize],
+        is_transposed: bool,
+    ) -> Result<(), HuggingFaceError> {
+        if !self.is_half_or_float() {
+            let why = format!("is in {:?}, not F32, F16 or BF16", self.dtype);
+            return Err(refused(directory, theirs, why));
+        }
+        let mut there = shape.to_vec();
+        if is_transposed {
+            there.reverse();
+        }
+        if self.shape != there {
+            let hint = match transposed_hint(&self.shape, &there) {
+                hint if hint.is_empty() || !is_transposed => hint,
+                _ => ", its transpose: GPT-2's files have linear weights as (in, out)",
+            };
+            let why = format!("is {:?}, and the model's is {there:?}{hint}", self.shape);
+            return Err(refused(directory, theirs, why));
+        }
+        Ok(())
+    }
+
     fn is_half_or_float(&self) -> bool {
         matches!(self.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
     }

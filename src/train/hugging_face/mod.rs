@@ -255,14 +255,18 @@ pub fn require_model(path: &Path) -> Result<(), HuggingFaceError> {
     }
 }
 
-/// Returns the directory of a file of weights, if the configuration of their model is in it.
+/// Returns the directory of a file of weights of a model, if the configuration of transformers is
+/// in it.
 fn directory_with_config(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
-    let is_of_model = name.starts_with("model") && name.ends_with(".safetensors");
-    let directory = path.parent().filter(|directory| directory.join("config.json").is_file())?;
-    if !is_of_model || !path.is_file() {
+    let is_shard = name.strip_prefix("model-").is_some_and(|rest| rest.contains("-of-"));
+    if !path.is_file() || (name != files::SINGLE && !is_shard) {
         return None;
     }
+    let directory = path.parent()?;
+    let config: serde_json::Value =
+        files::read_json(&directory.join("config.json"), CONFIG_BYTES_MAX).ok()?;
+    config.get("model_type")?;
     Some(if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory.into() })
 }
 

@@ -342,7 +342,7 @@ fn weights_alone_have_names_of_graph_or_of_transformers() {
         let family = model(&[read(source).unwrap(), vec![context.clone()]].concat());
         let (graph, tensors) = parameters(&*family);
         // As torch.nn.DataParallel, torch.compile and nanoGPT name them.
-        for prefix in ["", "module.", "_orig_mod.module.", "transformer."] {
+        for prefix in ["", "module.", "_orig_mod.module.", "module._orig_mod.", "transformer."] {
             write_weights(&path, &tensors, |ours| format!("{prefix}{ours}"));
             let found = found(&graph, &*family).unwrap();
             for (found, tensor) in found.iter().zip(&tensors) {
@@ -359,6 +359,16 @@ fn weights_alone_have_names_of_graph_or_of_transformers() {
         let told = found(&graph, &*family).unwrap_err();
         assert!(told.contains("is missing; weights without a config.json are those of"), "{told}");
     }
+    // A later one that is missing, as in a model of fewer layers.
+    let family = model(&[read(GPT2).unwrap(), vec![context.clone()]].concat());
+    let (graph, mut tensors) = parameters(&*family);
+    tensors.retain(|tensor| !tensor.name.starts_with("h.1."));
+    write_weights(&path, &tensors, |ours| format!("transformer.{ours}"));
+    let told = found(&graph, &*family).unwrap_err();
+    assert!(told.contains("the tensor 'h.1.ln_1.weight' is missing; weights"), "{told}");
+    write_weights(&path, &tensors, |ours| format!("model.net.{ours}"));
+    let told = found(&graph, &*family).unwrap_err();
+    assert!(told.contains("'wte.weight' is missing; there is 'model.net.wte.weight'"), "{told}");
     // The shapes of another width, under either names.
     let family = model(&[read(GPT2).unwrap(), vec![context.clone()]].concat());
     let (_, tensors) = parameters(&*family);

@@ -198,8 +198,9 @@ impl Run {
         let tokenizer = data.saved().tokenizer;
         if let Some(model) = &options.init
             && resumed.is_none()
+            && let Some(warning) = model.other_characters(tokenizer.as_ref(), &*spec.model)
         {
-            model.require_characters(tokenizer.as_ref(), &*spec.model)?;
+            sinks.event(&Event::Warning(warning))?;
         }
         let is_of_model = match &options.init {
             // A tokenizer with more tokens counts as the model's own.

@@ -75,30 +75,27 @@ impl StartingModel {
         })
     }
 
-    /// Checks that the characters of a text can have the ids of the model's tokens: without the
-    /// model's tokenizer, their order gives their ids.
-    ///
-    /// # Errors
-    /// Returns `TrainError::InvalidRequest` if the model has another number of tokens.
-    pub(super) fn require_characters(
+    /// Returns a warning if the characters of a text may have other ids than the model's tokens:
+    /// without the model's tokenizer, their order gives their ids.
+    pub(super) fn other_characters(
         &self,
         tokenizer: Option<&Tokenizer>,
         family: &dyn ModelFamily,
-    ) -> Result<(), TrainError> {
-        let (Self::Files(_) | Self::Weights(_), Some(Tokenizer::Char { .. })) = (self, tokenizer)
+    ) -> Option<String> {
+        let (Self::Files(_) | Self::Weights(_), Some(tokenizer @ Tokenizer::Char { .. })) =
+            (self, tokenizer)
         else {
-            return Ok(());
+            return None;
         };
-        let characters = tokenizer.map_or(0, Tokenizer::vocabulary);
+        let (characters, tokens) = (tokenizer.vocabulary(), self.tokens(family)?);
         let named = self.path().display();
-        match self.tokens(family) {
-            Some(tokens) if tokens != characters => Err(TrainError::InvalidRequest(format!(
-                "the text has {characters} different characters, and {named} has {tokens} tokens, \
-                 so that their ids differ; train on the text of the model, or set data.tokenizer \
-                 to its tokenizer.json"
-            ))),
-            _ => Ok(()),
-        }
+        (characters != tokens).then(|| {
+            format!(
+                "the text has {characters} different characters, and {named} has {tokens} tokens: \
+                 if it was trained on other characters, their ids differ; train on its text, or \
+                 set data.tokenizer to its tokenizer.json"
+            )
+        })
     }
 
     /// Returns the number of tokens of the model, of this family: the rows of its embedding; `None`

@@ -144,7 +144,13 @@ fn bad_tables_are_refused() {
         ("a,b,a\n0,1,2\n", "line 1: columns 1 and 3 have the same name \"a\""),
         (
             "5.1,3.5,0\n4,3,0\n",
-            "line 1: expected the names of the columns, found numbers: 5.1, 3.5, 0",
+            "line 1: expected the names of the columns, found numbers: 5.1, 3.5, 0; add a line of \
+             names",
+        ),
+        (
+            "5.1,-3.5,1.4,setosa\n4.9,3,1.4,setosa\n",
+            "line 1: expected the names of the columns, found numbers: 5.1, -3.5, 1.4, setosa; \
+             add a line of names",
         ),
         ("y\n1\n", "line 1: has no column besides the target: y"),
     ] {
