@@ -91,7 +91,6 @@ fn norms() -> Vec<Case> {
     ]
 }
 
-/// Every other op of several inputs.
 /// Ops with a state: recurrent layers and batch normalization.
 fn with_state() -> Vec<Case> {
     vec![
@@ -138,6 +137,7 @@ fn with_state() -> Vec<Case> {
     ]
 }
 
+/// Every other op of several inputs.
 fn cases() -> Vec<Case> {
     let site = Site(1);
     let classes = LossClasses { first: 2, ..LossClasses::whole(u32::MAX as usize) };
