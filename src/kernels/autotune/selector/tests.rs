@@ -321,7 +321,10 @@ fn the_time_for_measuring_is_kept() {
         assert_eq!((first.stats().timed, first.stats().untimed), (0, several()));
         assert_eq!(first.choices(), kernels.choices(), "as without measuring");
         let all = format!("{0} of {0} calls", several());
-        assert!(notes[0].contains(&all) && notes[0].contains("; rerun to continue"), "{notes:?}");
+        assert!(
+            notes[0].contains(&all) && notes[0].contains(", and the next one goes on"),
+            "{notes:?}"
+        );
         // The note is repeated until everything is timed.
         let (_, again) = prepared(gpu, cache_in(cache.path()), &hurried);
         assert_eq!(again, notes);
