@@ -143,7 +143,9 @@ fn checkpoints_missing_are_refused() {
             "step-00000002, runs/first/checkpoints/step-",
         ),
     ] {
-        refused(&desk, &before, desk.run(&format!("{line} --devices cpu")), &[there]);
+        let ran = desk.run(&format!("{line} --devices cpu")).ended(78);
+        assert!(ran.line("error:").contains(there), "{line}: {}", ran.err);
+        assert_eq!(desk.files(), before, "{line}");
     }
     // The name of a run is enough.
     desk.run("eval first --devices cpu").ok();

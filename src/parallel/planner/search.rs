@@ -181,17 +181,19 @@ fn impossible_block(request: &SearchRequest) -> Option<String> {
 
 /// Seconds of a step with the whole batch on each device alone.
 fn alone_seconds(request: &SearchRequest) -> Vec<f64> {
+    let devices = 0..request.profile.devices.len();
+    devices.map(|device| replicas_seconds(request, &[device]).unwrap_or(f64::INFINITY)).collect()
+}
+
+/// Seconds of a step with the whole model on each device of a set, all of which get samples by
+/// their speed; `None` if it does not fit.
+fn replicas_seconds(request: &SearchRequest, set: &[usize]) -> Option<f64> {
     let mut options = request.options.clone();
     options.shares = Shares::Measured;
-    let of_one = SearchRequest { options: &options, uses_all: false, ..*request };
-    let mut seconds = Vec::with_capacity(request.profile.devices.len());
-    for device in 0..request.profile.devices.len() {
-        let step = replicas(&of_one, &[device]).ok().flatten().and_then(|found| {
-            step_time(request.profile, &found.arrangement, &found.laid_out, options.overlap)
-        });
-        seconds.push(step.map_or(f64::INFINITY, |step| step.seconds));
-    }
-    seconds
+    let of_set = SearchRequest { options: &options, uses_all: true, ..*request };
+    let found = replicas(&of_set, set).ok().flatten()?;
+    let step = step_time(request.profile, &found.arrangement, &found.laid_out, options.overlap)?;
+    Some(step.seconds)
 }
 
 /// Arrangement to be priced, with its programs and the memory of its ranks.
@@ -454,10 +456,22 @@ fn left_out(
                      {without} ms{but}"
                 )
             }
-            None => format!(
-                "{name} is left out: no layout with it beside the others fits, or can be as fast \
-                 as {without} ms"
-            ),
+            None => {
+                let mut set = chosen.arrangement.positions.clone();
+                set.push(device);
+                set.sort_unstable();
+                match replicas_seconds(request, &set) {
+                    Some(with_s) => format!(
+                        "{name} is left out: with it a step would take {} ms, without it {without} \
+                         ms",
+                        milliseconds(with_s)
+                    ),
+                    None => format!(
+                        "{name} is left out: no layout with it beside the others fits, or can be \
+                         as fast as {without} ms"
+                    ),
+                }
+            }
         };
         left.push(UnusedDevice { device, reason });
     }

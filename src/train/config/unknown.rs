@@ -222,7 +222,7 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
         ],
         "set model.kind or model.preset for a new model; --init DIR starts from weights",
     ),
-    (&["resume_from", "resume_from_checkpoint", "ckpt_path", "load", "checkpoint"], RESUME),
+    (&["resume_from", "resume_from_checkpoint", "ckpt_path", "load"], RESUME),
     (&["output_dir", "out_dir", "save_dir", "default_root_dir"], "use --out DIR"),
     (
         &["overwrite", "overwrite_output_dir", "force"],

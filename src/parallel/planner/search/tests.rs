@@ -155,6 +155,19 @@ fn device_behind_a_slow_link_is_left_out_with_the_time_it_would_cost() {
     assert!(left.reason.contains("card 1") && left.reason.contains("96.0 ms"), "{}", left.reason);
 }
 
+/// A lower bound rules it out before any layout with it is simulated.
+#[test]
+fn device_that_is_far_slower_is_left_out_with_the_time_it_would_cost() {
+    let devices = vec![device(0, 0, 0.001), device(1, 0, 5.0)];
+    let profile = profile(devices, LinkModel::INSTANT);
+    let proposal = searched(&profile, &ParallelOptions::default(), u64::MAX, false).unwrap();
+    assert!(proposal.others.is_empty(), "{:?}", proposal.others);
+    let [left] = &proposal.left_out[..] else { panic!("{proposal:?}") };
+    let with = "card 1 is left out: with it a step would take 30,0";
+    assert!(left.reason.starts_with(with), "{}", left.reason);
+    assert!(left.reason.ends_with(" ms, without it 96.0 ms"), "{}", left.reason);
+}
+
 #[test]
 fn model_that_fits_no_device_is_cut_into_stages() {
     let devices = vec![device(0, 0, 0.001), device(0, 0, 0.001)];
