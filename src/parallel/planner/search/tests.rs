@@ -160,7 +160,9 @@ fn device_behind_a_slow_link_is_left_out_with_the_time_it_would_cost() {
 fn device_that_is_far_slower_is_left_out_with_the_time_it_would_cost() {
     let devices = vec![device(0, 0, 0.001), device(1, 0, 5.0)];
     let profile = profile(devices, LinkModel::INSTANT);
-    let proposal = searched(&profile, &ParallelOptions::default(), u64::MAX, false).unwrap();
+    let mut options = ParallelOptions::default();
+    (options.excluded.pipelines, options.excluded.tensor_groups) = (true, true);
+    let proposal = searched(&profile, &options, u64::MAX, false).unwrap();
     assert!(proposal.others.is_empty(), "{:?}", proposal.others);
     let [left] = &proposal.left_out[..] else { panic!("{proposal:?}") };
     let with = "card 1 is left out: with it a step would take 30,0";
