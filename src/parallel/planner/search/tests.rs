@@ -165,7 +165,7 @@ fn device_that_is_far_slower_is_left_out_with_the_time_it_would_cost() {
     let proposal = searched(&profile, &options, u64::MAX, false).unwrap();
     assert!(proposal.others.is_empty(), "{:?}", proposal.others);
     let [left] = &proposal.left_out[..] else { panic!("{proposal:?}") };
-    let with = "card 1 is left out: with it a step would take 30,0";
+    let with = "card 1 is left out: with it a step would take 30000 ms, ";
     assert!(left.reason.starts_with(with), "{}", left.reason);
     assert!(left.reason.ends_with(" ms, without it 96.0 ms"), "{}", left.reason);
 }
