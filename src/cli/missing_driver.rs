@@ -106,16 +106,18 @@ impl Surroundings<'_> {
         missing
     }
 
-    /// Sentence on a variable that names the only drivers that load.
-    fn named_drivers(&self) -> Option<String> {
+    /// Sentences on the variables that name the only drivers that load.
+    fn named_drivers(&self) -> Vec<String> {
+        let mut sentences = Vec::new();
         for name in NAMED {
             if let Some(value) = self.environment.get(name).filter(|value| !value.is_empty()) {
-                return Some(format!("{name} is set, so that only these drivers load: {value}"));
+                sentences.push(format!("{name} is set, so that only these drivers load: {value}"));
             }
         }
-        None
+        sentences
     }
 
+    /// Sentences on the cards of which none of these PCI vendors is.
     fn unlisted(&self, vendors: &[u32]) -> Vec<String> {
         // A container sees the names of the host's cards, which need not be given to it.
         let cards = if self.is_container() { Vec::new() } else { self.pci_vendors() };
@@ -134,15 +136,14 @@ impl Surroundings<'_> {
                 self.of_nvidia(&mut sentences);
             }
         }
-        let is_any_missing = OF_MESA.iter().any(|(vendor, ..)| is_missing(*vendor));
-        if is_any_missing && let Some(named) = self.named_drivers() {
-            sentences.push(named);
+        let mut of_mesa = OF_MESA.to_vec();
+        of_mesa.retain(|(vendor, ..)| is_missing(*vendor));
+        let named = self.named_drivers();
+        if !of_mesa.is_empty() && !named.is_empty() {
+            sentences.extend(named);
             return sentences;
         }
-        for (vendor, maker, manifest) in OF_MESA {
-            if !is_missing(vendor) {
-                continue;
-            }
+        for (_, maker, manifest) in of_mesa {
             let has_driver = self.manifests().iter().any(|name| name.starts_with(manifest));
             let how = if has_driver {
                 "its driver is there: this user may have to be in the group render, or the driver \
@@ -328,6 +329,7 @@ mod tests {
         assert!(told(&[LOADER, "dev/dri/renderD128", icd], &[]).contains("group render"));
         assert!(told(&[LOADER], &[]).contains("kernel driver is not loaded"));
     }
+
     #[test]
     fn cards_without_an_adapter_are_told_by_vendor() {
         let unlisted = |files: &[&str], vendors: &[u32]| {

@@ -37,9 +37,10 @@ pub fn by_age(directory: &Path) -> Vec<PathBuf> {
 /// Returns a sentence if there is no such run.
 pub fn named_run(typed: PathBuf) -> Result<PathBuf, String> {
     if typed != Path::new("latest") {
+        let run = by_name(&typed);
         // A model in the cache of Hugging Face's files comes first, as for --init.
-        let is_cached = ModelDirectory::open(&typed.to_string_lossy()).is_ok();
-        return Ok(if is_cached { typed } else { by_name(&typed) });
+        let is_cached = run != typed && ModelDirectory::open(&typed.to_string_lossy()).is_ok();
+        return Ok(if is_cached { typed } else { run });
     }
     newest_with_checkpoint(Path::new(RUNS))
         .ok_or_else(|| format!("no run in {RUNS}/ has a checkpoint; name a directory"))

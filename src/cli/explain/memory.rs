@@ -7,13 +7,14 @@ use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
 use potluck_graph::{Graph, MomentFormat, Recompute};
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
+use potluck_kernels::exec::Moments;
 use potluck_parallel::planner::plans::Plans;
 use potluck_train::runtime::limit_basis::LimitBasis;
 use potluck_train::runtime::memory::{comparison, limit};
 use potluck_train::runtime::placement::laid_out::{memory_of_ranks, moments_of_rank};
 use potluck_train::runtime::placement::names::is_named;
 use potluck_train::runtime::placement::rank_memory::{
-    RankMemory, host_bytes, pools_most, pools_of,
+    RankMemory, host_bytes, micro_batch_sizes, pools_most, pools_of,
 };
 use potluck_train::runtime::placement::shares::owned_elements;
 use potluck_train::spec::RunSpec;
@@ -71,12 +72,7 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
             && let Some((has, _)) = limit
             && largest.device as u64 > has
         {
-            let needed = |rows| {
-                let plan = request.plans.of_rows(rows);
-                RankMemory::of(selection, &plan, &moments, world).device as u64
-            };
-            let rows_min = request.plans.of_rows(1).rows_min();
-            line += &fewer_rows_text(placement.measured_rows().unwrap_or(1), rows_min, has, needed);
+            line += &fewer_rows_text(placement, rank, &moments, has);
         }
         limits.push(line);
         stashes.push(if placement.is_divided() { Some(placement.stashes(rank)) } else { None });
@@ -202,12 +198,21 @@ fn limit_line(selection: &Selection, needed: usize, limit: Option<(u64, LimitBas
     comparison(needed, limit)
 }
 
-/// Returns a clause on the samples at a time, by halves of `rows` and at least `rows_min`, with
-/// which a device with `has` bytes holds what they need.
-fn fewer_rows_text(mut rows: u32, rows_min: u32, has: u64, needed: impl Fn(u32) -> u64) -> String {
-    while rows > rows_min {
-        rows = (rows / 2).max(rows_min);
-        let bytes = needed(rows);
+/// Returns a clause on the samples at a time with which the device of a rank, with `has` bytes,
+/// holds what they need.
+fn fewer_rows_text(
+    placement: &ExplainedPlacement,
+    rank: usize,
+    moments: &Moments,
+    has: u64,
+) -> String {
+    let ExplainedPlacement { request, .. } = placement;
+    let selection = placement.selection(rank);
+    let rows_min = request.plans.of_rows(1).rows_min();
+    let sizes = micro_batch_sizes(placement.measured_rows().unwrap_or(1));
+    for rows in sizes.into_iter().skip(1).filter(|rows| *rows >= rows_min) {
+        let plan = request.plans.of_rows(rows);
+        let bytes = RankMemory::of(selection, &plan, moments, placement.world()).device as u64;
         if bytes <= has {
             return format!(
                 "; it fits with {} at a time ({}), which a run that measures its shares tries",

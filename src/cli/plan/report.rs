@@ -8,6 +8,7 @@ use potluck_core::format::{
 use potluck_core::{Setting, Table};
 use potluck_graph::Graph;
 use potluck_parallel::planner::proposal::{Candidate, Proposal, layout_name};
+use potluck_train::runtime::expected_step::ExpectedStep;
 use potluck_train::runtime::placement::candidate_flags::{SelectableDevices, candidate_flags};
 use potluck_train::runtime::placement::names::is_named;
 use potluck_train::runtime::placement::planned::PlannedRun;
@@ -56,30 +57,29 @@ impl PlanReport<'_> {
 
     /// Sentences on layouts and devices that are faster than the chosen layout.
     fn notes_on_choice(&self) -> Vec<String> {
-        let Proposal { chosen, others, alone_s, .. } = &self.planned.proposal;
+        let Proposal { chosen, others, .. } = &self.planned.proposal;
         let step_s = chosen.prediction.step_s;
         let mut notes = Vec::new();
-        let is_faster = |other: &Candidate| {
-            other.arrangement.mesh.is_divided() && other.prediction.step_s < step_s
-        };
-        if !chosen.arrangement.mesh.is_divided() && others.iter().any(is_faster) {
+        let faster = others.iter().filter(|other| other.prediction.step_s < step_s);
+        let mut meshes = faster.map(|other| other.arrangement.mesh);
+        if !chosen.arrangement.mesh.is_divided() && meshes.any(|mesh| mesh.is_divided()) {
             notes.push(
                 "a layout that divides the model is chosen if it is a tenth faster: predictions \
                  are not exact"
                     .into(),
             );
         }
-        let devices = &self.planned.profile.devices;
-        let alone = alone_s.iter().zip(devices).min_by(|(a, _), (b, _)| a.total_cmp(b));
-        if let Some((alone_s, device)) = alone
-            && *alone_s < step_s
+        let names = self.planned.profile.devices.iter().map(|device| device.name.clone());
+        let expected = ExpectedStep::of(&self.planned.proposal, &names.collect::<Vec<String>>());
+        if let Some(alone) = expected.fastest
+            && alone.step_s < step_s
             && is_named(&self.spec.devices)
             && !self.spec.parallel.is_divided()
         {
             notes.push(format!(
                 "{} alone is faster, with {} ms per step; named devices all take part",
-                device.name,
-                milliseconds(*alone_s)
+                alone.name,
+                milliseconds(alone.step_s)
             ));
         }
         notes

@@ -129,12 +129,11 @@ impl<'a> CsvTable<'a> {
         }
         // Tables whose columns are numbered from 0 are common.
         let is_numbered = self.header.iter().enumerate().all(|(at, name)| *name == at.to_string());
-        let is_number = |name: &&String| name.parse::<f64>().is_ok();
+        let numbers = self.header.iter().filter(|name| name.parse::<f64>().is_ok());
+        let count = numbers.clone().count();
         // Columns may have numbers for names, but these are whole ones.
-        let is_figure = |name: &&String| is_number(name) && name.parse::<u64>().is_err();
-        let figures = self.header.iter().filter(is_figure).count();
-        let is_row =
-            self.header.iter().all(|name| is_number(&name)) || 2 * figures > self.header.len();
+        let figures = numbers.filter(|name| name.parse::<u64>().is_err()).count();
+        let is_row = count == self.header.len() || 2 * figures > self.header.len();
         if !is_numbered && is_row {
             let names = listed(&self.header);
             return refuse(format!(

@@ -312,16 +312,13 @@ fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
     {
         return Ok(index);
     }
-    if is_index(wanted) {
-        return Err(DeviceError::NoMatch { selector: typed.into(), found: describe(known) });
-    }
     let mut fits = Vec::new();
     for (index, entry) in known.iter().enumerate() {
         let is_candidate = match api {
             Some(api) => entry.api == api,
             None => entry.is_listed,
         };
-        if is_candidate && entry.name.to_lowercase().contains(wanted) {
+        if is_candidate && !is_index(wanted) && entry.name.to_lowercase().contains(wanted) {
             fits.push(index);
         }
     }

@@ -441,37 +441,35 @@ fn left_out(
         let name = &profile.name;
         // The others are sorted by time. A layout without the chosen devices would say nothing of
         // what this one adds to them.
-        let is_beside = |one: &&Candidate| {
+        let beside = others.iter().find(|one| {
             let positions = &one.arrangement.positions;
             let has_chosen = chosen.arrangement.positions.iter().any(|own| positions.contains(own));
             positions.contains(&device) && has_chosen
+        });
+        let with_s = match beside {
+            Some(best) => Some(best.prediction.step_s),
+            // A lower bound has ruled all of them out.
+            None => {
+                let mut set = chosen.arrangement.positions.clone();
+                set.push(device);
+                set.sort_unstable();
+                replicas_seconds(request, &set)
+            }
         };
-        let reason = match others.iter().find(is_beside) {
-            Some(best) => {
-                let with = milliseconds(best.prediction.step_s);
-                let is_shorter = best.prediction.step_s < chosen.prediction.step_s;
+        let reason = match with_s {
+            Some(with_s) => {
+                let is_shorter = with_s < chosen.prediction.step_s;
                 let but = if is_shorter { ", which gains too little" } else { "" };
+                let with = milliseconds(with_s);
                 format!(
                     "{name} is left out: with it a step would take {with} ms, without it \
                      {without} ms{but}"
                 )
             }
-            None => {
-                let mut set = chosen.arrangement.positions.clone();
-                set.push(device);
-                set.sort_unstable();
-                match replicas_seconds(request, &set) {
-                    Some(with_s) => format!(
-                        "{name} is left out: with it a step would take {} ms, without it {without} \
-                         ms",
-                        milliseconds(with_s)
-                    ),
-                    None => format!(
-                        "{name} is left out: no layout with it beside the others fits, or can be \
-                         as fast as {without} ms"
-                    ),
-                }
-            }
+            None => format!(
+                "{name} is left out: no layout with it beside the others fits, or can be as fast \
+                 as {without} ms"
+            ),
         };
         left.push(UnusedDevice { device, reason });
     }

@@ -136,31 +136,33 @@ impl StoredTensors {
             return String::new();
         };
         let end = format!("{module}.{leaf}");
-        let is_alike = |name: &&String| {
-            let is_whole = name
-                .strip_suffix(end.as_str())
-                .is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'));
-            is_whole && !is_computed(name)
-        };
-        match self.tensors.keys().find(is_alike) {
-            Some(name) => format!("; there is '{name}'"),
-            None if leaf == "bias" => "; for a model without biases, zeros do the same".into(),
-            None => String::new(),
+        for name in self.tensors.keys().filter(|name| !is_computed(name)) {
+            if let Some(prefix) = name.strip_suffix(end.as_str())
+                && (prefix.is_empty() || prefix.ends_with('.'))
+            {
+                return format!("; there is '{name}'");
+            }
+        }
+        if leaf == "bias" {
+            "; for a model without biases, zeros do the same".into()
+        } else {
+            String::new()
         }
     }
 
     /// Removes the prefixes that all names have from wrappers of the model.
     pub fn unwrapped(mut self) -> Self {
-        let is_of_all = |wrapper: &&&str| {
-            !self.tensors.is_empty() && self.tensors.keys().all(|name| name.starts_with(**wrapper))
-        };
-        let Some(wrapper) = WRAPPERS.iter().find(is_of_all) else { return self };
-        let mut inner = BTreeMap::new();
-        for (name, stored) in std::mem::take(&mut self.tensors) {
-            inner.insert(name[wrapper.len()..].to_owned(), stored);
+        while let Some(first) = self.tensors.keys().next()
+            && let Some(wrapper) = WRAPPERS.into_iter().find(|wrapper| first.starts_with(wrapper))
+            && self.tensors.keys().all(|name| name.starts_with(wrapper))
+        {
+            let mut inner = BTreeMap::new();
+            for (name, stored) in self.tensors {
+                inner.insert(name[wrapper.len()..].to_owned(), stored);
+            }
+            self.tensors = inner;
         }
-        self.tensors = inner;
-        self.unwrapped()
+        self
     }
 
     /// Finds the parameters of a graph of a family with this table of names. The files may also

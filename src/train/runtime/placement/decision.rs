@@ -4,8 +4,8 @@
 use super::candidates::{candidates, node_of};
 use super::names::is_named;
 use super::open_one::RequestedDevices;
-use super::open_plan::micro_batch_sizes;
 use super::pipeline::checks::{require_devices, require_micro_batches, require_model};
+use super::rank_memory::micro_batch_sizes;
 use super::requested_pipelines::{RequestedPipelines, arrangement_of_replicas};
 use super::shares::{fixed_counts, moments, require_changes};
 use super::types::PlacementRequest;

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use super::names::is_named;
-use super::rank_memory::{RankMemory, host_bytes, pools_most};
+use super::rank_memory::{RankMemory, host_bytes, micro_batch_sizes, pools_most};
 use super::shares::{moments, owned_elements};
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
@@ -124,18 +124,6 @@ fn fit_devices(
         Some(error) if candidates.is_empty() => Err(error),
         _ => Ok(candidates),
     }
-}
-
-/// Returns the possible sizes of a device's micro-batches up to `most`, the largest first: powers
-/// of two, and divisors of `most`, for which all micro-batches are equal.
-pub(crate) fn micro_batch_sizes(most: u32) -> Vec<u32> {
-    let mut sizes = Vec::new();
-    for rows in (1..=most).rev() {
-        if rows.is_power_of_two() || most.is_multiple_of(rows) {
-            sizes.push(rows);
-        }
-    }
-    sizes
 }
 
 /// Returns the error of the device at a position among `world` that does not fit the whole model in

@@ -13,6 +13,18 @@ use potluck_parallel::ParallelOptions;
 use potluck_parallel::comm::ring_pool_bytes_max;
 use potluck_parallel::planner::laid_out::layout_of;
 
+/// Returns the possible sizes of a device's micro-batches up to `most`, the largest first: powers
+/// of two, and divisors of `most`, for which all micro-batches are equal.
+pub fn micro_batch_sizes(most: u32) -> Vec<u32> {
+    let mut sizes = Vec::new();
+    for rows in (1..=most).rev() {
+        if rows.is_power_of_two() || most.is_multiple_of(rows) {
+            sizes.push(rows);
+        }
+    }
+    sizes
+}
+
 /// Bytes of memory of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankMemory {
