@@ -70,15 +70,14 @@ fn a_model_of_100_000_parameters_has_the_same_bits_over_a_rough_network() {
 }
 
 /// A hole of Wi-Fi that is longer than the default of `faults.node_timeout_s`, and half as long as
-/// the run's: its links stay. QUIC probes a silent network at intervals that double, so it goes on
-/// when up to as much time again has passed.
+/// the run's: its links stay, and go on soon after it. QUIC's own probes would be up to 32 s apart.
 #[test]
 fn hole_of_31_s_is_survived_with_its_links() {
     const HOLE: Duration = Duration::from_secs(31);
     let desk = desk();
     let line = format!("{MODEL} --steps 60 --set parallel.shares=2,2 --log-every 1");
     desk.run(&format!("{line} --devices cpu*2 --out one")).ok();
-    let timeout = "--set faults.node_timeout_s=90";
+    let timeout = "--set faults.node_timeout_s=60";
     let mut host = host_with(&desk, 2, "", &format!("{line} --devices cpu --out run {timeout}"));
     let proxy = proxy_before(&host, rough(5));
     let other = join_at(&desk, &proxy.address.to_string(), "", "--devices cpu");
@@ -93,7 +92,7 @@ fn hole_of_31_s_is_survived_with_its_links() {
     eprintln!("the run ended {took_s:.1} s after the hole");
     assert!(!first.err.contains("is lost"), "{}", first.err);
     assert!(state(&desk, "run", 60) == state(&desk, "one", 60), "other bits after the hole");
-    assert!(took_s < HOLE.as_secs_f64() + 20.0, "it went on late");
+    assert!(took_s < 20.0, "it went on late");
 }
 
 /// Fault in the middle of a run.

@@ -18,6 +18,7 @@ mod closing;
 pub mod cluster;
 mod code;
 mod code_size;
+mod congestion;
 mod endpoint;
 mod endpoint_options;
 mod error;

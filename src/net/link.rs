@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::{Connection, RecvStream, SendStream};
@@ -28,6 +29,9 @@ const CONTROLS_MAX: usize = 1024;
 const CONTROLS_BYTES_MAX: usize = 8 << 20;
 /// Most payloads, and most blobs, in a link's queue.
 const PAYLOADS_MAX: usize = 1024;
+
+/// Time without a packet after which a probe is sent.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Both directions of the control stream.
 pub type Control = (SendStream, RecvStream);
@@ -109,7 +113,7 @@ impl Link {
         Arc::downgrade(&self.0.0)
     }
 
-    /// Queues a message of at most 64 KiB, before all payloads and blobs; never waits.
+    /// Queues a message of 1 byte to 64 KiB, before all payloads and blobs; never waits.
     ///
     /// # Errors
     ///
@@ -117,8 +121,9 @@ impl Link {
     /// holds, closes it.
     pub fn send_control(&self, message: Vec<u8>) -> Result<(), Closed> {
         let bytes = message.len();
-        if bytes > CONTROL_MAX {
-            return self.defect(format!("a control message of {bytes} bytes, over {CONTROL_MAX}"));
+        if !(1..=CONTROL_MAX).contains(&bytes) {
+            let what = format!("a control message of {bytes} bytes, not of 1 to {CONTROL_MAX}");
+            return self.defect(what);
         }
         let pushed = self.0.0.controls.push(Bytes::from(message), bytes, false);
         self.result(pushed, "control messages")
@@ -222,7 +227,9 @@ async fn serve(
     readers.spawn(reading::read_controls(shared.clone(), receiver.clone(), receive));
     readers.spawn(reading::read_streams(shared.clone(), receiver.clone()));
     let written = tokio::spawn(close_when_written(shared.clone(), writers));
+    let probes = tokio::spawn(probe(shared.clone()));
     let end = shared.connection.closed().await;
+    probes.abort();
     let reason = {
         let mut reason = shared.reason.lock();
         reason
@@ -242,6 +249,22 @@ async fn serve(
     let _ = written.await;
     receiver.closed(&reason);
     drop(place);
+}
+
+/// Sends a probe every second in which nothing arrives: after a hole in the network, QUIC goes on
+/// with the first packet that passes, and the controller of its window lets such probes through
+/// ([`congestion`](super::congestion)).
+async fn probe(shared: Arc<Shared>) {
+    let mut received = 0;
+    loop {
+        tokio::time::sleep(PROBE_INTERVAL).await;
+        let before = received;
+        received = shared.connection.stats().udp_rx.datagrams;
+        if received == before {
+            // A queue that is full, or has ended, needs no probe.
+            let _ = shared.controls.push(Bytes::new(), 0, false);
+        }
+    }
 }
 
 /// Closes the connection after the last byte of a link that ends was acknowledged.

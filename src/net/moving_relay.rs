@@ -3,11 +3,12 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::test_peer::{Sink, TEST_TIMEOUT, node, secret, wait};
+use super::{CloseReason, ReceiveBuffer, Receiver, TAG_BYTES};
 
 /// Relay between one client and a node; dropped, it ends.
 pub struct MovingRelay {
@@ -22,6 +23,7 @@ pub struct MovingRelay {
 struct RelayState {
     /// Port at which the node sees the client; 0 requests another one.
     port: AtomicU16,
+    is_cut: AtomicBool,
     is_over: AtomicBool,
 }
 
@@ -52,6 +54,11 @@ impl MovingRelay {
         wait("the other port", || self.state.port.load(Ordering::SeqCst) != 0);
         self.seen()
     }
+
+    /// Drops all datagrams from now on, or none any more.
+    pub fn cut(&self, is_cut: bool) {
+        self.state.is_cut.store(is_cut, Ordering::SeqCst);
+    }
 }
 
 impl Drop for MovingRelay {
@@ -81,9 +88,13 @@ fn relay(front: &UdpSocket, (ip, node): ([u8; 4], SocketAddr), state: &RelayStat
         // Errors are timeouts, and reports that a peer has gone.
         if let Ok((bytes, from)) = front.recv_from(&mut datagram) {
             client = Some(from);
-            let _ = back.send_to(&datagram[..bytes], node);
+            if !state.is_cut.load(Ordering::SeqCst) {
+                let _ = back.send_to(&datagram[..bytes], node);
+            }
         }
-        if let (Ok(bytes), Some(client)) = (back.recv(&mut datagram), client) {
+        if let (Ok(bytes), Some(client)) = (back.recv(&mut datagram), client)
+            && !state.is_cut.load(Ordering::SeqCst)
+        {
             let _ = front.send_to(&datagram[..bytes], client);
         }
     }
@@ -105,7 +116,7 @@ fn a_link_goes_on_while_its_client_has_one_address_after_another() {
         for _ in 0..100 {
             for link in &links {
                 link.send_control(vec![1; 1000]).unwrap();
-                link.send_data([0; super::TAG_BYTES], vec![7; 10].into()).unwrap();
+                link.send_data([0; TAG_BYTES], vec![7; 10].into()).unwrap();
             }
             count += 2;
         }
@@ -113,4 +124,62 @@ fn a_link_goes_on_while_its_client_has_one_address_after_another() {
         assert_eq!(links[1].address(), seen);
     }
     assert_eq!(links[0].address(), relay.address);
+}
+
+/// Receiver that counts blobs of any length.
+#[derive(Default)]
+struct BlobSink {
+    blobs: AtomicUsize,
+}
+
+impl Receiver for BlobSink {
+    fn control(&self, _: Vec<u8>) -> Result<(), String> {
+        Err("probes are handed to nobody".into())
+    }
+
+    fn blob_begins(&self, _: u64, _: usize) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn blob(&self, _: u64, _: Vec<u8>) -> Result<(), String> {
+        self.blobs.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn data(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
+        Err("no payload is due".into())
+    }
+
+    fn closed(&self, _: &CloseReason) {}
+}
+
+/// Both sides have a window full of blobs in flight, so that no heartbeat would pass. The probes of
+/// QUIC's own timeout would be 4 to 8 s apart by the end.
+#[test]
+fn a_link_goes_on_soon_after_a_hole_in_the_network() {
+    const HOLE: Duration = Duration::from_secs(7);
+    const BLOBS: usize = 60;
+    let secret = secret();
+    let (dialing, accepting) = (node(&secret), node(&secret));
+    let relay = MovingRelay::start(accepting.local_addr());
+    let dialed = dialing.dial(relay.address, TEST_TIMEOUT).unwrap();
+    let accepted = accepting.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
+    let sinks = [(); 2].map(|()| Arc::new(BlobSink::default()));
+    let links = [dialed.open(sinks[0].clone()), accepted.open(sinks[1].clone())];
+    for link in &links {
+        for id in 0..BLOBS {
+            link.send_blob(id as u64, vec![7; 1 << 20].into()).unwrap();
+        }
+    }
+    let counts = || [0, 1].map(|side| sinks[side].blobs.load(Ordering::SeqCst));
+    wait("the first blobs", || counts().iter().all(|&count| count > 0));
+    relay.cut(true);
+    std::thread::sleep(HOLE);
+    let before = counts();
+    assert!(before.iter().all(|&count| count < BLOBS), "the hole is in the middle: {before:?}");
+    relay.cut(false);
+    let mended = Instant::now();
+    wait("more blobs", || counts().iter().zip(before).all(|(&count, before)| count > before));
+    let waited = mended.elapsed();
+    assert!(waited < Duration::from_secs(3), "it took {waited:?}");
 }

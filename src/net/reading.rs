@@ -97,6 +97,10 @@ async fn controls(
     let mut head = [0; CONTROL_HEAD_BYTES];
     while read_head(&mut stream, &mut head, shared.idle_timeout()).await? {
         let mut message = vec![0; wire::control_length(&head).map_err(Stop::Violation)?];
+        if message.is_empty() {
+            // A probe: its arrival is all that it has to tell.
+            continue;
+        }
         read_full(&mut stream, &mut message, Some(shared.idle_timeout())).await?;
         go_on(shared)?;
         receiver.control(message).map_err(Stop::Violation)?;

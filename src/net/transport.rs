@@ -5,14 +5,14 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig};
 use quinn::{
     ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig,
     VarInt,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::endpoint_options::{Congestion, EndpointOptions};
+use super::congestion::controllers;
+use super::endpoint_options::EndpointOptions;
 use super::error::NetError;
 use super::handshake_limiter::HANDSHAKES_MAX;
 use super::identity::{self, Identity};
@@ -28,8 +28,6 @@ const DATAGRAM_MAX: u16 = 6500;
 /// Assumed round trip before the first measurement: the packets of a dial are repeated after three
 /// times this.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(100);
-/// First congestion window: nodes are in data centers or homes, not on phones.
-const WINDOW_START: u64 = 256 << 10;
 /// Bounds of the window of a stream.
 const WINDOW_MIN: u64 = 64 << 10;
 const WINDOW_MAX: u64 = 1 << 30;
@@ -91,23 +89,8 @@ fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
         .datagram_receive_buffer_size(None)
         .initial_rtt(ROUND_TRIP_GUESS)
         .mtu_discovery_config(Some(mtu))
-        .congestion_controller_factory(controller(options.congestion));
+        .congestion_controller_factory(controllers(options.congestion));
     settings
-}
-
-fn controller(congestion: Congestion) -> Arc<dyn ControllerFactory + Send + Sync> {
-    match congestion {
-        Congestion::Cubic => {
-            let mut cubic = CubicConfig::default();
-            cubic.initial_window(WINDOW_START);
-            Arc::new(cubic)
-        }
-        Congestion::Bbr => {
-            let mut bbr = BbrConfig::default();
-            bbr.initial_window(WINDOW_START);
-            Arc::new(bbr)
-        }
-    }
 }
 
 /// Opens the socket of a process, with the largest buffers up to [`SOCKET_BYTES`] that the system

@@ -5,7 +5,8 @@
 //! the dialing side opens one bidirectional stream; each side sends on it
 //!   greeting   magic (4)  bytes behind (2)  protocol (2)  bytes of the version (1)  version
 //!              and, in this protocol,  idle timeout in milliseconds (8)  hello
-//!   control    bytes (4)  message                           any number of times
+//!   control    bytes (4)  message                           any number of times; without a byte it
+//!              is a probe, which nobody is handed
 //! each side opens unidirectional streams
 //!   data       1  then, any number of times,  version (1)  tag (40)  bytes (4)  payload
 //!   blob       2  version (1)  id (8)  bytes (4)  BLAKE3 (32)  payload, and the end of the stream
@@ -43,7 +44,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything after the version in a greeting, the messages between nodes included. Any
 /// change makes another protocol.
-const PROTOCOL: u16 = 10;
+const PROTOCOL: u16 = 11;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
