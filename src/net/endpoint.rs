@@ -20,6 +20,7 @@ use super::handshake_limiter::{
 use super::identity::{self, Identity, NODE_NAME};
 use super::knock::Knock;
 use super::link::{Control, Link, LinkParts};
+use super::moderation::Moderation;
 use super::quiet_socket::QuietSocket;
 use super::reading::{Stop, read_full};
 use super::receiver::Receiver;
@@ -111,19 +112,15 @@ impl Endpoint {
         let Transport { endpoint, server, client } = Transport::new(&options, &identity)?;
         let (socket, buffers) = transport::open_socket(options.listen)?;
         let threads = |error: std::io::Error| NetError::Threads(error.to_string());
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(options.threads.max(1))
-            .thread_name("potluck-net")
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(threads)?;
+        let moderation = Arc::<Moderation>::default();
+        let runtime = start_threads(&options, moderation.clone()).map_err(threads)?;
         let guard = runtime.enter();
         let adapter = Arc::new(quinn::TokioRuntime);
         let knock = Arc::new(Knock::of(secret));
         let refusals = Arc::<Refusals>::default();
         let socket = adapter.wrap_udp_socket(socket).map_err(threads)?;
-        let socket = Arc::new(QuietSocket::new(socket, knock.clone(), refusals.clone()));
+        let socket =
+            Arc::new(QuietSocket::new(socket, knock.clone(), refusals.clone(), moderation));
         let endpoint =
             quinn::Endpoint::new_with_abstract_socket(endpoint, Some(server), socket, adapter)
                 .map_err(threads)?;
@@ -451,6 +448,24 @@ impl EndpointCore {
         // So that the last packet of each connection is sent.
         let _ = timeout(CLOSE_MARGIN, self.endpoint.wait_idle()).await;
     }
+}
+
+/// Starts the threads of an endpoint.
+fn start_threads(
+    options: &EndpointOptions,
+    moderation: Arc<Moderation>,
+) -> std::io::Result<Runtime> {
+    let mut builder = Builder::new_multi_thread();
+    builder
+        .worker_threads(options.threads.max(1))
+        .thread_name("potluck-net")
+        .enable_io()
+        .enable_time();
+    if options.threads <= 1 {
+        // Of several threads, one that waits would keep another one from the socket.
+        builder.on_thread_park(move || moderation.wait());
+    }
+    builder.build()
 }
 
 /// Reads a greeting, and returns its bytes after the head.

@@ -27,6 +27,7 @@ mod identity;
 mod knock;
 mod link;
 mod link_stats;
+mod moderation;
 #[cfg(test)]
 mod moving_relay;
 pub mod nodes;

@@ -16,6 +16,7 @@ use quinn::{AsyncUdpSocket, UdpPoller};
 
 use super::handshake_limiter::{Refusals, canonical};
 use super::knock::Knock;
+use super::moderation::Moderation;
 
 /// Version of QUIC of nodes (RFC 9000); 0 marks packets with the versions of a server.
 const VERSION: u32 = 1;
@@ -30,6 +31,8 @@ pub(crate) struct QuietSocket {
     socket: Arc<dyn AsyncUdpSocket>,
     knock: Arc<Knock>,
     refusals: Arc<Refusals>,
+    /// Counts what passes.
+    moderation: Arc<Moderation>,
 }
 
 impl fmt::Debug for QuietSocket {
@@ -77,8 +80,9 @@ impl QuietSocket {
         socket: Arc<dyn AsyncUdpSocket>,
         knock: Arc<Knock>,
         refusals: Arc<Refusals>,
+        moderation: Arc<Moderation>,
     ) -> Self {
-        Self { socket, knock, refusals }
+        Self { socket, knock, refusals, moderation }
     }
 
     fn admits(&self, datagram: &[u8], from: SocketAddr) -> bool {
@@ -116,7 +120,9 @@ impl AsyncUdpSocket for QuietSocket {
     }
 
     fn try_send(&self, transmit: &Transmit) -> io::Result<()> {
-        self.socket.try_send(transmit)
+        self.socket.try_send(transmit)?;
+        self.moderation.count(transmit.contents.len());
+        Ok(())
     }
 
     fn poll_recv(
@@ -128,6 +134,7 @@ impl AsyncUdpSocket for QuietSocket {
         let received = ready!(self.socket.poll_recv(cx, buffers, meta))?;
         for (buffer, meta) in buffers.iter_mut().zip(meta.iter_mut()).take(received) {
             meta.len = self.keep_admitted(buffer, meta);
+            self.moderation.count(meta.len);
         }
         Poll::Ready(Ok(received))
     }
