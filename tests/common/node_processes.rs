@@ -127,6 +127,11 @@ impl Host {
         self.lines.lock().unwrap().contains(text)
     }
 
+    /// Returns how many times it has printed this by now.
+    pub fn times_printed(&self, text: &str) -> usize {
+        self.lines.lock().unwrap().matches(text).count()
+    }
+
     /// Waits until it has printed this.
     pub fn wait_for(&mut self, text: &str) {
         self.wait_for_times(text, 1);
@@ -135,7 +140,7 @@ impl Host {
     /// Waits until it has printed this so many times.
     pub fn wait_for_times(&mut self, text: &str, times: usize) {
         let started = Instant::now();
-        while self.lines.lock().unwrap().matches(text).count() < times {
+        while self.times_printed(text) < times {
             let printed = self.lines.lock().unwrap().clone();
             let ended = self.child.try_wait().unwrap();
             assert!(ended.is_none(), "the first node ended without '{text}':\n{printed}");
