@@ -8,7 +8,7 @@ use quinn::{Connection, SendStream};
 
 use super::link::Control;
 use super::test_peer::{IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, node, node_with, secret, wait};
-use super::wire::{BlobHead, DataHead, StreamKind, control_head, greeting, greeting_of};
+use super::wire::{BlobHead, DataHead, PROTOCOL, StreamKind, control_head, greeting, greeting_of};
 use super::*;
 
 /// Timeout that a test lets pass: longer than a busy machine needs for the preceding steps.
@@ -193,8 +193,11 @@ fn a_peer_without_a_greeting_or_with_a_wrong_one_is_refused() {
         assert_says(&silent.join().unwrap(), "it sent no greeting within 2 s");
     });
     assert_says(&refusals(&patient, Some(b"GET / HTTP".to_vec())), "does not begin as one");
-    let later = refusals(&patient, Some(greeting_of(11, "9.8.7", b"?")));
-    assert_says(&later, "the node that dials has potluck 9.8.7 (protocol 11), and the one that is");
+    let later = refusals(&patient, Some(greeting_of(PROTOCOL + 1, "9.8.7", b"?")));
+    assert_says(
+        &later,
+        &format!("the node that dials has potluck 9.8.7 (protocol {}), and", PROTOCOL + 1),
+    );
     let long = [&greeting(b"", IDLE_TIMEOUT)[..4], &[255; 2]].concat();
     assert_says(&refusals(&patient, Some(long)), "65535 bytes");
     for (node, refused) in [(patient, 3), (impatient, 2)] {

@@ -93,6 +93,7 @@ struct EndpointCore {
     knock: Arc<Knock>,
     handshake_limiter: Arc<HandshakeLimiter>,
     refusals: Arc<Refusals>,
+    moderation: Arc<Moderation>,
     accepted: Mailbox<PendingPeer>,
     links: Lock<Vec<Weak<Shared>>>,
 }
@@ -120,7 +121,7 @@ impl Endpoint {
         let refusals = Arc::<Refusals>::default();
         let socket = adapter.wrap_udp_socket(socket).map_err(threads)?;
         let socket =
-            Arc::new(QuietSocket::new(socket, knock.clone(), refusals.clone(), moderation));
+            Arc::new(QuietSocket::new(socket, knock.clone(), refusals.clone(), moderation.clone()));
         let endpoint =
             quinn::Endpoint::new_with_abstract_socket(endpoint, Some(server), socket, adapter)
                 .map_err(threads)?;
@@ -135,6 +136,7 @@ impl Endpoint {
             knock,
             handshake_limiter: Arc::new(HandshakeLimiter::default()),
             refusals,
+            moderation,
             // Each peer has one of the places, so this is never full.
             accepted: Mailbox::new(options.links_max),
             links: Lock::new(Vec::new()),
@@ -195,6 +197,11 @@ impl Endpoint {
     /// Returns the buffers of the socket, as the system has made them.
     pub fn socket_buffers(&self) -> SocketBuffers {
         self.core.buffers
+    }
+
+    #[cfg(test)]
+    pub(crate) fn moderation(&self) -> &Moderation {
+        &self.core.moderation
     }
 
     /// Number of handshakes in progress.
@@ -423,7 +430,8 @@ impl EndpointCore {
         // A stream that is still open has a priority, so this cannot fail here.
         let _ = control.0.set_priority(CONTROL_PRIORITY);
         let handle = self.handle.clone();
-        let parts = LinkParts { connection, control, place, options, handle };
+        let moderation = self.moderation.clone();
+        let parts = LinkParts { connection, control, place, options, handle, moderation };
         PendingPeer { hello, address, parts: Some(parts), core: Arc::downgrade(self) }
     }
 

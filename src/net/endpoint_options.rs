@@ -54,8 +54,8 @@ pub struct EndpointOptions {
     pub queue_bytes: usize,
     /// Congestion control of what this endpoint sends.
     pub congestion: Congestion,
-    /// Threads. Two let one connection decrypt while the socket is read; a single one also gathers
-    /// the packets of streams, for up to 2 ms, to take less time from the kernels.
+    /// Threads. Two let one connection decrypt while the socket is read; a single one gathers the
+    /// packets of long messages, for up to 1.5 ms, to take less time from the kernels.
     pub threads: usize,
 }
 

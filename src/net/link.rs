@@ -16,6 +16,7 @@ use super::endpoint_options::EndpointOptions;
 use super::error::CloseReason;
 use super::handshake_limiter::canonical;
 use super::link_stats::LinkStats;
+use super::moderation::Moderation;
 use super::receiver::Receiver;
 use super::send_queue::{Overflow, SendQueue};
 use super::shared::Shared;
@@ -31,7 +32,7 @@ const CONTROLS_BYTES_MAX: usize = 8 << 20;
 const PAYLOADS_MAX: usize = 1024;
 
 /// Time without a packet after which a probe is sent.
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// Both directions of the control stream.
 pub type Control = (SendStream, RecvStream);
@@ -68,6 +69,7 @@ pub(crate) struct LinkParts {
     pub place: OwnedSemaphorePermit,
     pub options: EndpointOptions,
     pub handle: Handle,
+    pub moderation: Arc<Moderation>,
 }
 
 /// Authenticated connection to an accepted peer; clones are handles of the same link. When the last
@@ -91,7 +93,7 @@ impl std::fmt::Debug for Link {
 
 impl Link {
     pub(super) fn open(parts: LinkParts, receiver: Arc<dyn Receiver>) -> Self {
-        let LinkParts { connection, control, place, options, handle } = parts;
+        let LinkParts { connection, control, place, options, handle, moderation } = parts;
         let shared = Arc::new(Shared {
             connection,
             controls: SendQueue::new(CONTROLS_MAX, CONTROLS_BYTES_MAX),
@@ -104,6 +106,7 @@ impl Link {
             ending: OnceLock::new(),
             options,
             handle: handle.clone(),
+            moderation,
         });
         handle.spawn(serve(shared.clone(), receiver, control, place));
         Self(Arc::new(LinkHandle(shared)))
@@ -163,7 +166,10 @@ impl Link {
 
     fn result(&self, pushed: Result<(), Overflow>, what: &str) -> Result<(), Closed> {
         match pushed {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.0.0.moderation.wake();
+                Ok(())
+            }
             Err(Overflow::Closed(closed)) => Err(closed),
             Err(Overflow::Full) => {
                 self.defect(format!("more {what} than the queue of a link holds"))
@@ -257,7 +263,7 @@ async fn serve(
 async fn probe(shared: Arc<Shared>) {
     let mut received = 0;
     loop {
-        tokio::time::sleep(PROBE_INTERVAL).await;
+        tokio::time::sleep(SILENCE_MAX).await;
         let before = received;
         received = shared.connection.stats().udp_rx.datagrams;
         if received == before {

@@ -16,6 +16,9 @@ use super::wire::{
     self, BLOB_HEAD_BYTES, BlobHead, CONTROL_HEAD_BYTES, DATA_HEAD_BYTES, DataHead, StreamKind,
 };
 
+/// Bytes of a message that are read at a time.
+const PART_BYTES: usize = 32 << 10;
+
 /// Reason to stop reading.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -98,7 +101,9 @@ async fn controls(
     while read_head(&mut stream, &mut head, shared.idle_timeout()).await? {
         let mut message = vec![0; wire::control_length(&head).map_err(Stop::Violation)?];
         if message.is_empty() {
-            // A probe: its arrival is all that it has to tell.
+            // A probe: its arrival is all that it has to tell. A peer that sends only such must not
+            // keep the thread.
+            tokio::task::consume_budget().await;
             continue;
         }
         read_full(&mut stream, &mut message, Some(shared.idle_timeout())).await?;
@@ -156,7 +161,11 @@ async fn payloads(
             let why = format!("a payload has {bytes} bytes, and {due} are due");
             return Err(Stop::Violation(why));
         }
-        read_full(stream, place, Some(shared.idle_timeout())).await?;
+        let mut arriving = shared.moderation.announce(bytes);
+        for part in place.chunks_mut(PART_BYTES) {
+            read_full(stream, part, Some(shared.idle_timeout())).await?;
+            arriving.arrived(part.len());
+        }
         go_on(shared)?;
         landing.arrived().map_err(Stop::Violation)?;
     }
@@ -175,9 +184,11 @@ async fn blob(
     receiver.blob_begins(id, bytes).map_err(Stop::Violation)?;
     let mut blob = vec![0; bytes];
     let mut hasher = blake3::Hasher::new();
+    let mut arriving = shared.moderation.announce(bytes);
     // In parts, so that the hash is computed while the rest arrives.
-    for part in blob.chunks_mut(HASHED_BYTES) {
+    for part in blob.chunks_mut(PART_BYTES) {
         read_full(stream, part, Some(shared.idle_timeout())).await?;
+        arriving.arrived(part.len());
         shared.blob_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
         hasher.update(part);
     }
@@ -190,5 +201,3 @@ async fn blob(
     go_on(shared)?;
     receiver.blob(id, blob).map_err(Stop::Violation)
 }
-
-const HASHED_BYTES: usize = 256 << 10;

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::closing::close;
 use super::endpoint_options::EndpointOptions;
 use super::error::CloseReason;
+use super::moderation::Moderation;
 use super::send_queue::SendQueue;
 use super::wire::{BlobHead, CloseCode, DataHead};
 use potluck_core::Lock;
@@ -33,6 +34,7 @@ pub struct Shared {
     pub(super) ending: OnceLock<String>,
     pub(super) options: EndpointOptions,
     pub(super) handle: Handle,
+    pub(crate) moderation: Arc<Moderation>,
 }
 
 impl Shared {

@@ -78,9 +78,13 @@ impl MachinesProfile {
                 measured += usize::from(devices.are_measured[*kind]);
             }
         }
-        let links = file.links();
-        let half_parts = half_parts(&plans, step.micro_batch);
-        let profile = PlanProfile { devices: profiles, links, thread_message_s: 0.0, half_parts };
+        let profile = PlanProfile {
+            devices: profiles,
+            links: file.links(),
+            network_s_per_byte: Vec::new(),
+            thread_message_s: 0.0,
+            half_parts: half_parts(&plans, step.micro_batch),
+        };
         Ok(Self { profile, plans, names, measured })
     }
 }

@@ -40,6 +40,8 @@ pub struct RemoteDeviceInfo {
     /// Identity that determines the bits of its results.
     pub identity: String,
     pub is_cpu: bool,
+    /// True if its node's processor computes for it.
+    pub is_on_host: bool,
     /// The most bytes of a tensor that it can bind; `None` without a limit.
     pub binding_bytes: Option<u64>,
     /// Bytes of memory for it alone, as its driver or the user of its node says; `None` if unknown.

@@ -1,6 +1,7 @@
 //! Measurement of the rate at which a link carries values in one direction.
 
 use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::{Link, Payload, TAG_BYTES};
@@ -14,6 +15,9 @@ pub(super) const BYTES_MAX: usize = 16 << 20;
 /// Single bytes that are sent first: the fastest of them measures the time that does not depend on
 /// the rate.
 const SINGLE_BYTES: usize = 3;
+/// Measured sends, of which the median counts: a loss at the end of one makes it longer, and the
+/// next one shorter, as the queues of the network are empty then.
+const SENDS: usize = 3;
 /// Longest wait until the other end has received the sent values.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
@@ -21,8 +25,10 @@ pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
     *tag == PROBE
 }
 
-/// Sends values, twice as many each time, until they take half of `time`, and then as many again;
-/// returns the faster of the last two, when QUIC has adapted to the link; `None` if the link ends.
+/// Sends values, twice as many each time, until they take half of `time`, and then as many again
+/// [`SENDS`] times, as QUIC has adapted to the link by then; `None` if the link ends.
+/// The processor time is that of the process while it sends: of a ring of nodes, which all measure
+/// at the same time, each also receives about as much.
 /// For a link that takes longer than [`ANSWER_MAX`], the result is an upper bound.
 pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     let mut fixed = Duration::MAX;
@@ -35,21 +41,55 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
     let mut bytes = BYTES_MIN;
     loop {
         let fixed = fixed.min(ANSWER_MAX / 2);
-        let mut took = send(link, bytes)?.saturating_sub(fixed);
+        let took = send(link, bytes)?.saturating_sub(fixed);
+        if took >= ANSWER_MAX / 2 {
+            return Some(rate(bytes, took, round_trip, 0.0));
+        }
         if took >= time / 2 || bytes == BYTES_MAX {
-            // A loss halves the rate for some time, so that the faster of two counts.
-            if took < ANSWER_MAX / 2 {
-                took = took.min(send(link, bytes)?.saturating_sub(fixed));
+            let before = processor_time();
+            let mut times = [Duration::ZERO; SENDS];
+            for time in &mut times {
+                *time = send(link, bytes)?.saturating_sub(fixed);
             }
-            // Without a delay, the time may be below the resolution of the clock.
-            let seconds = took.as_secs_f64().max(1e-6);
-            return Some(LinkRate {
-                bytes_per_s: bytes as f64 / seconds,
-                round_trip_s: round_trip.as_secs_f64(),
-            });
+            let used = processor_time().saturating_sub(before);
+            times.sort_unstable();
+            let processor = processor_s_per_byte(used, SENDS * bytes, cores());
+            return Some(rate(bytes, times[SENDS / 2], round_trip, processor));
         }
         bytes *= 2;
     }
+}
+
+fn rate(bytes: usize, took: Duration, round_trip: Duration, processor_s_per_byte: f64) -> LinkRate {
+    LinkRate {
+        // Without a delay, the time may be below the resolution of the clock.
+        bytes_per_s: bytes as f64 / took.as_secs_f64().max(1e-6),
+        round_trip_s: round_trip.as_secs_f64(),
+        processor_s_per_byte,
+    }
+}
+
+/// Seconds of all cores per byte, of a time of one of them.
+fn processor_s_per_byte(used: Duration, bytes: usize, cores: usize) -> f64 {
+    used.as_secs_f64() / (bytes * cores) as f64
+}
+
+/// Processor time of this process so far; 0 where the system does not tell it.
+#[cfg(unix)]
+fn processor_time() -> Duration {
+    use rustix::time::{ClockId, clock_gettime};
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(not(unix))]
+fn processor_time() -> Duration {
+    Duration::ZERO
+}
+
+/// Cores that this process may use.
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Sends `bytes`, and returns the time until the other end has confirmed them, at most
@@ -74,5 +114,75 @@ struct ProbeValues {
 impl AsRef<[u8]> for ProbeValues {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::test_peer::{TEST_TIMEOUT, node, secret};
+    use crate::{CloseReason, ReceiveBuffer, Receiver};
+
+    /// Takes payloads of any length.
+    struct Taker;
+
+    struct Landing(Vec<u8>);
+
+    impl ReceiveBuffer for Landing {
+        fn bytes_mut(&mut self) -> &mut [u8] {
+            &mut self.0
+        }
+
+        fn arrived(self: Box<Self>) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    impl Receiver for Taker {
+        fn control(&self, _: Vec<u8>) -> Result<(), String> {
+            Err("no message is due".into())
+        }
+
+        fn blob_begins(&self, _: u64, _: usize) -> Result<(), String> {
+            Err("no blob is due".into())
+        }
+
+        fn blob(&self, _: u64, _: Vec<u8>) -> Result<(), String> {
+            Err("no blob is due".into())
+        }
+
+        fn data(&self, tag: &[u8; TAG_BYTES], n: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
+            assert!(is_probe(tag) && n <= BYTES_MAX);
+            Ok(Box::new(Landing(vec![0; n])))
+        }
+
+        fn closed(&self, _: &CloseReason) {}
+    }
+
+    #[test]
+    fn rate_of_loopback_has_what_the_processor_takes_for_it() {
+        let secret = secret();
+        let (dialing, accepting) = (node(&secret), node(&secret));
+        let dialed = dialing.dial(accepting.local_addr(), TEST_TIMEOUT).unwrap();
+        let accepted = accepting.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
+        let links = [dialed.open(Arc::new(Taker)), accepted.open(Arc::new(Taker))];
+        let rate = measure(&links[0], Duration::from_millis(100)).unwrap();
+        assert!(rate.checked().is_some(), "{rate:?}");
+        // A program in debug mode on a busy machine, and one with hardware for AES.
+        assert!((1e6..1e11).contains(&rate.bytes_per_s), "{rate:?}");
+        if cfg!(unix) {
+            let of_a_core = rate.processor_s_per_byte * cores() as f64;
+            // From a tenth of a cycle to a thousand in debug mode, for each byte.
+            assert!((1e-11..1e-6).contains(&of_a_core), "{rate:?}");
+        } else {
+            assert_eq!(rate.processor_s_per_byte, 0.0);
+        }
+    }
+
+    #[test]
+    fn processor_time_is_that_of_all_cores() {
+        assert_eq!(processor_s_per_byte(Duration::from_secs(8), 1000, 4), 2e-3);
     }
 }

@@ -7,15 +7,18 @@ use serde::{Deserialize, Serialize};
 pub struct LinkRate {
     pub bytes_per_s: f64,
     pub round_trip_s: f64,
+    /// Part of the sender's processor that the network takes, per rate in bytes per second, while
+    /// as many bytes arrive there: seconds of all cores per byte. 0 if unknown.
+    pub processor_s_per_byte: f64,
 }
 
 impl LinkRate {
     /// Returns the rate if its figures are possible; figures of another node are not trusted.
     pub fn checked(self) -> Option<Self> {
-        let Self { bytes_per_s, round_trip_s } = self;
+        let Self { bytes_per_s, round_trip_s, processor_s_per_byte } = self;
         let is_rate = bytes_per_s.is_normal() && bytes_per_s > 0.0;
-        let is_time = round_trip_s.is_finite() && round_trip_s >= 0.0;
-        if is_rate && is_time { Some(self) } else { None }
+        let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
+        (is_rate && is_time(round_trip_s) && is_time(processor_s_per_byte)).then_some(self)
     }
 }
 
@@ -39,6 +42,7 @@ impl RingLinks {
             (Some(out), Some(into)) => Some(LinkRate {
                 bytes_per_s: out.bytes_per_s.min(into.bytes_per_s),
                 round_trip_s: out.round_trip_s.max(into.round_trip_s),
+                processor_s_per_byte: out.processor_s_per_byte,
             }),
             (known, other) => known.or(other),
         }
@@ -50,7 +54,7 @@ mod tests {
     use super::*;
 
     fn link(bytes_per_s: f64, round_trip_s: f64) -> Option<LinkRate> {
-        Some(LinkRate { bytes_per_s, round_trip_s })
+        Some(LinkRate { bytes_per_s, round_trip_s, processor_s_per_byte: bytes_per_s * 1e-18 })
     }
 
     #[test]
@@ -59,15 +63,24 @@ mod tests {
         assert_eq!(links.between(1, 2), link(4e6, 0.02));
         // Out of 0 at 1 MB/s, and into 2 at 4 MB/s.
         assert_eq!(links.between(0, 2), link(1e6, 0.02));
-        assert_eq!(links.between(2, 1), link(1e6, 0.04));
+        // The processor is the sender's.
+        let sender = links.0[2].unwrap().processor_s_per_byte;
+        let slower = link(1e6, 0.04).map(|rate| LinkRate { processor_s_per_byte: sender, ..rate });
+        assert_eq!(links.between(2, 1), slower);
         assert_eq!(RingLinks(vec![None, link(2e6, 0.0)]).between(0, 0), link(2e6, 0.0));
         assert_eq!(RingLinks(vec![None, None]).between(0, 1), None);
     }
 
     #[test]
     fn rates_that_cannot_be_are_not_believed() {
-        let rate = |bytes_per_s, round_trip_s| LinkRate { bytes_per_s, round_trip_s }.checked();
+        let rate = |bytes_per_s, round_trip_s| {
+            LinkRate { bytes_per_s, round_trip_s, processor_s_per_byte: 0.0 }.checked()
+        };
         assert!(rate(1e6, 0.0).is_some() && rate(1e9, 1.0).is_some());
+        for processor_s_per_byte in [-1e-9, f64::NAN, f64::INFINITY] {
+            let odd = LinkRate { bytes_per_s: 1e6, round_trip_s: 0.0, processor_s_per_byte };
+            assert_eq!(odd.checked(), None);
+        }
         for (bytes, seconds) in [
             (0.0, 0.1),
             (-1.0, 0.1),

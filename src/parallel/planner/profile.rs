@@ -65,6 +65,9 @@ pub struct DeviceProfile {
     pub kind: usize,
     /// Number of its node.
     pub node: u32,
+    /// Whether the node's processor computes for it, which so has less time while the network takes
+    /// some.
+    pub is_on_host: bool,
     /// Times of each block of the model, undivided; infinite for one that the device cannot run.
     pub blocks: Vec<BlockSpeed>,
     /// Seconds to load one sample.
@@ -113,6 +116,9 @@ pub struct PlanProfile {
     /// Links between nodes, by sender and then by receiver. Within a node, copies are part of the
     /// devices' readbacks and uploads.
     pub links: Vec<Vec<LinkModel>>,
+    /// By node: seconds of all its cores for each byte that it sends to other nodes, and for as
+    /// many that arrive. If empty, the network takes no time from devices.
+    pub network_s_per_byte: Vec<f64>,
     /// Seconds of a message between threads of one process.
     pub thread_message_s: f64,
     /// By block: the part of its work that each of two equal ranks of a tensor group has. More than
@@ -247,6 +253,7 @@ mod tests {
             name: "card".into(),
             kind: 0,
             node: 0,
+            is_on_host: false,
             blocks: vec![BlockSpeed::in_proportion(1, times(1.0)); 2],
             load_row_s: 0.0,
             update_element_s: 0.0,
@@ -269,6 +276,7 @@ mod tests {
         let profile = PlanProfile {
             devices: devices.into(),
             links: Vec::new(),
+            network_s_per_byte: Vec::new(),
             thread_message_s: 0.0,
             half_parts: vec![0.6],
         };

@@ -179,6 +179,7 @@ impl DeviceRates {
             name: self.name.clone(),
             kind,
             node,
+            is_on_host: false,
             blocks,
             load_row_s: work.input_bytes / self.upload_bytes_per_s,
             update_element_s: work.update_bytes / self.bytes_per_s,

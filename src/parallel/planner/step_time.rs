@@ -11,8 +11,10 @@ use super::tensor::tensor_part;
 use crate::SpreadPrograms;
 use crate::collective::SEND_WINDOW;
 use crate::pipeline::runs;
-use crate::sim::{Costs, LinkModel, MachineModel, ModelPart, Scenario, one_step, run};
-use potluck_core::Rank;
+use crate::sim::{
+    Costs, LinkModel, MachineModel, ModelPart, Scenario, SimulationReport, one_step, run,
+};
+use potluck_core::{DType, Rank};
 use potluck_graph::Plan;
 
 /// Predicted step.
@@ -29,9 +31,9 @@ pub struct StepTime {
 /// Predicts a step of an arrangement of the profile's devices.
 ///
 /// Included are loading, passes, tensors between stages and within tensor groups, reductions and
-/// gathers with their overlap, votes and updates. Not included are the sampling of batches, which
-/// runs ahead, and work between steps such as evaluations. `None` if a device cannot run one of its
-/// blocks.
+/// gathers with their overlap, votes, updates, and what the network takes from devices on the host.
+/// Not included are the sampling of batches, which runs ahead, and work between steps such as
+/// evaluations. `None` if a device cannot run one of its blocks.
 pub fn step_time(
     profile: &PlanProfile,
     arrangement: &Arrangement,
@@ -42,22 +44,23 @@ pub fn step_time(
     let spread = spread(profile, arrangement, laid_out, overlap);
     let nodes = arrangement.positions.iter().map(|position| profile.devices[*position].node);
     let control_s = profile.control_s(nodes);
-    // Devices that share a processor slow each other down while they are busy: in a step in which
-    // they would not, their busy parts tell how much.
-    let mut costs = rank_costs(profile, arrangement, laid_out, None)?;
+    // Devices that share a processor slow each other down while they are busy, and the network
+    // slows those on the host down while it carries messages: a step in which they do not tells by
+    // how much.
+    let mut costs = rank_costs(profile, arrangement, laid_out, &vec![1.0; links.len()])?;
     let mut busy = busy_seconds(&costs, laid_out);
-    let mut seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
-    if shares_a_processor(profile, arrangement) && seconds > 0.0 {
-        let parts: Vec<f64> = busy.iter().map(|busy_s| (busy_s / seconds).min(1.0)).collect();
-        costs = rank_costs(profile, arrangement, laid_out, Some(&parts))?;
+    let mut step = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
+    let slowdowns = slowdowns(profile, arrangement, &step, &busy);
+    if slowdowns.iter().any(|slowdown| *slowdown > 1.0) {
+        costs = rank_costs(profile, arrangement, laid_out, &slowdowns)?;
         busy = busy_seconds(&costs, laid_out);
-        seconds = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
+        step = simulated(control_s, &costs, &links, laid_out, spread.as_ref());
     }
     let busy_s = busy.iter().sum::<f64>() / busy.len().max(1) as f64;
     let none = vec![vec![LinkModel::INSTANT; costs.len()]; costs.len()];
     let free: Vec<Costs> = costs.iter().map(with_free_messages).collect();
-    let without_messages_s = simulated(0.0, &free, &none, laid_out, spread.as_ref());
-    Some(StepTime { seconds, without_messages_s, busy_s })
+    let without_messages = simulated(0.0, &free, &none, laid_out, spread.as_ref());
+    Some(StepTime { seconds: step.seconds, without_messages_s: without_messages.seconds, busy_s })
 }
 
 /// Returns a lower bound of the seconds of a step of devices that each hold the whole model: the
@@ -89,10 +92,52 @@ pub fn least_step_s(profile: &PlanProfile, set: &[usize], batch: u32, micro_batc
     all_s / f64::from(micro_batch.max(1)) * f64::from(batch) / set.len().max(1) as f64
 }
 
-/// Returns true if one of the devices is slower beside the others.
-fn shares_a_processor(profile: &PlanProfile, arrangement: &Arrangement) -> bool {
-    let set = &arrangement.positions;
-    set.iter().any(|device| profile.slowdown(*device, set) > 1.0)
+/// Returns by which factor the passes of each rank take longer in a step in which the ranks are
+/// busy for these seconds.
+fn slowdowns(
+    profile: &PlanProfile,
+    arrangement: &Arrangement,
+    step: &SimulatedStep,
+    busy: &[f64],
+) -> Vec<f64> {
+    if step.seconds <= 0.0 {
+        return vec![1.0; busy.len()];
+    }
+    let positions = &arrangement.positions;
+    let parts: Vec<f64> = busy.iter().map(|busy_s| (busy_s / step.seconds).min(1.0)).collect();
+    let mut slowdowns = Vec::with_capacity(busy.len());
+    for (rank, position) in positions.iter().enumerate() {
+        let beside = profile.slowdown(*position, positions) - 1.0;
+        let by_others = beside * busy_part_of_others(profile, arrangement, rank, &parts);
+        let device = &profile.devices[*position];
+        let by_network = if device.is_on_host {
+            network_s(profile, arrangement, &step.elements_sent, device.node) / step.seconds
+        } else {
+            0.0
+        };
+        slowdowns.push(1.0 + by_others + by_network);
+    }
+    slowdowns
+}
+
+/// Seconds of all cores of a node that the network takes for messages of its ranks to other nodes.
+fn network_s(
+    profile: &PlanProfile,
+    arrangement: &Arrangement,
+    elements_sent: &[Vec<u64>],
+    node: u32,
+) -> f64 {
+    let byte_s = profile.network_s_per_byte.get(node as usize).copied().unwrap_or(0.0);
+    let node_of = |rank: usize| profile.devices[arrangement.positions[rank]].node;
+    let mut elements = 0;
+    for (from, to_ranks) in elements_sent.iter().enumerate() {
+        for (to, sent) in to_ranks.iter().enumerate() {
+            if node_of(from) == node && node_of(to) != node {
+                elements += sent;
+            }
+        }
+    }
+    (elements * DType::F32.bytes() as u64) as f64 * byte_s
 }
 
 /// Mean busy part of the other ranks whose devices share a device's processor.
@@ -115,13 +160,13 @@ fn busy_part_of_others(
     sum / f64::from(count.max(1))
 }
 
-/// Costs of each rank, beside others that are busy for these parts of a step, or never; `None` if
-/// a device cannot run one of its blocks.
+/// Costs of each rank, whose passes take longer by its factor; `None` if a device cannot run one of
+/// its blocks.
 fn rank_costs(
     profile: &PlanProfile,
     arrangement: &Arrangement,
     laid_out: &LaidOut,
-    busy_parts: Option<&[f64]>,
+    slowdowns: &[f64],
 ) -> Option<Vec<Costs>> {
     let mut costs = Vec::new();
     for (rank, &position) in arrangement.positions.iter().enumerate() {
@@ -129,13 +174,7 @@ fn rank_costs(
         let plan = &laid_out.written.plans[rank];
         let program = &laid_out.written.programs[rank];
         let part = tensor_part(arrangement.mesh, laid_out.whole(), Rank(rank as u32));
-        let beside = profile.slowdown(position, &arrangement.positions);
-        let slowdown = match busy_parts {
-            Some(parts) => {
-                1.0 + (beside - 1.0) * busy_part_of_others(profile, arrangement, rank, parts)
-            }
-            None => 1.0,
-        };
+        let slowdown = slowdowns[rank];
         let mut speeds = Vec::with_capacity(device.blocks.len());
         for (block, speed) in device.blocks.iter().enumerate() {
             let part = profile.part_of_block(block, part);
@@ -198,14 +237,21 @@ fn with_free_messages(costs: &Costs) -> Costs {
     }
 }
 
-/// Simulated seconds of a step. With spread programs, of a step between the first and the last.
+/// Step of a simulation.
+struct SimulatedStep {
+    seconds: f64,
+    /// Elements that a step sends, by sender and receiver.
+    elements_sent: Vec<Vec<u64>>,
+}
+
+/// Simulates a step. With spread programs, it is one between the first and the last.
 fn simulated(
     control_s: f64,
     costs: &[Costs],
     links: &[Vec<LinkModel>],
     laid_out: &LaidOut,
     spread: Option<&Vec<SpreadPrograms>>,
-) -> f64 {
+) -> SimulatedStep {
     let written = &laid_out.written;
     let machine = MachineModel { costs, links, control_s, window: SEND_WINDOW };
     let layout = Arc::new(laid_out.layout.clone());
@@ -215,15 +261,27 @@ fn simulated(
         edges: written.edges.clone(),
         ..one_step(&written.programs, &layout, machine)
     };
-    let seconds = |scenario: &Scenario| {
-        let report = run(scenario);
-        debug_assert!(report.violations.is_empty(), "{report}");
-        report.seconds
+    let Some(spread) = spread else {
+        let report = report_of(&step);
+        return SimulatedStep { seconds: report.seconds, elements_sent: report.elements_sent };
     };
-    let Some(spread) = spread else { return seconds(&step) };
-    let step = Scenario { spread: Some(spread.clone()), ..step };
-    let four_s = seconds(&Scenario { steps: 4, ..step.clone() });
-    (four_s - seconds(&Scenario { steps: 2, ..step })) / 2.0
+    let two = Scenario { steps: 2, spread: Some(spread.clone()), ..step };
+    let four = Scenario { steps: 4, ..two.clone() };
+    let (two, four) = (report_of(&two), report_of(&four));
+    let mut elements_sent = four.elements_sent;
+    for (of_four, of_two) in
+        elements_sent.iter_mut().flatten().zip(two.elements_sent.iter().flatten())
+    {
+        *of_four = (*of_four - of_two) / 2;
+    }
+    SimulatedStep { seconds: (four.seconds - two.seconds) / 2.0, elements_sent }
+}
+
+/// Runs a simulation, which must end without a violation.
+fn report_of(scenario: &Scenario) -> SimulationReport {
+    let report = run(scenario);
+    debug_assert!(report.violations.is_empty(), "{report}");
+    report
 }
 
 /// Seconds of the passes and updates of each rank.

@@ -37,6 +37,8 @@ pub struct SimulationReport {
     pub events: u64,
     /// Number of pieces of tensors that were sent, once for each rank that reads them.
     pub pieces: u64,
+    /// Number of elements that were sent, by sender and receiver.
+    pub elements_sent: Vec<Vec<u64>>,
     pub timeline: Timeline,
     /// Violations of invariants during the run.
     pub violations: Vec<String>,

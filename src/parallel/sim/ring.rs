@@ -258,6 +258,7 @@ impl Simulation<'_> {
         let free_at = &mut self.links_free_at[from.index()][to.index()];
         let start = at.max(*free_at);
         let gone = start + link.busy(elements);
+        self.elements_sent[from.index()][to.index()] += elements as u64;
         *free_at = gone;
         let there = gone + nanos(link.latency_s) + self.jitter();
         self.timeline.add(from, VirtualTrack::Link, (start, there), name);

@@ -165,6 +165,8 @@ pub(super) struct Simulation<'a> {
     pub messages: u64,
     /// Number of pieces of tensors that ring threads have sent.
     pub pieces: u64,
+    /// Number of elements that were sent, by sender and receiver.
+    pub(crate) elements_sent: Vec<Vec<u64>>,
     /// By rank: elements of tensors that were copied to be sent and not written since.
     pub(crate) in_flight: Vec<usize>,
     /// Number of ranks that have not taken each piece in flight yet.
@@ -215,6 +217,7 @@ impl<'a> Simulation<'a> {
             is_check_queued: false,
             links_free_at: vec![vec![0; world]; world],
             messages: 0,
+            elements_sent: vec![vec![0; scenario.links.len()]; scenario.links.len()],
             pieces: 0,
             in_flight: vec![0; world],
             unread: HashMap::new(),
@@ -482,6 +485,7 @@ impl<'a> Simulation<'a> {
             seconds: self.ended_at as f64 / 1e9,
             events,
             pieces: self.pieces,
+            elements_sent: self.elements_sent,
             timeline: self.timeline,
             violations: self.violations,
         }

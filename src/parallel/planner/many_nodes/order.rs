@@ -56,7 +56,13 @@ mod tests {
     fn profile(rates: &[&[f64]]) -> PlanProfile {
         let link = |rate: &f64| LinkModel { latency_s: 0.0, bytes_per_s: *rate };
         let links = rates.iter().map(|row| row.iter().map(link).collect()).collect();
-        PlanProfile { devices: Vec::new(), links, thread_message_s: 0.0, half_parts: Vec::new() }
+        PlanProfile {
+            devices: Vec::new(),
+            links,
+            network_s_per_byte: Vec::new(),
+            thread_message_s: 0.0,
+            half_parts: Vec::new(),
+        }
     }
 
     #[test]

@@ -35,6 +35,7 @@ fn profile(nodes: &[&[f64]], blocks: usize) -> PlanProfile {
                 name: format!("card of {row_s}"),
                 kind: (row_s * 1e9) as usize,
                 node: node as u32,
+                is_on_host: false,
                 blocks: vec![BlockSpeed::in_proportion(1, times); blocks],
                 load_row_s: 0.0,
                 update_element_s: 1e-10,
@@ -51,6 +52,7 @@ fn profile(nodes: &[&[f64]], blocks: usize) -> PlanProfile {
     PlanProfile {
         devices,
         links: vec![vec![LAN; nodes.len()]; nodes.len()],
+        network_s_per_byte: Vec::new(),
         thread_message_s: 0.0,
         half_parts: Vec::new(),
     }

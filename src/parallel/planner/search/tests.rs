@@ -1,10 +1,10 @@
 //! Tests of the search, with profiles whose best layouts are known.
 
 use super::*;
-use crate::ReduceSite;
 use crate::planner::cut::BlockTimes;
 use crate::planner::profile::{BlockSpeed, DeviceProfile};
 use crate::sim::LinkModel;
+use crate::{ExcludedDivisions, ReduceSite};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::print::MemoryUsage;
 use potluck_graph::{ModelGraph, Unary};
@@ -68,6 +68,7 @@ fn device(kind: usize, node: u32, seconds: f64) -> DeviceProfile {
         name: format!("card {kind}"),
         kind,
         node,
+        is_on_host: false,
         blocks: vec![BlockSpeed::in_proportion(1, times); 6],
         load_row_s: 0.0,
         update_element_s: 0.0,
@@ -86,6 +87,7 @@ fn profile(devices: Vec<DeviceProfile>, link: LinkModel) -> PlanProfile {
     PlanProfile {
         devices,
         links: vec![vec![link; nodes]; nodes],
+        network_s_per_byte: Vec::new(),
         thread_message_s: 0.0,
         half_parts: Vec::new(),
     }
@@ -287,4 +289,30 @@ fn model_that_devices_hold_is_divided_for_a_tenth_and_a_millisecond() {
     // Less than a millisecond of a step that is short anyway.
     let (is_divided, ratio) = chosen(1e-6, link(1e9));
     assert!(!is_divided && ratio < 0.9, "{ratio}");
+}
+
+/// The network takes processor time from devices that the processor computes for, as much as the
+/// bytes of a step cost, and none from cards.
+#[test]
+fn network_takes_time_from_devices_on_the_host_only() {
+    let link = LinkModel { latency_s: 1e-5, bytes_per_s: 1e9 };
+    let excluded = ExcludedDivisions { pipelines: true, tensor_groups: true };
+    let options = ParallelOptions { excluded, ..ParallelOptions::default() };
+    let step_s = |is_on_host: bool, network_s_per_byte: f64| {
+        let devices = [0, 1].map(|node| DeviceProfile { is_on_host, ..device(0, node, 0.001) });
+        let mut profile = profile(devices.into(), link);
+        profile.network_s_per_byte = vec![network_s_per_byte; 2];
+        let proposal = searched(&profile, &options, u64::MAX, true).unwrap();
+        assert_eq!(mesh_of(&proposal), (2, 1, 1));
+        proposal.chosen.prediction.step_s
+    };
+    // Each of two ranks sends half of the sums and half of the parameters.
+    let bytes = 4 * model().whole.of_rows(1).graph.parameter_count();
+    let network_s = 0.01;
+    let byte_s = network_s / bytes as f64;
+    assert_eq!(step_s(false, byte_s), step_s(false, 0.0));
+    let alone_s = step_s(true, 0.0);
+    assert_eq!(alone_s, step_s(false, 0.0));
+    let more_s = step_s(true, byte_s) - alone_s;
+    assert!((0.8 * network_s..=1.05 * network_s).contains(&more_s), "{more_s} of {network_s}");
 }

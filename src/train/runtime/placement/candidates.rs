@@ -3,7 +3,7 @@
 use crate::runtime::RuntimeError;
 use crate::runtime::remote::FIRST_NODE;
 use potluck_kernels::autotune::cache;
-use potluck_kernels::device::{Adapter, Selection, list_adapters, select_all};
+use potluck_kernels::device::{Adapter, AdapterKind, Selection, list_adapters, select_all};
 use potluck_kernels::exec::cpu::cpu_identity;
 
 /// Returns the devices of a selector.
@@ -49,6 +49,15 @@ pub fn node_of(selection: &Selection) -> u32 {
     }
 }
 
+/// Returns whether the processor of its node computes for a device.
+pub(crate) fn is_on_host(selection: &Selection) -> bool {
+    match selection {
+        Selection::Cpu { .. } => true,
+        Selection::Adapter(adapter) => adapter.kind == AdapterKind::Software,
+        Selection::Offered(device) => device.is_on_host,
+    }
+}
+
 /// Returns the identity of a device, which determines the bits of its results.
 pub fn identity(selection: &Selection) -> String {
     match selection {
@@ -71,6 +80,7 @@ pub(super) mod tests {
             name: "cpu".into(),
             identity: cpu_identity(),
             is_cpu: true,
+            is_on_host: true,
             binding_bytes: None,
             memory: None,
             host_memory: None,

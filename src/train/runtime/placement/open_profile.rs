@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use super::block_work::{block_flops, half_parts};
+use super::candidates::is_on_host;
 use super::open_measured::ReservedDevice;
-use super::profile::{FEWER, addition_rate, links_of, thread_message_s};
+use super::profile::{FEWER, addition_rate, links_of, network_s_per_byte, thread_message_s};
 use super::types::PlacementRequest;
 use crate::runtime::memory;
 use crate::runtime::timing::{CLEARLY, Probe, REPEATS, TimingFailure, slowdowns_together};
@@ -145,6 +146,7 @@ pub(crate) fn open_profile(
             name: one.device.driver.name().to_string(),
             kind: kinds[index],
             node: one.node(),
+            is_on_host: is_on_host(&one.selection),
             blocks: block_speeds(timing, &weights),
             // Loading is a part of the timed micro-batches.
             load_row_s: 0.0,
@@ -159,10 +161,15 @@ pub(crate) fn open_profile(
         });
     }
     measure_slowdowns(request, probe, opened, &solo, &mut devices)?;
-    let links = links_of(&devices, links);
     let thread_message_s = thread_message_s();
     let half_parts = half_parts(request.plans, request.micro_batch.min(request.batch).max(1));
-    let profile = PlanProfile { devices, links, thread_message_s, half_parts };
+    let profile = PlanProfile {
+        links: links_of(&devices, links),
+        network_s_per_byte: network_s_per_byte(links),
+        devices,
+        thread_message_s,
+        half_parts,
+    };
     let has_block_times = solo.iter().all(SoloTiming::is_thorough);
     Ok(OpenProfile { profile, has_block_times })
 }

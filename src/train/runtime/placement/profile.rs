@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::block_work::half_parts;
-use super::candidates::node_of;
+use super::candidates::{is_on_host, node_of};
 use super::links::measured_links;
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
 use super::open_profile::measurement_s_max;
@@ -89,6 +89,7 @@ pub fn measure_profile(
             name: devices.names[position].clone(),
             kind: many.kinds[position],
             node: node_of(selection),
+            is_on_host: is_on_host(selection),
             blocks: block_speeds(position, &many, few.as_ref()),
             load_row_s: input_bytes as f64 / DType::F32.bytes() as f64 * write_s,
             update_element_s: 0.0,
@@ -114,7 +115,13 @@ pub fn measure_profile(
     let is_complete = is_whole && (few.is_some() || few_rows == many_rows);
     let thread_message_s = thread_message_s();
     let half_parts = half_parts(request.plans, many_rows);
-    let profile = PlanProfile { devices: profiles, links, thread_message_s, half_parts };
+    let profile = PlanProfile {
+        devices: profiles,
+        links,
+        network_s_per_byte: network_s_per_byte(ring.as_ref()),
+        thread_message_s,
+        half_parts,
+    };
     Ok(MeasuredProfile { profile, is_complete })
 }
 
@@ -214,6 +221,15 @@ pub(crate) fn links_of(devices: &[DeviceProfile], ring: Option<&RingLinks>) -> V
         Some(ring) if ring.0.len() >= nodes => links_between(ring),
         _ => vec![vec![LinkModel::INSTANT; nodes]; nodes],
     }
+}
+
+/// By node: seconds of all its cores for each byte that it sends, by a measured ring.
+pub(crate) fn network_s_per_byte(ring: Option<&RingLinks>) -> Vec<f64> {
+    let mut seconds = Vec::new();
+    for rate in ring.iter().flat_map(|ring| &ring.0) {
+        seconds.push(rate.map_or(0.0, |rate| rate.processor_s_per_byte));
+    }
+    seconds
 }
 
 /// Links between all nodes, of which a ring is measured.

@@ -134,6 +134,7 @@ mod tests {
             name: "card".into(),
             kind: 0,
             node: 0,
+            is_on_host: false,
             blocks,
             load_row_s: 0.0,
             update_element_s: 0.0,
@@ -148,6 +149,7 @@ mod tests {
         PlanProfile {
             devices: vec![device],
             links: vec![vec![LinkModel::INSTANT]],
+            network_s_per_byte: Vec::new(),
             thread_message_s: 0.0,
             half_parts: Vec::new(),
         }

@@ -20,7 +20,7 @@ use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::group_layout::{GroupLayout, WorkerGroupOptions};
 use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::open::{DeviceToOpen, OpenDevice, OpenOptions, open_selected};
-use crate::runtime::placement::candidates::identity;
+use crate::runtime::placement::candidates::{identity, is_on_host};
 use crate::runtime::placement::device_limits::binding_bytes;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::step::{Inputs, StepInput};
@@ -153,6 +153,7 @@ impl NodeOffer {
                 name,
                 identity: identity(selection),
                 is_cpu: matches!(selection, Selection::Cpu { .. }),
+                is_on_host: is_on_host(selection),
                 binding_bytes: binding_bytes(selection),
                 memory: limit.map(|(bytes, _)| bytes),
                 host_memory: memory::host_memory(selection, host),

@@ -96,6 +96,7 @@ mod tests {
             name: BAD.into(),
             identity: BAD.into(),
             is_cpu: true,
+            is_on_host: true,
             binding_bytes: None,
             memory: None,
             host_memory: None,

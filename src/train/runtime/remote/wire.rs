@@ -104,6 +104,8 @@ pub struct RemoteDeviceSpec {
     /// Identity that decides the bits of its results.
     pub identity: String,
     pub is_cpu: bool,
+    /// True if the node's processor computes for it.
+    pub(crate) is_on_host: bool,
     /// The most bytes of a tensor that it can bind; `None` without a limit.
     pub(crate) binding_bytes: Option<u64>,
     /// Bytes of memory for it alone; `None` if unknown.

@@ -148,7 +148,11 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         },
         // A run may be over before the first report.
         ToFirst::Activity(vec![activity(0), activity(1)]),
-        ToFirst::LinkRate(Some(LinkRate { bytes_per_s: 1e8, round_trip_s: 1e-3 })),
+        ToFirst::LinkRate(Some(LinkRate {
+            bytes_per_s: 1e8,
+            round_trip_s: 1e-3,
+            processor_s_per_byte: 1e-9,
+        })),
         ToFirst::Clock(1 << 40),
         ToFirst::Trace(b"{}".into()),
         ToFirst::Flushed,
