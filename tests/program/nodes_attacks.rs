@@ -112,7 +112,6 @@ fn messages() -> Vec<(Vec<u8>, &'static str)> {
         (vec![0, 9, 255, 255], "no message of a node"),
         (cluster(&heartbeat), "where a hello is expected"),
         (cluster(&connected), "where a hello is expected"),
-        (vec![], "no kind"),
         (vec![3], "no kind"),
         (vec![255; 100], "no kind"),
         (vec![0; 60_000], "bytes follow behind a hello"),

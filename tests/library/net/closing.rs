@@ -132,6 +132,17 @@ fn receiver_panic_closes_link_only() {
     assert!(matches!(there, CloseReason::Defect(_)), "{there}");
 }
 
+/// On the wire it would be a probe, which the peer's receiver is not handed.
+#[test]
+fn empty_control_message_is_own_defect() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, here), _kept] = linked(&a, &b);
+    let error = link.send_control(Vec::new()).unwrap_err();
+    assert!(error.0.contains("0 bytes, not of 1 to 65536"), "{error}");
+    assert!(matches!(here.closed(), CloseReason::Defect(_)));
+}
+
 #[test]
 fn message_too_long_is_own_defect() {
     let secret = secret();
