@@ -12,7 +12,7 @@ use rustls::{ClientConfig, SignatureScheme};
 
 use super::identity::{Authority, Identity, NODE_NAME};
 use super::test_peer::{
-    IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, any_port, client, node, node_with, secret, wait,
+    IDLE_TIMEOUT, Peer, Sink, TEST_TIMEOUT, any_port, client, linked, node, node_with, secret, wait,
 };
 use super::*;
 
@@ -269,10 +269,9 @@ fn a_flood_of_first_packets_is_bounded_and_nodes_still_come_in() {
 fn junk_at_the_port_does_not_disturb_a_link() {
     let secret = secret();
     let (a, b) = (node(&secret), node(&secret));
-    let dialed = a.dial(b.local_addr(), TEST_TIMEOUT).unwrap();
-    let accepted = b.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
     let sink = Arc::new(Sink::default());
-    let (link, _kept) = (dialed.open(Arc::new(Sink::default())), accepted.open(sink.clone()));
+    let sinks = [Arc::new(Sink::default()), sink.clone()];
+    let [link, _kept] = linked([&a, &b], b.local_addr(), sinks);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let word = |i: u32| potluck_core::rng::threefry2x32([i, 3], [0, 0])[0];
     let noise: Vec<u8> = (0..1000).flat_map(|i| word(i).to_le_bytes()).collect();

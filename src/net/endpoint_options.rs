@@ -59,9 +59,14 @@ pub struct EndpointOptions {
     pub threads: usize,
 }
 
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Returns the number of threads for this machine: one where the kernels need every core.
 fn usual_threads() -> usize {
-    if thread::available_parallelism().map_or(1, usize::from) <= FEW_CORES { 1 } else { 2 }
+    if cores() <= FEW_CORES { 1 } else { 2 }
 }
 
 impl EndpointOptions {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::test_peer::{Sink, TEST_TIMEOUT, node, node_with, secret, wait};
+use super::test_peer::{Sink, linked, node, node_with, secret, wait};
 use super::{CloseReason, ReceiveBuffer, Receiver, TAG_BYTES};
 
 /// Relay between one client and a node; dropped, it ends.
@@ -114,10 +114,8 @@ fn a_link_goes_on_while_its_client_has_one_address_after_another() {
     let secret = secret();
     let (dialing, accepting) = (node(&secret), node(&secret));
     let relay = MovingRelay::start(accepting.local_addr());
-    let dialed = dialing.dial(relay.address, TEST_TIMEOUT).unwrap();
-    let accepted = accepting.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
     let sinks = [(); 2].map(|()| Arc::new(Sink::default()));
-    let links = [dialed.open(sinks[0].clone()), accepted.open(sinks[1].clone())];
+    let links = linked([&dialing, &accepting], relay.address, sinks.clone());
     assert_eq!(links[1].address(), relay.seen());
     let mut count = 0;
     for _ in 0..3 {
@@ -171,10 +169,8 @@ fn a_link_goes_on_soon_after_a_hole_in_the_network() {
     let secret = secret();
     let (dialing, accepting) = (node(&secret), node(&secret));
     let relay = MovingRelay::start(accepting.local_addr());
-    let dialed = dialing.dial(relay.address, TEST_TIMEOUT).unwrap();
-    let accepted = accepting.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
     let sinks = [(); 2].map(|()| Arc::new(BlobSink::default()));
-    let links = [dialed.open(sinks[0].clone()), accepted.open(sinks[1].clone())];
+    let links = linked([&dialing, &accepting], relay.address, sinks.clone());
     for link in &links {
         for id in 0..BLOBS {
             link.send_blob(id as u64, vec![7; 1 << 20].into()).unwrap();
@@ -204,10 +200,8 @@ fn one_thread_waits_in_the_middle_of_long_messages() {
     let secret = secret();
     let nodes = [(); 2].map(|()| node_with(&secret, |options| options.threads = 1));
     let relay = MovingRelay::start(nodes[1].local_addr());
-    let dialed = nodes[0].dial(relay.address, TEST_TIMEOUT).unwrap();
-    let accepted = nodes[1].accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
     let sinks = [(); 2].map(|()| Arc::new(BlobSink::default()));
-    let links = [dialed.open(sinks[0].clone()), accepted.open(sinks[1].clone())];
+    let links = linked([&nodes[0], &nodes[1]], relay.address, sinks.clone());
     for link in &links {
         for id in 0..BLOBS {
             link.send_blob(id, vec![7; 1 << 20].into()).unwrap();

@@ -44,6 +44,18 @@ pub(crate) fn node_with(secret: &Secret, change: impl FnOnce(&mut EndpointOption
     Endpoint::bind(options, secret, b"node").unwrap()
 }
 
+/// Dials a node at an address, its own or that of a relay, and opens both ends of the link.
+pub(crate) fn linked<R: Receiver + 'static>(
+    [dialing, accepting]: [&Endpoint; 2],
+    address: SocketAddr,
+    receivers: [Arc<R>; 2],
+) -> [Link; 2] {
+    let dialed = dialing.dial(address, TEST_TIMEOUT).unwrap();
+    let accepted = accepting.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
+    let [here, there] = receivers;
+    [dialed.open(here), accepted.open(there)]
+}
+
 /// Waits until something holds.
 pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + TEST_TIMEOUT;

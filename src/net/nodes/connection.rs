@@ -435,7 +435,7 @@ impl ReceiveBuffer for FrameBuffer {
 }
 
 /// Place for values that are not awaited, or no longer.
-struct UnusedValues(Vec<u8>);
+pub(super) struct UnusedValues(pub Vec<u8>);
 
 impl ReceiveBuffer for UnusedValues {
     fn bytes_mut(&mut self) -> &mut [u8] {

@@ -628,6 +628,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::nodes::connection::UnusedValues;
     use crate::{Endpoint, EndpointOptions};
     use potluck_core::{ChunkId, Position, Rank, Round};
     use potluck_parallel::collective::CollectiveKind;
@@ -646,22 +647,10 @@ mod tests {
             _: &[u8; TAG_BYTES],
             bytes: usize,
         ) -> Result<Box<dyn ReceiveBuffer>, String> {
-            Ok(Box::new(KeptBytes(vec![0; bytes])))
+            Ok(Box::new(UnusedValues(vec![0; bytes])))
         }
 
         fn closed(&self) {}
-    }
-
-    struct KeptBytes(Vec<u8>);
-
-    impl ReceiveBuffer for KeptBytes {
-        fn bytes_mut(&mut self) -> &mut [u8] {
-            &mut self.0
-        }
-
-        fn arrived(self: Box<Self>) -> Result<(), String> {
-            Ok(())
-        }
     }
 
     /// Connects some honest processes with one that greets like them, then performs `act` on its

@@ -1,9 +1,9 @@
 //! Measurement of the rate at which a link carries values in one direction.
 
 use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::endpoint_options::cores;
 use crate::{Link, Payload, TAG_BYTES};
 use potluck_parallel::planner::links::LinkRate;
 
@@ -87,11 +87,6 @@ fn processor_time() -> Duration {
     Duration::ZERO
 }
 
-/// Cores that this process may use.
-fn cores() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// Sends `bytes`, and returns the time until the other end has confirmed them, at most
 /// [`ANSWER_MAX`]; `None` if the link ends.
 fn send(link: &Link, bytes: usize) -> Option<Duration> {
@@ -122,23 +117,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::test_peer::{TEST_TIMEOUT, node, secret};
+    use crate::nodes::connection::UnusedValues;
+    use crate::test_peer::{linked, node, secret};
     use crate::{CloseReason, ReceiveBuffer, Receiver};
 
     /// Takes payloads of any length.
     struct Taker;
-
-    struct Landing(Vec<u8>);
-
-    impl ReceiveBuffer for Landing {
-        fn bytes_mut(&mut self) -> &mut [u8] {
-            &mut self.0
-        }
-
-        fn arrived(self: Box<Self>) -> Result<(), String> {
-            Ok(())
-        }
-    }
 
     impl Receiver for Taker {
         fn control(&self, _: Vec<u8>) -> Result<(), String> {
@@ -155,7 +139,7 @@ mod tests {
 
         fn data(&self, tag: &[u8; TAG_BYTES], n: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
             assert!(is_probe(tag) && n <= BYTES_MAX);
-            Ok(Box::new(Landing(vec![0; n])))
+            Ok(Box::new(UnusedValues(vec![0; n])))
         }
 
         fn closed(&self, _: &CloseReason) {}
@@ -165,9 +149,8 @@ mod tests {
     fn rate_of_loopback_has_what_the_processor_takes_for_it() {
         let secret = secret();
         let (dialing, accepting) = (node(&secret), node(&secret));
-        let dialed = dialing.dial(accepting.local_addr(), TEST_TIMEOUT).unwrap();
-        let accepted = accepting.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
-        let links = [dialed.open(Arc::new(Taker)), accepted.open(Arc::new(Taker))];
+        let takers = [Arc::new(Taker), Arc::new(Taker)];
+        let links = linked([&dialing, &accepting], accepting.local_addr(), takers);
         let rate = measure(&links[0], Duration::from_millis(100)).unwrap();
         assert!(rate.checked().is_some(), "{rate:?}");
         // A program in debug mode on a busy machine, and one with hardware for AES.

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 pub struct LinkRate {
     pub bytes_per_s: f64,
     pub round_trip_s: f64,
-    /// Part of the sender's processor that the network takes, per rate in bytes per second, while
-    /// as many bytes arrive there: seconds of all cores per byte. 0 if unknown.
+    /// Seconds of all of the sender's cores for each byte that it sends, while as many arrive
+    /// there; 0 if unknown.
     pub processor_s_per_byte: f64,
 }
 

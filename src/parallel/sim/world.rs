@@ -217,7 +217,7 @@ impl<'a> Simulation<'a> {
             is_check_queued: false,
             links_free_at: vec![vec![0; world]; world],
             messages: 0,
-            elements_sent: vec![vec![0; scenario.links.len()]; scenario.links.len()],
+            elements_sent: vec![vec![0; world]; world],
             pieces: 0,
             in_flight: vec![0; world],
             unread: HashMap::new(),
