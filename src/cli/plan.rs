@@ -2,6 +2,7 @@
 
 mod report;
 
+use std::cell::RefCell;
 use std::path::Path;
 
 use super::args::PlanArgs;
@@ -12,14 +13,16 @@ use super::schedule_chart::probe;
 use super::train::{DescribedRun, described};
 use super::{UsageError, exit_code, nodes};
 use crate::ui::log;
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::Terminal;
 use potluck_bench::machines::plan_machines;
 use potluck_core::NodeRank;
+use potluck_core::metrics::{Event, Sink};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::select_all;
 use potluck_parallel::planner::plans::Plans;
 use potluck_train::error::TrainError;
 use potluck_train::nodes::{NodesResult, RunFailure, RunNodes};
+use potluck_train::run::event_of_tuning;
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidate_flags::SelectableDevices;
 use potluck_train::runtime::placement::candidates::adapters_for;
@@ -102,12 +105,11 @@ fn plan_here(
     let tuning = TuneOptions::default();
     let options = spec.trainer_options();
     let parallel = options.parallel();
-    let is_quiet = args.json || args.train.quiet;
-    let notify = |note: &str| {
-        if !is_quiet {
-            print_line(note);
-        }
-    };
+    let shown = RefCell::new(Terminal::new(args.json || args.train.quiet, 0));
+    // The terminal takes every event.
+    let emit = |event: Event| drop(shown.borrow_mut().event(&event));
+    let notify = |note: &str| emit(Event::Note(note.into()));
+    let mut report = |device: &str, progress| emit(event_of_tuning(device, progress));
     let request = PlacementRequest {
         probe: Some(probe),
         notify: &notify,
@@ -115,7 +117,7 @@ fn plan_here(
         nodes: &remote,
         ..options.placement_request(&parallel, plans, &tuning)
     };
-    let planned = plan_run(&request, devices, PlanPurpose::Explanation, &mut |_, _| {})?;
+    let planned = plan_run(&request, devices, PlanPurpose::Explanation, &mut report)?;
     let selectable =
         SelectableDevices { selector: &spec.devices, adapters: &adapters, selections: &selections };
     let report = PlanReport {

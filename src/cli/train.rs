@@ -166,6 +166,9 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         if !args.quiet {
             let step = point.checkpoint.meta.step;
             print_line(&format!("continuing at step {step}, from {}", point.loaded().display()));
+            if let Some(note) = changes_note(&unsaved) {
+                print_line(&note);
+            }
         }
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
             print_line(&format!(
@@ -261,6 +264,22 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     Ok(code)
 }
 
+/// Refuses the name of a device in place of a configuration, which is what a space in a list of
+/// devices leads to.
+fn require_no_device(configuration: &Path, devices: Option<&str>) -> Result<(), UsageError> {
+    if let Some(devices) = devices
+        && let Some(word) = configuration.to_str()
+        && !configuration.exists()
+        && selections(word).is_ok()
+    {
+        return Err(UsageError(format!(
+            "{word}: is no configuration but a device; type --devices {}",
+            shell_word(&format!("{devices},{word}"))
+        )));
+    }
+    Ok(())
+}
+
 /// Refuses a directory of a run among directories of pictures: it would become a class.
 fn refuse_in_data(out: &Path, config: &RunConfig) -> Result<(), UsageError> {
     if config.data.kind == DataKind::Images
@@ -304,6 +323,22 @@ fn placement_note(saved: &Resolved, resolved: &Resolved) -> Option<String> {
     let key = resolved.other_placement?;
     let was = saved.config.parallel.devices_text();
     Some(format!("{key} is set: choosing a new placement in place of {was}"))
+}
+
+/// Returns a note on the settings of a resumed run that are not those of its checkpoint; those of
+/// the placement have a note of their own.
+fn changes_note(changes: &[(&'static str, String)]) -> Option<String> {
+    let mut told = Vec::new();
+    for (key, value) in changes {
+        match *key {
+            "train.seed" => {
+                told.push(format!("{key} = {value} (draws other samples from here on)"))
+            }
+            key if key.starts_with("parallel.") => {}
+            key => told.push(format!("{key} = {value}")),
+        }
+    }
+    if told.is_empty() { None } else { Some(format!("changed since then: {}", told.join(", "))) }
 }
 
 fn execute(
@@ -354,7 +389,10 @@ fn configuration(
     init: Option<&StartingModel>,
 ) -> anyhow::Result<(Resolved, Option<usize>)> {
     let file = match args.config.as_deref() {
-        Some(path) => Some((path, read::load(path)?)),
+        Some(path) => {
+            require_no_device(path, args.devices.as_deref())?;
+            Some((path, read::load(path)?))
+        }
         None => None,
     };
     let mut overrides = Vec::new();

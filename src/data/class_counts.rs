@@ -1,4 +1,7 @@
-//! Warnings about classes with no sample in a data set, or with a single one.
+//! Warnings about classes with no sample in a data set, or with a single one, and about values that
+//! look like classes.
+
+use std::collections::BTreeSet;
 
 use potluck_core::Setting;
 use potluck_core::format::{counted_large, grouped};
@@ -8,6 +11,11 @@ const RUNS_MAX: usize = 4;
 
 /// Classes with a single sample from which a data set looks like one of numbers.
 const SINGLE_MIN: usize = 10;
+
+/// Largest value that looks like the number of a class, and the samples that each of them has on
+/// average then.
+const NUMBER_MAX: f32 = 19.0;
+const SAMPLES_PER_NUMBER_MIN: usize = 5;
 
 /// Returns warnings about the classes `names`, given the class of each sample and the name of the
 /// column that has it. `may_be_values`: the reader could have read values instead.
@@ -61,6 +69,30 @@ pub(crate) fn warnings<'a>(
         warnings.push(format!("{single} of {there} have a single sample; {advice}"));
     }
     warnings
+}
+
+/// Returns a note if the target values of a data set look like the numbers of classes: whole, from
+/// 0 or 1 to at most 19 without a gap, and each of them often. `column` has them.
+pub(crate) fn note_on_values(values: &[f32], column: Option<&String>) -> Option<String> {
+    let is_number = |value: &f32| (0.0..=NUMBER_MAX).contains(value) && value.fract() == 0.0;
+    if !values.iter().all(is_number) {
+        return None;
+    }
+    let numbers: BTreeSet<u32> = values.iter().map(|value| *value as u32).collect();
+    let (first, last) = (*numbers.first()?, *numbers.last()?);
+    let has_gap = numbers.len() < (first..=last).count();
+    if first > 1 || first == last || has_gap {
+        return None;
+    }
+    if values.len() < SAMPLES_PER_NUMBER_MIN * numbers.len() {
+        return None;
+    }
+    Some(format!(
+        "{} is trained as a number, and has only the values {first} to {last}: if these are \
+         classes, set {}",
+        column.map_or("the target", String::as_str),
+        Setting::Classification
+    ))
 }
 
 /// Names of classes; of consecutive classes only the first and the last name.
@@ -144,5 +176,33 @@ mod tests {
         let last: Vec<u32> = (1980..2000).collect();
         let told = warnings(&words, last.iter(), None, false);
         assert_eq!(told[1], "20 of 20 classes have a single sample; check the labels");
+    }
+
+    #[test]
+    fn whole_values_from_zero_or_one_may_be_classes() {
+        let column = String::from("kind");
+        let of = |values: &[f32]| note_on_values(&values.repeat(5), Some(&column));
+        assert_eq!(
+            of(&[2.0, 0.0, 1.0]).unwrap(),
+            "kind is trained as a number, and has only the values 0 to 2: if these are classes, \
+             set data.task to classification"
+        );
+        let unnamed = note_on_values(&[1.0, 2.0].repeat(5), None).unwrap();
+        assert!(unnamed.starts_with("the target is trained as a number"), "{unnamed}");
+        for numbers in [
+            &[0.0, 1.5, 2.0][..],
+            &[-1.0, 0.0, 1.0],
+            &[0.0, 2.0],
+            &[2.0, 3.0],
+            &[1.0],
+            &[0.0, f32::NAN],
+            &[],
+        ] {
+            assert_eq!(of(numbers), None, "{numbers:?}");
+        }
+        let all: Vec<f32> = (0u8..=20).map(f32::from).collect();
+        assert!(of(&all[..20]).is_some());
+        assert_eq!(of(&all), None);
+        assert_eq!(note_on_values(&[0.0, 1.0, 0.0, 1.0], None), None, "too few");
     }
 }

@@ -64,6 +64,12 @@ pub trait Dataset: Send + Sync {
         Vec::new()
     }
 
+    /// Returns a note for a user who did not choose between values and classes, if the target
+    /// values look like the numbers of classes.
+    fn note_on_values(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the values of the samples `indices` of a split, a row each.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ const STATE: &str = "prepare.json";
 const LOCK: &str = "prepare.lock";
 
 /// Version of the preparation: changes whenever the same inputs would become other ids.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Sizes of the units of work.
 #[derive(Clone, Copy, Debug)]

@@ -222,6 +222,15 @@ impl Dataset for SampleSet {
         class_counts::warnings(names, classes, column, may_be_values)
     }
 
+    fn note_on_values(&self) -> Option<String> {
+        match &self.train.targets {
+            Targets::Values { values, names } if names.len() == 1 => {
+                class_counts::note_on_values(values, self.description.target_columns.first())
+            }
+            _ => None,
+        }
+    }
+
     fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
         let width = self.train.width();
         let mut features = vec![0.0; indices.len() * width];

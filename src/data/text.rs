@@ -6,11 +6,21 @@ use std::{fs, io};
 
 use super::{DataError, DataFile, FileRole, Split, Tokenizer, TokenizerKind, tokens};
 
+/// U+FEFF in UTF-8.
+pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
 /// Tokenizer for a text: derived from the text, or given (by a checkpoint, say).
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenizerChoice {
     Derived(TokenizerKind),
     Given(Tokenizer),
+}
+
+impl TokenizerChoice {
+    /// Returns true if each byte of a file is a token, whatever the file is.
+    fn is_of_bytes(&self) -> bool {
+        matches!(self, Self::Derived(TokenizerKind::Byte) | Self::Given(Tokenizer::Byte))
+    }
 }
 
 impl From<TokenizerKind> for TokenizerChoice {
@@ -34,6 +44,12 @@ pub struct TextData {
     training: usize,
     /// File of the text; `None` for a text in memory.
     file: Option<DataFile>,
+}
+
+/// Returns a text in UTF-8 without the byte order mark that programs of Windows put in front of it,
+/// which is no character of the text.
+pub(crate) fn without_byte_order_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
 }
 
 impl TextData {
@@ -82,7 +98,9 @@ impl TextData {
         if bytes.is_empty() {
             return Err(DataError::Empty { name: name.into() });
         }
-        let tokenizer = match tokenizer.into() {
+        let tokenizer = tokenizer.into();
+        let bytes = if tokenizer.is_of_bytes() { bytes } else { without_byte_order_mark(bytes) };
+        let tokenizer = match tokenizer {
             TokenizerChoice::Derived(kind) => Tokenizer::derive_named(kind, name, bytes)?,
             TokenizerChoice::Given(tokenizer) => tokenizer,
         };
@@ -216,6 +234,21 @@ mod tests {
         for held_out in [1.0, -0.1, f64::NAN] {
             assert!(matches!(digits(held_out, 4), Err(DataError::HeldOut { .. })));
         }
+    }
+
+    #[test]
+    fn byte_order_mark_is_a_token_of_bytes_only() {
+        let text = "\u{FEFF}abab".as_bytes();
+        let of =
+            |choice: TokenizerChoice| TextData::from_bytes("text", text, choice, 0.0, 2).unwrap();
+        let characters = of(TokenizerKind::Char.into());
+        assert_eq!(characters.tokenizer(), &Tokenizer::Char { chars: vec!['a', 'b'] });
+        assert_eq!(characters.tokens(Split::Train), [0, 1, 0, 1]);
+        let given = of(Tokenizer::Char { chars: vec!['b', 'a'] }.into());
+        assert_eq!(given.tokens(Split::Train), [1, 0, 1, 0]);
+        assert_eq!(of(TokenizerKind::Byte.into()).tokens(Split::Train).len(), 7);
+        let mark = TextData::from_bytes("text", BYTE_ORDER_MARK, TokenizerKind::Char, 0.0, 2);
+        assert!(matches!(mark, Err(DataError::Short { tokens: 0, .. })), "{mark:?}");
     }
 
     #[test]

@@ -273,6 +273,14 @@ fn losses_chosen_must_fit_targets() {
     }
     assert_eq!(desk.losses("weighted").len(), 4);
 
+    let rows = (0..40).map(|i| format!("{},{},{}\n", i % 7, i % 5, i % 3));
+    desk.write("numbers.csv", "a,b,c\n".to_string() + &rows.collect::<String>());
+    let numbers = "train --devices cpu --steps 1 --data numbers.csv";
+    let hint = "c is trained as a number, and has only the values 0 to 2: if these are classes";
+    assert!(desk.run(&format!("{numbers} --out hinted")).ok().err.contains(hint));
+    let chosen = desk.run(&format!("{numbers} --out chosen --set data.task=regression")).ok();
+    assert!(!chosen.err.contains(hint), "{}", chosen.err);
+
     for (line, why) in [
         ("--data classes.csv --set train.loss=l1", "the targets are classes"),
         ("--data values.csv --set train.loss=cross_entropy", "needs targets that are classes"),

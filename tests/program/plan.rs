@@ -48,7 +48,11 @@ fn plan_is_what_its_flags_run() {
 #[test]
 fn given_layouts_are_kept_and_each_is_explained() {
     let desk = Desk::new();
-    let told = plan(&desk, "--devices cpu*2 --pipeline 2").out;
+    let planned = plan(&desk, "--devices cpu*2 --pipeline 2 --retune");
+    for measured in ["different blocks of", "the whole model on 2 devices, alone and together"] {
+        assert!(planned.err.contains(measured), "{}", planned.err);
+    }
+    let told = planned.out;
     assert!(told.contains(">  pipeline 2 (1f1b)"), "{told}");
     assert!(!told.contains("tensor 2"), "{told}");
     for part in [

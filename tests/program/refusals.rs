@@ -94,6 +94,8 @@ fn devices_missing_are_refused() {
     let train = "train tiny.toml --data text.txt --devices";
     refuses(&[], &format!("{train} nosuchdevice"), &["nosuchdevice"]);
     refuses(&[], &format!("{train} 999"), &["999"]);
+    let spaced = "train --data text.txt --devices cpu cpu";
+    refuses(&[], spaced, &["cpu: is no configuration but a device; type --devices cpu,cpu"]);
     let explain = "train tiny.toml --data text.txt --explain memory --devices";
     refuses(&[], &format!("{explain} cpu*"), &["'cpu*' is not", "a whole number from 1 to 64"]);
     // Measured shares may leave devices out; fixed ones may not.
@@ -149,8 +151,12 @@ fn checkpoints_missing_are_refused() {
     }
     // The name of a run is enough.
     desk.run("eval first --devices cpu").ok();
-    let ran = desk.run("train --resume first --steps 5 --devices cpu").ok();
+    let ran = desk.run("train --resume first --steps 5 --seed 7 --devices cpu").ok();
     assert!(ran.err.contains("continuing at step 4, from runs/first/"), "{}", ran.err);
+    let changed = ran.line("changed since then: ");
+    assert!(changed.contains("train.steps = 5, "), "{changed}");
+    assert!(changed.contains("train.seed = 7 (draws other samples from here on)"), "{changed}");
+    assert!(!changed.contains("batch"), "{changed}");
 }
 
 /// Requests that a run refuses which is there already, and which must stay as it is.

@@ -9,6 +9,7 @@ use ::csv::{ByteRecord, ReaderBuilder};
 use super::files::{self, FileSets, invalid, listed};
 use super::{DataError, Expected, FileSet, ReadSet, Request, Samples, TargetKind, Targets};
 use crate::Features;
+use crate::text::without_byte_order_mark;
 use potluck_core::{Setting, Wording};
 
 /// Takes the file.
@@ -94,7 +95,7 @@ struct CsvTable<'a> {
 
 impl<'a> CsvTable<'a> {
     fn new(name: &'a str, bytes: &'a [u8]) -> Result<Self, DataError> {
-        let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+        let bytes = without_byte_order_mark(bytes);
         let mut table = Self { name, bytes, delimiter: delimiter(bytes), header: Vec::new() };
         let mut record = ByteRecord::new();
         if !table.reader().read_byte_record(&mut record).map_err(|why| table.broken(&why))? {

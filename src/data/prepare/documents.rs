@@ -1,6 +1,6 @@
 //! Documents of the input files, in pieces that are encoded one by one.
 
-use std::io::{BufRead, Read};
+use std::io::{BufRead, Cursor, Read};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use super::inputs::{InputFile, unreadable};
 use crate::DataError;
 use crate::error::NotText;
+use crate::text::BYTE_ORDER_MARK;
 use crate::tokenizer::{TextDivision, TokenizerFile};
 use potluck_core::Setting;
 use potluck_core::format::size_text;
@@ -94,6 +95,7 @@ impl<'a> Pieces<'a> {
             let Some(file) = self.source.files.get(self.place.file) else { return Ok(None) };
             if self.reader.is_none() {
                 self.reader = Some(self.open(file)?);
+                self.skip_byte_order_mark(file)?;
             }
             let found = if file.is_lines { self.line(file)? } else { self.part(file)? };
             if found.is_some() {
@@ -109,6 +111,23 @@ impl<'a> Pieces<'a> {
     fn open(&self, file: &InputFile) -> Result<Box<dyn BufRead + Send>, DataError> {
         let opened = file.open(self.place.offset, &self.source.read);
         opened.map_err(|why| unreadable(&file.path, why))
+    }
+
+    /// Reads over the byte order mark of a file that was just opened at its beginning.
+    fn skip_byte_order_mark(&mut self, file: &InputFile) -> Result<(), DataError> {
+        let Some(mut reader) = self.reader.take() else { return Ok(()) };
+        if self.place.offset == 0 {
+            let mut start = Vec::new();
+            let read = (&mut reader).take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut start);
+            read.map_err(|why| unreadable(&file.path, why))?;
+            if start == BYTE_ORDER_MARK {
+                self.place.offset = start.len() as u64;
+            } else {
+                reader = Box::new(Cursor::new(start).chain(reader));
+            }
+        }
+        self.reader = Some(reader);
+        Ok(())
     }
 
     /// Reads a document in JSON, returns its first piece and leaves the others in `of_line`; `None`

@@ -8,6 +8,7 @@ use flate2::write::GzEncoder;
 use tempfile::TempDir;
 
 use super::*;
+use crate::text::BYTE_ORDER_MARK;
 use crate::{Split, TokenFile};
 
 #[derive(serde::Deserialize)]
@@ -53,7 +54,12 @@ fn options(inputs: &[&Path], tokenizer: &TokenizerFile, out: &Path) -> PrepareOp
     }
 }
 
-/// A directory of a text, of JSON Lines, and of both packed, with its documents in order.
+fn marked(text: &str) -> Vec<u8> {
+    [BYTE_ORDER_MARK, text.as_bytes()].concat()
+}
+
+/// A directory of a text, of JSON Lines, and of both packed, some of them with a byte order mark,
+/// with its documents in order.
 fn corpus(lines: &[String]) -> (TempDir, Vec<String>) {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| {
@@ -67,11 +73,11 @@ fn corpus(lines: &[String]) -> (TempDir, Vec<String>) {
     };
     let (text, long) = (lines.join("\n"), lines[..300].join("\n"));
     let of_lines = [&lines[..200], &[String::new(), long], &lines[200..250]].concat();
-    write("a/b.txt", text.as_bytes());
+    write("a/b.txt", &marked(&text));
     write("a/c.jsonl", (json(&of_lines) + "\n  \n").as_bytes());
     write("a/picture.png", b"no text");
     write("a/.hidden.txt", b"hidden");
-    write("b.jsonl.gz", &gzip(json(&lines[250..400]).as_bytes()));
+    write("b.jsonl.gz", &gzip(&marked(&json(&lines[250..400]))));
     write("c.txt.gz", &gzip(text.as_bytes()));
     write("empty.txt", b"");
     let mut documents = vec![text.clone()];

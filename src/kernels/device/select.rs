@@ -264,9 +264,18 @@ fn longest<'a>(rest: &'a str, known: &[Known]) -> Result<ListEntry<'a>, DeviceEr
         };
         match text.rfind(',') {
             Some(comma) => text = &text[..comma],
-            None => return Err(error),
+            None => return Err(without_commas(text, known).unwrap_or(error)),
         }
     }
+}
+
+/// Error of a part that names no device, if each of its words does.
+fn without_commas(part: &str, known: &[Known]) -> Option<DeviceError> {
+    let words: Vec<&str> = part.split_whitespace().collect();
+    if words.len() < 2 || words.iter().any(|word| several(word, known).is_err()) {
+        return None;
+    }
+    Some(bad(part, &format!("devices are separated by commas: {}", words.join(","))))
 }
 
 /// Parses one part of a list; returns a device, and the number of ranks on it.
@@ -457,6 +466,9 @@ mod tests {
             refused(of_framework, &["for every hardware GPU write auto"]);
         }
         assert!(!list("radeon").unwrap_err().contains("write auto"));
+        refused("cpu 1", &["'cpu 1' is not", "separated by commas: cpu,1"]);
+        refused("uhd, rtx  cpu*2", &["'rtx  cpu*2' is not", "commas: rtx,cpu*2"]);
+        refused("rtx 4090", &["no adapter matches 'rtx 4090'"]);
         refused("cpu,auto", &["'auto' is not", "cannot be part of a list"]);
         refused("all*2,cpu", &["'all' is not", "cannot be part of a list"]);
         refused("cpu,rtx,cpu", &["cpu is in the list twice; write cpu*2 once"]);

@@ -41,6 +41,7 @@ use potluck_parallel::planner::plans::Plans;
 use host::RunHost;
 pub use outcome::RunOutcome;
 pub use starting::StartingModel;
+pub use startup::event_of_tuning;
 
 /// Options of a run that are not in its specification.
 #[derive(Clone, Debug)]

@@ -58,6 +58,11 @@ impl Run {
         if self.fit.options.task.unit() != Unit::Samples || self.step() > 0 {
             return Ok(());
         }
+        if self.spec.data.reading.kind.is_none()
+            && let Some(note) = data.note_on_values()
+        {
+            self.note(note)?;
+        }
         if self.spec.every.evaluation > 0 {
             let held_out = HeldOutSamples {
                 count: data.len(Split::Validation),

@@ -56,10 +56,7 @@ pub(super) fn open(
         steps: Some(spec.steps.saturating_sub(taken.steps)),
         saved,
         notify: &|text| emit(Event::Note(text.into())),
-        report: &mut |device, TuneProgress { done, total, elapsed, compiling }| match compiling {
-            Some(what) => emit(Event::Note(format!("the driver of {device} compiles {what}"))),
-            None => emit(Event::Tuning { device: device.into(), done, total, elapsed }),
-        },
+        report: &mut |device, progress| emit(event_of_tuning(device, progress)),
     };
     let opened = opening::open(plans, &trainer_options, opening)?;
     if let Some(error) = failed.take() {
@@ -71,6 +68,15 @@ pub(super) fn open(
         trainer.notes.push(change.sentence());
     }
     Ok(trainer)
+}
+
+/// Returns the event that tells how far a device is with its kernels.
+pub fn event_of_tuning(device: &str, progress: TuneProgress) -> Event {
+    let TuneProgress { done, total, elapsed, compiling } = progress;
+    match compiling {
+        Some(what) => Event::Note(format!("the driver of {device} compiles {what}")),
+        None => Event::Tuning { device: device.into(), done, total, elapsed },
+    }
 }
 
 /// Opens the checkpoints of a run for writing.

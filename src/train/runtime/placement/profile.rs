@@ -16,6 +16,7 @@ use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::timing::{Probe, REPEATS, slowdowns_together};
 use crate::runtime::{RuntimeError, memory};
 use potluck_core::arithmetic::median;
+use potluck_core::format::counted;
 use potluck_core::{DType, Wording};
 use potluck_graph::{Graph, Plan};
 use potluck_kernels::autotune;
@@ -309,6 +310,12 @@ impl OpenedTogether<'_> {
         let Some(probe) = &self.request.probe else {
             return Err(RuntimeError::Defect("devices are measured without inputs".into()));
         };
+        let count = profiles.len();
+        (self.request.notify)(&format!(
+            "measuring the whole model on {}{}",
+            counted(count, "device", "devices"),
+            if count == 1 { "" } else { ", alone and together" }
+        ));
         let (mut opened, is_whole) = self.open(profiles, report)?;
         let mut alone_s = vec![f64::INFINITY; profiles.len()];
         let mut updated_kinds = Vec::new();
