@@ -1,6 +1,6 @@
 //! Measurement of the rate at which a link carries values in one direction.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::endpoint_options::cores;
@@ -15,9 +15,10 @@ pub(super) const BYTES_MAX: usize = 16 << 20;
 /// Single bytes that are sent first: the fastest of them measures the time that does not depend on
 /// the rate.
 const SINGLE_BYTES: usize = 3;
-/// Measured sends, of which the median counts: a loss at the end of one makes it longer, and the
-/// next one shorter, as the queues of the network are empty then.
-const SENDS: usize = 3;
+/// Sends one behind the other whose rate is measured: from the end of the first, when the queues of
+/// the network are full, to the end of the last but one. Behind the last one nothing follows, so that
+/// QUIC finds a loss at its end only after a timeout.
+const SENDS: usize = 4;
 /// Longest wait until the other end has received the sent values.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
@@ -26,7 +27,7 @@ pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
 }
 
 /// Sends values, twice as many each time, until they take half of `time`, and then as many again
-/// [`SENDS`] times, as QUIC has adapted to the link by then; `None` if the link ends.
+/// [`SENDS`] times without a pause, as QUIC has adapted to the link by then; `None` if the link ends.
 /// The processor time is that of the process while it sends: of a ring of nodes, which all measure
 /// at the same time, each also receives about as much.
 /// For a link that takes longer than [`ANSWER_MAX`], the result is an upper bound.
@@ -47,14 +48,11 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
         }
         if took >= time / 2 || bytes == BYTES_MAX {
             let before = processor_time();
-            let mut times = [Duration::ZERO; SENDS];
-            for time in &mut times {
-                *time = send(link, bytes)?.saturating_sub(fixed);
-            }
+            let ends = send_all(link, bytes)?;
             let used = processor_time().saturating_sub(before);
-            times.sort_unstable();
             let processor = processor_s_per_byte(used, SENDS * bytes, cores());
-            return Some(rate(bytes, times[SENDS / 2], round_trip, processor));
+            let [first, last] = [ends[0], ends[SENDS - 2]];
+            return Some(rate((SENDS - 2) * bytes, last - first, round_trip, processor));
         }
         bytes *= 2;
     }
@@ -90,19 +88,47 @@ fn processor_time() -> Duration {
 /// Sends `bytes`, and returns the time until the other end has confirmed them, at most
 /// [`ANSWER_MAX`]; `None` if the link ends.
 fn send(link: &Link, bytes: usize) -> Option<Duration> {
-    let (confirmed, confirmation) = mpsc::channel();
     let began = Instant::now();
-    let probe = ProbeValues { bytes: vec![0; bytes], _confirmed: confirmed };
+    let confirmation = begin(link, &Arc::new(vec![0; bytes]))?;
+    wait(link, &confirmation)?;
+    Some(began.elapsed())
+}
+
+/// Sends `bytes` [`SENDS`] times, one behind the other, and returns when the other end has confirmed
+/// each, in the order in which they were sent; `None` if the link ends.
+fn send_all(link: &Link, bytes: usize) -> Option<[Instant; SENDS]> {
+    let bytes = Arc::new(vec![0; bytes]);
+    let mut confirmations = Vec::with_capacity(SENDS);
+    for _ in 0..SENDS {
+        confirmations.push(begin(link, &bytes)?);
+    }
+    let mut ends = [Instant::now(); SENDS];
+    for (end, confirmation) in ends.iter_mut().zip(&confirmations) {
+        wait(link, confirmation)?;
+        *end = Instant::now();
+    }
+    Some(ends)
+}
+
+/// Begins to send bytes, and returns what has no sender any more when the other end has them.
+fn begin(link: &Link, bytes: &Arc<Vec<u8>>) -> Option<mpsc::Receiver<()>> {
+    let (confirmed, confirmation) = mpsc::channel();
+    let probe = ProbeValues { bytes: bytes.clone(), _confirmed: confirmed };
     link.send_data(PROBE, Payload::new(probe)).ok()?;
+    Some(confirmation)
+}
+
+/// Waits until the other end has what was sent, at most [`ANSWER_MAX`]; `None` if the link ends.
+fn wait(link: &Link, confirmation: &mpsc::Receiver<()>) -> Option<()> {
     // Nothing is ever sent there.
     let _ = confirmation.recv_timeout(ANSWER_MAX);
     // Values in flight are dropped with a link.
-    if link.has_ended() { None } else { Some(began.elapsed()) }
+    if link.has_ended() { None } else { Some(()) }
 }
 
-/// Bytes of a probe, dropped when the other end has them: the receiver then has no sender.
+/// Bytes of a probe, dropped when the other end has them.
 struct ProbeValues {
-    bytes: Vec<u8>,
+    bytes: Arc<Vec<u8>>,
     _confirmed: mpsc::Sender<()>,
 }
 
