@@ -1,5 +1,6 @@
 //! Benchmark of the memory of a training step on the CPU device, by an allocator that counts: GPT-2
-//! 124M with logits of all rows or in chunks, and with parts of the forward pass computed again.
+//! 124M with logits of all rows or in chunks, with parts of the forward pass computed again, and with
+//! what is kept in bf16.
 //!
 //!     cargo bench --bench activations -- [--rounds N] [--context N] [--rows N]
 //!
@@ -15,7 +16,7 @@ use potluck_core::format::size_text;
 use potluck_core::{DType, HostTensor, TensorId};
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::print::MemoryUsage;
-use potluck_graph::{Graph, ModelGraph, Plan, PlanOptions, Recompute};
+use potluck_graph::{ActivationFormat, Graph, ModelGraph, Plan, PlanOptions, Recompute};
 use potluck_kernels::exec::cpu::{host_extra_bytes, workspace_bytes};
 use potluck_kernels::exec::{Cpu, Executor};
 
@@ -28,20 +29,36 @@ struct Way {
     /// Logits of all rows at once, and not in chunks.
     whole_logits: bool,
     recompute: Recompute,
+    activations: ActivationFormat,
 }
 
-const WAYS: [Way; 4] = [
-    Way { name: "whole logits", whole_logits: true, recompute: Recompute::None },
-    Way { name: "chunks", whole_logits: false, recompute: Recompute::None },
-    Way { name: "selective", whole_logits: false, recompute: Recompute::Selective },
-    Way { name: "blocks", whole_logits: false, recompute: Recompute::Blocks },
+/// Logits in chunks, and all activations kept in f32.
+const PLAIN: Way = Way {
+    name: "chunks",
+    whole_logits: false,
+    recompute: Recompute::None,
+    activations: ActivationFormat::F32,
+};
+
+const WAYS: [Way; 6] = [
+    Way { name: "whole logits", whole_logits: true, ..PLAIN },
+    PLAIN,
+    Way { name: "bf16", activations: ActivationFormat::Bf16, ..PLAIN },
+    Way { name: "selective", recompute: Recompute::Selective, ..PLAIN },
+    Way {
+        name: "selective bf16",
+        recompute: Recompute::Selective,
+        activations: ActivationFormat::Bf16,
+        ..PLAIN
+    },
+    Way { name: "blocks", recompute: Recompute::Blocks, ..PLAIN },
 ];
 
 fn main() {
     let (context, rows) = (number("--context", 1024), number("--rows", 4));
     let rounds = number("--rounds", 3);
     let config = GptConfig { context, positions: context.max(1024), ..gpt2() };
-    println!("{:14}{:>12}{:>12}{:>8}{:>10}{:>8}", "", "told", "taken", "part", "step", "ratio");
+    println!("{:16}{:>12}{:>12}{:>8}{:>10}{:>8}", "", "told", "taken", "part", "step", "ratio");
     let mut whole = None;
     let mut unrepeated = None;
     for way in WAYS {
@@ -50,7 +67,8 @@ fn main() {
             if way.whole_logits { forward.with_loss_rows(rows * context) } else { forward };
         let model = ModelGraph::training(forward, true);
         let model = model.unwrap_or_else(|error| panic!("the model is trained: {error}"));
-        let graph = model.with_recompute(way.recompute).with_merged_backward().whole().clone();
+        let model = model.with_recompute(way.recompute).with_activations(way.activations);
+        let graph = model.with_merged_backward().whole().clone();
         let Measured { told, taken, seconds } = measured(graph, rows, rounds as u32);
         let part = taken as f64 / *whole.get_or_insert(taken) as f64;
         // The ratio of times is to the step that computes nothing again, with the same logits.
@@ -59,7 +77,7 @@ fn main() {
         }
         let ratio = seconds / unrepeated.unwrap_or(seconds);
         let [told, taken] = [told, taken].map(size_text);
-        println!("{:14}{told:>12}{taken:>12}{part:8.3}{seconds:9.2}s{ratio:8.2}", way.name);
+        println!("{:16}{told:>12}{taken:>12}{part:8.3}{seconds:9.2}s{ratio:8.2}", way.name);
     }
 }
 

@@ -9,7 +9,7 @@ macro_rules! texts {
 
 /// All shader files as (file stem, text), sorted by stem.
 pub const FILES: &[(&str, &str)] = texts! { "":
-    "adamw" "adamw_bf16" "attention" "attention_coop" "attention_tiles" "batch_norm" "binary"
+    "adamw" "adamw_bf16" "attention" "attention_coop" "attention_tiles" "batch_norm" "bf16" "binary"
     "cache_update" "cached_attention" "cached_attention_merge" "conv" "conv_depthwise"
     "conv_parts" "conv_shared"
     "conv_shared_weight" "conv_weights" "copy" "cross_entropy" "cross_entropy_grad"

@@ -206,7 +206,7 @@ pub mod data {
 /// Training of any graph on one device or several.
 #[cfg(feature = "train")]
 pub mod train {
-    pub use potluck_graph::{MomentFormat, Precision, Recompute};
+    pub use potluck_graph::{ActivationFormat, MomentFormat, Precision, Recompute};
     pub use potluck_parallel::collective::Topology;
     pub use potluck_parallel::{
         DeviceLoss, ExcludedDivisions, MismatchAction, PipelineOptions, PipelineSchedule,

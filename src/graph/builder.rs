@@ -885,8 +885,9 @@ impl Builder {
     /// # Errors
     /// Returns [`ShapeError`] if the shapes of the inputs do not fit, if a tensor would have no
     /// elements, and for ops that only other functions make: [`Builder::reshape`] an
-    /// [`Op::Reshape`], [`super::fuse()`] an [`Op::Fused`], [`super::shard()`] an [`Op::Spread`],
-    /// an [`Op::AllReduce`], and an [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not
+    /// [`Op::Reshape`], [`super::fuse()`] an [`Op::Fused`], [`super::store_activations()`] an
+    /// [`Op::PackBf16`] and [`Op::UnpackBf16`], [`super::shard()`] an [`Op::Spread`], an
+    /// [`Op::AllReduce`], and an [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not
     /// 0.
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
         Ok(self.apply_all(op, inputs)?[0])
@@ -902,6 +903,9 @@ impl Builder {
                 Some("is made by shard, and of a whole graph begins with row or class 0")
             }
             Op::Fused { .. } => Some("is made by the fusion of a differentiated graph"),
+            Op::PackBf16 | Op::UnpackBf16 { .. } => {
+                Some("is made of a differentiated graph, by ModelGraph::with_activations")
+            }
             _ => None,
         };
         if let Some(why) = why {

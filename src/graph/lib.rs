@@ -57,6 +57,7 @@ pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 pub use passes::large_parameters::cut_large_parameters;
 pub use passes::recompute::{Recomputation, Recompute};
 pub use passes::shard::{Shard, ShardError, reported_once, shard};
+pub use passes::store_activations::{ActivationFormat, store_activations};
 
 pub use op::{
     Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossClasses, LossCount, NormBackward, Numbered,

@@ -6,12 +6,14 @@ use std::ops::Range;
 use super::passes::fuse::{Fusion, fuse_listed};
 use super::passes::merge_backward::merge_backward;
 use super::{
-    Graph, MomentFormat, PlanOptions, Precision, Recomputation, Recompute, ShapeError, Shard,
-    ShardError, cut_large_parameters, differentiate, reported_once, shard,
+    ActivationFormat, Graph, MomentFormat, PlanOptions, Precision, Recomputation, Recompute,
+    ShapeError, Shard, ShardError, cut_large_parameters, differentiate, reported_once, shard,
+    store_activations,
 };
 
 /// Graph of a model as devices run it: trained or forward only, fused or not, with or without
-/// recomputation, with the moments of the optimizer in f32 or bf16, and in f32 or mixed precision.
+/// recomputation, with the moments of the optimizer and kept activations in f32 or bf16, and in f32
+/// or mixed precision.
 /// It is rebuilt from the forward graph for each rank of a tensor group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelGraph {
@@ -23,6 +25,7 @@ pub struct ModelGraph {
     moments: MomentFormat,
     averages: bool,
     precision: Precision,
+    activations: ActivationFormat,
     parameter_bytes_max: Option<usize>,
     /// The whole graph without recomputation and with passes B and W apart.
     plain: Graph,
@@ -64,6 +67,7 @@ impl ModelGraph {
             moments: MomentFormat::default(),
             averages: false,
             precision: Precision::default(),
+            activations: ActivationFormat::default(),
             parameter_bytes_max: None,
             plain: whole.clone(),
             whole,
@@ -102,6 +106,10 @@ impl ModelGraph {
 
     fn laid_out(&self, graph: Graph) -> Graph {
         let graph = if self.is_merged { merge_backward(graph) } else { graph };
+        let graph = match self.activations {
+            ActivationFormat::F32 => graph,
+            ActivationFormat::Bf16 => store_activations(graph),
+        };
         graph.with_precision(self.precision)
     }
 
@@ -123,6 +131,16 @@ impl ModelGraph {
     /// Returns the graph with this arithmetic of matrix products.
     pub fn with_precision(self, precision: Precision) -> Self {
         Self { precision, ..self }.rebuilt()
+    }
+
+    /// Returns the number format of the activations that are kept for the backward pass.
+    pub fn activations(&self) -> ActivationFormat {
+        self.activations
+    }
+
+    /// Returns the training graph with the activations kept for the backward pass in this format.
+    pub fn with_activations(self, activations: ActivationFormat) -> Self {
+        Self { activations, ..self }.rebuilt()
     }
 
     /// Returns the graph for devices whose bindings are limited to a number of bytes, with larger

@@ -308,6 +308,12 @@ pub enum Op {
     AvgPool2d(Pool2dOptions),
     /// `dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
     AvgPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
+    /// `x (b, ..) -> words (b, n)`: the `2 n` elements of each sample in bfloat16, rounded to nearest,
+    /// ties to even, two in a word of 32 bits, the first in its low half. The words are the bits of
+    /// floats.
+    PackBf16,
+    /// `words (b, n) -> x (b, ..)`, whose dimensions are `dims`: the inverse, without rounding.
+    UnpackBf16 { dims: Vec<usize> },
     /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss of each row of
     /// logits, and the count of its target, which is 0 if its class is not among the logits. Both
     /// are 0 for a target that is not a class, such as [`IGNORE_INDEX`].
@@ -484,6 +490,34 @@ impl Op {
         )
     }
 
+    /// Returns true if the elements of an output may be rounded to 16 bits: values, and no
+    /// statistics, places or parts of a loss. Of custom ops, nothing is known.
+    pub fn is_roundable(&self, output: usize) -> bool {
+        match self {
+            Op::LayerNorm { .. }
+            | Op::RmsNorm { .. }
+            | Op::GroupNorm { .. }
+            | Op::BatchNorm { .. }
+            | Op::Attention(_)
+            | Op::MaxPool2d(_) => output == 0,
+            Op::CrossEntropy(_)
+            | Op::LinearCrossEntropy { .. }
+            | Op::JoinCrossEntropy
+            | Op::SquaredError
+            | Op::Custom(_) => false,
+            _ => true,
+        }
+    }
+
+    /// Returns the input with places, which are whole numbers in floats.
+    pub fn places(&self) -> Option<usize> {
+        match self {
+            Op::Gather { .. } => Some(1),
+            Op::ScatterAdd { .. } => Some(0),
+            _ => None,
+        }
+    }
+
     /// Returns true if the op normalizes by statistics of the batch.
     pub fn normalizes_over_batch(&self) -> bool {
         matches!(self, Op::BatchNorm { .. })
@@ -596,6 +630,8 @@ impl fmt::Display for Op {
                 let frozen = if *by_weight { "" } else { " frozen" };
                 write!(f, "linear_cross_entropy_pass {rows}{classes}{frozen}")
             }
+            Op::PackBf16 => write!(f, "pack_bf16"),
+            Op::UnpackBf16 { .. } => write!(f, "unpack_bf16"),
             Op::JoinCrossEntropy => write!(f, "join_cross_entropy"),
             Op::SquaredError => write!(f, "squared_error"),
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),

@@ -117,6 +117,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::CacheUpdate(options) => (options.tensors() + 1, options.tensors() + 1),
         Op::CachedAttention(_) => (3, 3),
         Op::Rotary { .. } => (2, 2),
+        Op::PackBf16 | Op::UnpackBf16 { .. } => (1, 1),
         Op::CrossEntropy { .. } | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
         Op::Conv2d(_) | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => (2, 2),
         Op::MaxPool2dGrad { .. } => (2, 2),
@@ -218,6 +219,8 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::MaxPool2dGrad { options, size } | Op::AvgPool2dGrad { options, size } => {
             pictures::pool2d_grad(options, *size, x)
         }
+        Op::PackBf16 => layout::packed(x[0]),
+        Op::UnpackBf16 { dims } => layout::unpacked(dims, x[0]),
         Op::Custom(op) => custom::shape(op, x),
         Op::Fused { root, epilogue } => fused::fused(root, epilogue, x),
     }

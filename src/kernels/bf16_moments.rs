@@ -1,9 +1,9 @@
 //! Moments of the optimizer in bfloat16: two in a word, the first in its low half, rounded up or
 //! down at random. `shaders/lib/bf16_pair.wgsl` computes the same bits.
 
-use half::bf16;
 use rayon::prelude::*;
 
+use crate::bf16_words::{joined, widen};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::grid;
 use crate::simd::vectorized;
@@ -24,42 +24,6 @@ pub(crate) fn groups(range: &UpdateRange) -> [u32; 3] {
     grid((range.start + range.length).div_ceil(2) - range.start / 2, 256)
 }
 
-/// Words of values, rounded to nearest.
-pub(crate) fn to_nearest(values: &[f32]) -> Vec<u32> {
-    let mut words = Vec::with_capacity(values.len().div_ceil(2));
-    for pair in values.chunks(2) {
-        let low = bf16::from_f32(pair[0]).to_bits();
-        let high = match pair.get(1) {
-            Some(value) => bf16::from_f32(*value).to_bits(),
-            None => 0,
-        };
-        words.push(joined([low, high]));
-    }
-    words
-}
-
-/// Words of values; `None` if one of them is no value of bf16.
-pub(crate) fn words_of(values: &[f32]) -> Option<Vec<u32>> {
-    if values.iter().all(|value| value.to_bits().is_multiple_of(1 << 16)) {
-        Some(to_nearest(values))
-    } else {
-        None
-    }
-}
-
-/// Values of the first `elements` halves of words.
-pub(crate) fn values(words: &[u32], elements: usize) -> Vec<f32> {
-    let mut values = vec![0.0; 2 * words.len()];
-    widen(words, &mut values);
-    values.truncate(elements);
-    values
-}
-
-#[inline(always)]
-fn joined([low, high]: [u16; 2]) -> u32 {
-    u32::from(low) | (u32::from(high) << 16)
-}
-
 /// Rounds a value away from zero if the sum of `random` and its low 16 bits, for which bf16 has no
 /// place, reaches 2^16, and else towards zero: away with a probability of its low bits / 2^16, so
 /// that the mean is the value. A value of bf16 is unchanged; one above the largest may become
@@ -75,13 +39,6 @@ fn round_at_random(value: f32, random: u16) -> u16 {
 }
 
 vectorized! {
-    /// Writes the two values of every word.
-    fn widen<S>(words: &[u32], values: &mut [f32]) {
-        for (pair, word) in values.as_chunks_mut::<2>().0.iter_mut().zip(words) {
-            *pair = [word << 16, word & 0xffff_0000].map(f32::from_bits);
-        }
-    }
-
     /// Writes the words of pairs of values, rounded with bits of the random words from `shift` on.
     fn narrow<S>(values: &[f32], random: &[u32], shift: u32, words: &mut [u32]) {
         let pairs = values.as_chunks::<2>().0.iter().zip(random.as_chunks::<2>().0);
@@ -210,7 +167,10 @@ fn update_part<T: Float>(
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
+    use crate::bf16_words::{to_nearest, values};
     use crate::update_twin;
     use potluck_core::{RunSeries, TensorSlice};
 
@@ -234,17 +194,6 @@ mod tests {
             correction1: 0.5,
             correction2: 0.5,
         }
-    }
-
-    #[test]
-    fn words_hold_two_values_and_say_what_was_rounded() {
-        let words = to_nearest(&[1.0, -2.5, 0.75]);
-        assert_eq!(words, [0xc020_3f80, 0x3f40]);
-        assert_eq!(values(&words, 3), [1.0, -2.5, 0.75]);
-        assert_eq!(words_of(&values(&words, 3)), Some(words));
-        assert_eq!(words_of(&[1.0, 1.000_000_1]), None);
-        // To nearest, ties to even.
-        assert_eq!(to_nearest(&[1.0 + 0.003_906_25, 1.0 + 3.0 * 0.003_906_25]), [0x3f82_3f80]);
     }
 
     #[test]

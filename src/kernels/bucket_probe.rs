@@ -3,7 +3,7 @@
 //! so there is a probe of each.
 
 use super::harness::Deviation;
-use super::{Dispatch, Shader, bf16_moments, update_twin};
+use super::{Dispatch, Shader, bf16_moments, bf16_words, update_twin};
 use potluck_core::rng::Key;
 use potluck_core::{RunSeries, Site};
 use potluck_graph::{MomentRounding, Update, UpdateRange};
@@ -95,7 +95,7 @@ impl BucketProbe {
         let mut starts = parameters.clone();
         let mut expected = Vec::with_capacity(moments.len());
         for values in moments {
-            let words = bf16_moments::to_nearest(values);
+            let words = bf16_words::to_nearest(values);
             starts.push(words.iter().map(|word| f32::from_bits(*word)).collect());
             expected.push(words);
         }

@@ -6,6 +6,7 @@ use std::fmt;
 use super::bind::CallBuffers;
 use super::dispatch::{scratch_bytes, workspace_bytes};
 use super::{BoundDispatch, CpuKernel, Dispatch, Float, OpCall, Pipelines};
+use crate::bf16_words::to_nearest;
 use crate::device::{DeviceError, Gpu};
 use potluck_core::rng::Key;
 use potluck_core::{DType, HostTensor, HostTensorView, Site};
@@ -45,6 +46,10 @@ pub enum InputFill {
     Uniform(f32, f32),
     /// Whole numbers below a bound, as floats.
     Whole(u32),
+    /// Normal floats at even places, and zeros at odd ones.
+    EvenPlaces,
+    /// Words of two normal floats in bfloat16, as the floats that have their bits.
+    Bf16Words,
     /// Integers below a bound.
     Ids(u32),
     /// Integers below a bound, about one in five replaced by [`IGNORE_INDEX`].
@@ -60,6 +65,7 @@ impl InputFill {
     pub fn dtype(self) -> DType {
         match self {
             Self::Normal | Self::Scaled(..) | Self::Uniform(..) | Self::Whole(_) => DType::F32,
+            Self::EvenPlaces | Self::Bf16Words => DType::F32,
             Self::Ids(_) | Self::Targets(_) | Self::Places(_) | Self::Samples => DType::U32,
         }
     }
@@ -76,6 +82,14 @@ pub fn generate(fill: InputFill, count: usize, which: usize) -> HostTensor<f64> 
         }
         InputFill::Uniform(low, high) => {
             floats(count, |i| (key.uniform(i as u64) as f32).mul_add(high - low, low))
+        }
+        InputFill::EvenPlaces => {
+            floats(count, |i| if i % 2 == 0 { key.normal(i as u64) as f32 } else { 0.0 })
+        }
+        InputFill::Bf16Words => {
+            let values: Vec<f32> = (0..2 * count).map(|i| key.normal(i as u64) as f32).collect();
+            let words = to_nearest(&values);
+            floats(count, |i| f32::from_bits(words[i]))
         }
         InputFill::Whole(bound) => {
             HostTensor::Float((0..count).map(|i| f64::from(id_below(key, i, bound))).collect())

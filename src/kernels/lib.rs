@@ -14,6 +14,7 @@
 pub mod autotune;
 pub mod bench;
 mod bf16_moments;
+mod bf16_words;
 pub mod bind;
 mod bucket_probe;
 pub mod call;

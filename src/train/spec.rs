@@ -32,7 +32,8 @@ use potluck_core::metrics::Unit;
 use potluck_data::{ReadOptions, SampleFormat, Sampler};
 use potluck_graph::optim::{Decay, OneCycle, Optimizer, ParameterGroup, Schedule};
 use potluck_graph::{
-    CrossEntropyOptions, Graph, ModelGraph, MomentFormat, Precision, Recompute, ValueLoss,
+    ActivationFormat, CrossEntropyOptions, Graph, ModelGraph, MomentFormat, Precision, Recompute,
+    ValueLoss,
 };
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{
@@ -64,6 +65,8 @@ pub struct RunSpec {
     pub fuse: bool,
     /// Parts of the forward pass that are recomputed for the backward pass.
     pub recompute: Recompute,
+    /// Number format of the activations that are kept for the backward pass.
+    pub activations: ActivationFormat,
     pub moments: MomentFormat,
     pub precision: Precision,
     pub loss: LossKind,
@@ -209,6 +212,7 @@ impl RunSpec {
             patience: train.patience,
             fuse: train.fuse,
             recompute: train.recompute,
+            activations: train.activations,
             moments: config.optim.moments,
             precision: train.precision,
             loss: train.loss,
@@ -500,6 +504,7 @@ impl RunSpec {
             seed: self.seed,
             fuse: self.fuse,
             recompute: self.recompute,
+            activations: self.activations,
             moments: self.moments,
             precision: self.precision,
             tune_s: self.opening.tune_s,

@@ -421,6 +421,25 @@ fn ops_without_kernel_are_not_applied() {
     let epilogue = vec![EpilogueOp::Unary(Unary::Relu)];
     let fused = Op::Fused { root: Box::new(Op::Unary(Unary::Gelu)), epilogue };
     assert!(b.apply(fused, &[x]).unwrap_err().to_string().contains("fusion"));
+    let pack = b.apply(Op::PackBf16, &[x]).unwrap_err().to_string();
+    assert!(pack.contains("ModelGraph::with_activations"), "{pack}");
+}
+
+#[test]
+fn words_hold_two_elements() {
+    let shape = |op: Op, input: Typed| outputs(&op, &[input]).map(|found| found[0].0.to_string());
+    let unpack = || Op::UnpackBf16 { dims: vec![1, 3, 6] };
+    assert_eq!(shape(Op::PackBf16, batched(&[1, 3, 6]).0).unwrap(), "(b, 9)");
+    assert_eq!(shape(unpack(), batched(&[1, 9]).0).unwrap(), "(b, 3, 6)");
+    for (op, input, why) in [
+        (Op::PackBf16, batched(&[1, 5]), "an odd number of elements"),
+        (Op::PackBf16, fixed(&[4]), "must have a batch"),
+        (unpack(), batched(&[1, 8]), "another number of words"),
+        (unpack(), fixed(&[9]), "must have a batch"),
+    ] {
+        let error = shape(op, input.0).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 /// Refusals of the builder name what is wrong, and not what follows from it.

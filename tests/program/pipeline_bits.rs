@@ -108,6 +108,29 @@ fn recompute_any_schedule_same_bits() {
     assert_same_bits(&desk, "run", one(), "a run that computes again for some time");
 }
 
+/// What is kept is rounded alike in every layout, behind a forward pass in f32.
+#[test]
+fn bf16_activations_any_schedule_same_bits() {
+    let desk = Desk::new();
+    let bf16 = "--set train.activations=bf16";
+    train(&desk, "one", &format!("{bf16} --devices cpu"));
+    let (rounded, exact) = (desk.losses("one"), ONE.losses("one"));
+    assert_eq!(rounded[0], exact[0], "the first forward pass");
+    assert_ne!(rounded, exact, "gradients are of rounded activations");
+    for (rounded, exact) in rounded.iter().zip(&exact) {
+        assert!((rounded - exact).abs() < 0.005 * exact, "{rounded} {exact}");
+    }
+    for schedule in ["gpipe", "1f1b", "zero-bubble", "interleaved --set virtual_stages=2"] {
+        let line = format!("{bf16} --devices cpu*2 --pipeline 2 --schedule {schedule}");
+        train(&desk, "other", &line);
+        assert_same_bits(&desk, "other", (&desk, "one"), &line);
+        fs::remove_dir_all(desk.path("other")).unwrap();
+    }
+    train(&desk, "run", &format!("{bf16} --devices cpu --steps 4"));
+    resume(&desk, "run", "--steps 12");
+    assert_same_bits(&desk, "run", (&desk, "one"), "a run that was resumed");
+}
+
 /// The comparisons above can fail: another seed, no dropout and other micro-batches have other
 /// bits.
 #[test]

@@ -1,10 +1,10 @@
-//! Trainers in mixed precision: on the CPU device, on every adapter, and on all of them in one run.
+//! Trainers in mixed precision with activations in bf16: on the CPU device, on every adapter, and on all of them in one run.
 
 use crate::process::adapter_selectors;
 use crate::small_gpt::{self, bits, model};
 use potluck_core::HostTensor;
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Builder, Init, Precision};
+use potluck_graph::{ActivationFormat, Builder, Init, Precision};
 use potluck_train::{Trainer, TrainerOptions};
 
 const BATCH: usize = 8;
@@ -25,6 +25,12 @@ fn options(devices: &str, precision: Precision) -> TrainerOptions {
         precision,
         ..TrainerOptions::new(devices, optimizer, BATCH)
     }
+}
+
+/// Options in mixed precision, with activations in bf16 too.
+fn rounded(devices: &str) -> TrainerOptions {
+    let activations = ActivationFormat::Bf16;
+    TrainerOptions { activations, ..options(devices, Precision::Mixed) }
 }
 
 /// Runs steps up to `last`, and returns their losses.
@@ -53,7 +59,7 @@ fn a_run_in_mixed_precision_follows_that_in_f32_and_goes_on_from_a_save() {
     for device in devices {
         let mut exact = Trainer::new(model(WIDTH), &options(&device, Precision::F32)).unwrap();
         let expected = train(&mut exact, STEPS);
-        let mixed = options(&device, Precision::Mixed);
+        let mixed = rounded(&device);
         let mut trainer = Trainer::new(model(WIDTH), &mixed).unwrap();
         let losses = train(&mut trainer, STEPS);
         assert_follows(&losses, &expected, &device);
@@ -78,7 +84,7 @@ fn unlike_devices_train_in_mixed_precision_together() {
     let mut exact = Trainer::new(model(WIDTH), &options("cpu", Precision::F32)).unwrap();
     let expected = train(&mut exact, STEPS);
     let devices = [adapter_selectors(), vec!["cpu".into()]].concat().join(",");
-    let together = TrainerOptions { micro_batch_size: 1, ..options(&devices, Precision::Mixed) };
+    let together = TrainerOptions { micro_batch_size: 1, ..rounded(&devices) };
     let mut trainer = Trainer::new(model(WIDTH), &together).unwrap();
     assert_follows(&train(&mut trainer, STEPS), &expected, &devices);
 }

@@ -4,7 +4,7 @@ use super::Explanation;
 use super::placement::ExplainedPlacement;
 use potluck_core::format::{counted, gibibytes, gibibytes_up};
 use potluck_graph::print::{RankMemoryUsage, memory_table, memory_tables};
-use potluck_graph::{Graph, MomentFormat, Recompute};
+use potluck_graph::{ActivationFormat, Graph, MomentFormat, Recompute};
 use potluck_kernels::device::Selection;
 use potluck_kernels::device::host::available_memory;
 use potluck_kernels::exec::Moments;
@@ -148,6 +148,10 @@ fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
         if rows > 1 {
             ways.push(("--micro-batch 1 --set train.recompute=blocks", bytes(&plans, 1)));
         }
+    }
+    if spec.activations == ActivationFormat::F32 {
+        let model = request.plans.model().clone().with_activations(ActivationFormat::Bf16);
+        ways.push(("--set train.activations=bf16", bytes(&Plans::new(model), rows)));
     }
     if spec.moments == MomentFormat::F32 {
         let model = request.plans.model().clone().with_moments(MomentFormat::Bf16);

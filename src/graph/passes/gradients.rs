@@ -217,6 +217,8 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         | Op::LinearCrossEntropyGrad { .. }
         | Op::LinearCrossEntropyPass { .. }
         | Op::SquaredErrorGrad
+        | Op::PackBf16
+        | Op::UnpackBf16 { .. }
         | Op::Fused { .. } => Err(b.without_gradient(id, node)),
     }
 }

@@ -7,3 +7,4 @@ pub mod merge_backward;
 mod merge_gradients;
 pub mod recompute;
 pub mod shard;
+pub mod store_activations;

@@ -82,6 +82,21 @@ pub fn broadcast(
     Ok(vec![shape_of(&dims, batched || x.is_batched())])
 }
 
+/// Shape of the words of the elements of `x`, two in each.
+pub fn packed(x: &Shape) -> Result<Vec<Shape>, String> {
+    require(x.is_batched(), "must have a batch")?;
+    require(x.per_row().is_multiple_of(2), "has an odd number of elements in a sample")?;
+    Ok(vec![Shape::batched(&[1, x.per_row() / 2])])
+}
+
+pub fn unpacked(dims: &[usize], words: &Shape) -> Result<Vec<Shape>, String> {
+    require(words.is_batched() && !dims.is_empty(), "must have a batch")?;
+    let shape = Shape::batched(dims);
+    let fits = shape.per_row() == 2 * words.per_row();
+    require(fits, "has another number of words in a sample")?;
+    Ok(vec![shape])
+}
+
 fn shape_of(dims: &[usize], batched: bool) -> Shape {
     if batched { Shape::batched(dims) } else { Shape::fixed(dims) }
 }

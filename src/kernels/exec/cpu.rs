@@ -21,8 +21,8 @@ use crate::device::{DeviceError, Heartbeat, host, inject_on_host};
 use crate::ops::{hash, host_bytes, norm};
 use crate::simd::instruction_set;
 use crate::{
-    CpuKernel, Float, RandomContext, Twin, UpdateKernel, UpdateTwin, bf16_moments, twin,
-    update_twin,
+    CpuKernel, Float, RandomContext, Twin, UpdateKernel, UpdateTwin, bf16_moments, bf16_words,
+    twin, update_twin,
 };
 use potluck_core::faults::InjectedFault;
 use potluck_core::format::counted;
@@ -624,7 +624,7 @@ impl<T: Float> Executor for Cpu<T> {
     ) -> Result<Vec<f32>, DeviceError> {
         let length = self.shards.held(bucket_tensor, bucket).len();
         if let Some(words) = self.packed(bucket_tensor, bucket) {
-            return Ok(bf16_moments::values(words, length));
+            return Ok(bf16_words::values(words, length));
         }
         Ok(narrow(self.bucket_tensor(bucket_tensor, bucket)))
     }
@@ -646,7 +646,7 @@ impl<T: Float> Executor for Cpu<T> {
         let length = self.shards.held(bucket_tensor, bucket).len();
         assert_eq!(length, values.len(), "a bucket tensor is written whole");
         if let Some(words) = self.packed(bucket_tensor, bucket) {
-            *words = bf16_moments::to_nearest(values);
+            *words = bf16_words::to_nearest(values);
         } else {
             widen(self.bucket_tensor(bucket_tensor, bucket), values);
         }

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use crate::call::resolved_dims;
 use crate::device::{DeviceError, Heartbeat};
-use crate::{Cost, OpCall, RandomContext, bf16_moments, twin};
+use crate::{Cost, OpCall, RandomContext, bf16_words, twin};
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, DType, HostTensor, HostTensorView, SlotId, TensorId};
 use potluck_graph::{
@@ -144,7 +144,7 @@ pub fn bucket_words<'a>(
 ) -> Option<Cow<'a, [u32]>> {
     match plan.options.moments.of_bucket_tensor(bucket_tensor) {
         MomentFormat::F32 => Some(Cow::Borrowed(bytemuck::cast_slice(values))),
-        MomentFormat::Bf16 => bf16_moments::words_of(values).map(Cow::Owned),
+        MomentFormat::Bf16 => bf16_words::words_of(values).map(Cow::Owned),
     }
 }
 

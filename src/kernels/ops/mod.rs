@@ -4,6 +4,7 @@ pub(crate) mod adamw;
 mod adamw_bf16;
 pub mod attention;
 pub(crate) mod batch_norm;
+mod bf16;
 pub mod binary;
 pub(crate) mod cache_update;
 pub(crate) mod cached_attention;
@@ -118,6 +119,7 @@ table! {
     | Op::AvgPool2dGrad { .. } => pool::TWIN,
     Op::Attention(_) | Op::AttentionGrad(_) => attention::TWIN,
     Op::Rotary { .. } => rotary::TWIN,
+    Op::PackBf16 | Op::UnpackBf16 { .. } => bf16::TWIN,
     Op::Custom(_) => custom::TWIN,
 }
 

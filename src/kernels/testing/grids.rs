@@ -63,6 +63,9 @@ fn elementwise() -> Vec<CallShape> {
         let dropout = Op::Dropout { p: 0.1, site: Site(1), columns: None };
         calls.push((dropout, vec![vec![1 << 20, width], vec![1 << 20]]));
     }
+    calls.push((Op::PackBf16, vec![vec![1 << 10, (HUGE >> 10) - 1]]));
+    let dims = vec![1, (HUGE >> 12) * 2];
+    calls.push((Op::UnpackBf16 { dims }, vec![vec![1 << 11, HUGE >> 12]]));
     calls.push((Op::Permute { axes: vec![1, 0] }, vec![vec![1 << 20, 2047]]));
     let slice = Op::Slice { axis: 1, start: 1, length: 2000 };
     calls.push((slice, vec![vec![1 << 20, 2047]]));

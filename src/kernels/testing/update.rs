@@ -2,10 +2,10 @@
 //! bucket, on the CPU and on every adapter, and compares them with the f64 reference.
 
 use super::{for_each_gpu, run_dispatches};
-use crate::bf16_moments;
 use crate::bucket_probe::{normals, rounded_otherwise, update_state, widen};
 use crate::harness::NMSE_MAX;
 use crate::{UpdateKernel, UpdateTwin};
+use crate::{bf16_moments, bf16_words};
 use potluck_core::RunSeries;
 use potluck_core::rng::Key;
 use potluck_graph::{MomentRounding, Update, UpdateRange};
@@ -67,7 +67,7 @@ pub(crate) fn check_rounded_updates(steps: &[Update], twin: &UpdateTwin) {
 fn check_rounded_update(elements: usize, range: &UpdateRange, steps: &[Update], twin: &UpdateTwin) {
     let state = update_state(elements, &steps[0]);
     let (parameters, moments) = state.split_first().expect("parameters come first");
-    let mut moments: Vec<Vec<u32>> = moments.iter().map(|v| bf16_moments::to_nearest(v)).collect();
+    let mut moments: Vec<Vec<u32>> = moments.iter().map(|v| bf16_words::to_nearest(v)).collect();
     let mut parameters = parameters.clone();
     for (step, update) in steps.iter().enumerate() {
         let gradients = normals(elements, 50 + step as u32);

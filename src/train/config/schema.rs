@@ -13,7 +13,7 @@ use crate::keys::{
 };
 use potluck_data::{HELD_OUT_MAX, SampleFormat, TargetKind, TokenizerKind, formats, tokens};
 use potluck_graph::optim::{ParameterGroup, ParameterGroupError};
-use potluck_graph::{MomentFormat, Precision, Recompute};
+use potluck_graph::{ActivationFormat, MomentFormat, Precision, Recompute};
 use potluck_parallel::collective::Topology;
 use potluck_parallel::{
     DeviceLoss, MismatchAction, PipelineSchedule, ReduceSite, ShareChange, ShareChangeError,
@@ -209,6 +209,8 @@ config_enum! {
     }
     OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", OptimKind::Adam => "adam",
         OptimKind::RmsProp => "rmsprop", OptimKind::Lion => "lion", }
+    ActivationFormat { ActivationFormat::F32 => ActivationFormat::F32.name(),
+        ActivationFormat::Bf16 => ActivationFormat::Bf16.name(), }
     MomentFormat { MomentFormat::F32 => "f32", MomentFormat::Bf16 => "bf16", }
     Precision { Precision::F32 => Precision::F32.name(),
         Precision::Mixed => Precision::Mixed.name(), }
@@ -360,6 +362,9 @@ sections! {
         fuse: bool = true, Constraint::Flag;
         /// Recomputation in the backward pass: of blocks, or of all but their products.
         recompute: Recompute = Recompute::None, Constraint::OneOf(Recompute::WORDS);
+        /// Number format of the activations that are kept for the backward pass.
+        activations: ActivationFormat = ActivationFormat::F32,
+            Constraint::OneOf(ActivationFormat::WORDS);
         /// Arithmetic of matrix products: "mixed" rounds what is multiplied to f16.
         precision: Precision = Precision::F32, Constraint::OneOf(Precision::WORDS);
         /// Loss of models of samples; "auto": cross-entropy of classes, mse of values.

@@ -10,7 +10,7 @@ use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::remote::NO_NODES;
 use potluck_core::faults::Faults;
 use potluck_graph::optim::{Optimizer, ParameterGroup, assign_groups};
-use potluck_graph::{Graph, ModelGraph, MomentFormat, Precision, Recompute};
+use potluck_graph::{ActivationFormat, Graph, ModelGraph, MomentFormat, Precision, Recompute};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_parallel::collective::Topology;
 use potluck_parallel::planner::plans::Plans;
@@ -69,6 +69,9 @@ pub struct TrainerOptions {
     /// Parts of the forward pass that are computed again for the backward pass, with less memory
     /// and the same bits.
     pub recompute: Recompute,
+    /// Number format of the activations that are kept for the backward pass: bf16 needs half of the
+    /// memory of f32, and rounds what gradients are computed from.
+    pub activations: ActivationFormat,
     /// Number format of the optimizer's moments: bf16 needs half of the memory of f32, and rounds
     /// at random.
     pub moments: MomentFormat,
@@ -143,6 +146,7 @@ impl TrainerOptions {
             seed: 0,
             fuse: true,
             recompute: Recompute::default(),
+            activations: ActivationFormat::default(),
             moments: MomentFormat::default(),
             precision: Precision::default(),
             tune_s: opening.tune_s,
@@ -229,7 +233,8 @@ impl TrainerOptions {
     pub(crate) fn training_graph(&self, forward: Graph) -> Result<ModelGraph, TrainError> {
         let forward = assign_groups(forward, &self.groups)?;
         let training = ModelGraph::training(forward, self.fuse)?;
-        let training = training.with_recompute(self.recompute).with_moments(self.moments);
+        let training = training.with_recompute(self.recompute).with_activations(self.activations);
+        let training = training.with_moments(self.moments);
         let training = training.with_averages(self.ema > 0.0).with_precision(self.precision);
         // The stages of a pipeline send the gradients of their inputs before pass W.
         Ok(if self.pipeline.has_stages() { training } else { training.with_merged_backward() })

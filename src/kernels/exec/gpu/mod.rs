@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::autotune::KernelSelector;
-use crate::bf16_moments;
+use crate::bf16_words;
 use crate::bind::CallBuffers;
 use crate::device::{DeviceError, Gpu, Heartbeat};
 use crate::exec::loss_count::LossCounter;
@@ -657,7 +657,7 @@ impl Executor for GpuExecutor {
                 let mut words = vec![0u32; MomentFormat::Bf16.words(length)];
                 let range = (&buffer, 0, size_of_val(&words[..]) as u64);
                 self.stream.read(&[range], bytemuck::cast_slice_mut(&mut words))?;
-                Ok(bf16_moments::values(&words, length))
+                Ok(bf16_words::values(&words, length))
             }
         }
     }
@@ -698,7 +698,7 @@ impl Executor for GpuExecutor {
                     self.write_place(&Region::bucket(bucket_tensor, bucket, held), values)?;
                 }
                 MomentFormat::Bf16 => {
-                    let words = bf16_moments::to_nearest(values);
+                    let words = bf16_words::to_nearest(values);
                     let buffer = self.bucket_tensors.buffer(bucket_tensor, bucket).clone();
                     self.stream.upload(&buffer, 0, bytemuck::cast_slice(&words))?;
                 }
