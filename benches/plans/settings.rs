@@ -52,6 +52,8 @@ pub struct SecondNode {
 }
 
 const CPU: Devices = Devices { name: "cpu", selector: "cpu", second: None };
+const FOUR_CPUS: Devices = Devices { name: "cpu*4", selector: "cpu*4", second: None };
+const ADAPTER: Devices = Devices { name: "llvmpipe", selector: "vulkan:llvmpipe", second: None };
 const TWO_CPUS: Devices = Devices { name: "cpu*2", selector: "cpu*2", second: None };
 const ADAPTER_AND_CPU: Devices =
     Devices { name: "llvmpipe+cpu", selector: "vulkan:llvmpipe,cpu", second: None };
@@ -103,25 +105,31 @@ pub const GPT_AT_TWO_CPUS: Setting = setting(&GPT, &TWO_CPUS);
 pub const GPT_AT_TWO_NODES: Setting = setting(&GPT, &NODES_1000);
 
 /// Settings of plans.
-pub const SETTINGS: [Setting; 24] = [
+pub const SETTINGS: [Setting; 30] = [
     setting(&GPT, &CPU),
     setting(&GPT, &TWO_CPUS),
+    setting(&GPT, &FOUR_CPUS),
+    setting(&GPT, &ADAPTER),
     setting(&GPT, &ADAPTER_AND_CPU),
     setting(&GPT, &NODES_20),
     setting(&GPT, &NODES_200),
     setting(&GPT, &NODES_1000),
+    setting(&GPT_WIDE, &CPU),
     setting(&GPT_WIDE, &TWO_CPUS),
+    setting(&GPT_WIDE, &NODES_200),
     setting(&GPT_WIDE, &NODES_1000),
     setting(&GPT_SMALL, &TWO_CPUS),
     setting(&GPT_SMALL, &ADAPTER_AND_CPU),
     setting(&GPT_SMALL, &NODES_20),
     setting(&GPT_SMALL, &ADAPTERS),
+    setting(&LLAMA, &CPU),
     setting(&LLAMA, &TWO_CPUS),
     setting(&LLAMA, &ADAPTER_AND_CPU),
     setting(&LLAMA, &NODES_1000),
     setting(&LENET, &CPU),
     setting(&LENET, &TWO_CPUS),
     setting(&LENET, &ADAPTER_AND_CPU),
+    setting(&LENET, &NODES_200),
     setting(&LENET, &NODES_1000),
     aside(&GPT_DEEP, &TWO_CPUS),
     aside(&GPT_DEEP, &NODES_200),
