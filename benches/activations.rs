@@ -1,6 +1,6 @@
 //! Benchmark of the memory of a training step on the CPU device, by an allocator that counts: GPT-2
-//! 124M with logits of all rows or in chunks, with parts of the forward pass computed again, and with
-//! what is kept in bf16.
+//! 124M with logits of all rows or in chunks, with parts of the forward pass computed again, and
+//! with what is kept in bf16.
 //!
 //!     cargo bench --bench activations -- [--rounds N] [--context N] [--rows N]
 //!

@@ -1,5 +1,5 @@
 // Activations in bfloat16: two in a word, the first in its low half. The same bits as
-// src/kernels/bf16.rs.
+// src/kernels/bf16_words.rs.
 // uses lib/span
 //
 //   pack     words[i] = round(x[2 i]) + 2^16 round(x[2 i + 1])     to nearest, ties to even

@@ -29,7 +29,7 @@ use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
 use potluck_train::config::RunConfig;
 use potluck_train::config::effect::require_effect;
 use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
-use potluck_train::config::schema::{DataKind, TokenizerSource};
+use potluck_train::config::schema::{DataKind, TokenizerSource, is_of_placement};
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::hugging_face::{self, BareWeights, ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
@@ -272,10 +272,12 @@ fn require_no_device(configuration: &Path, devices: Option<&str>) -> Result<(), 
         && !configuration.exists()
         && selections(word).is_ok()
     {
-        return Err(UsageError(format!(
-            "{word}: is no configuration but a device; type --devices {}",
-            shell_word(&format!("{devices},{word}"))
-        )));
+        let joined = format!("{devices},{word}");
+        let advice = match selections(&joined) {
+            Ok(_) => format!("type --devices {}", shell_word(&joined)),
+            Err(why) => why.to_string(),
+        };
+        return Err(UsageError(format!("{word}: is no configuration but a device; {advice}")));
     }
     Ok(())
 }
@@ -334,7 +336,7 @@ fn changes_note(changes: &[(&'static str, String)]) -> Option<String> {
             "train.seed" => {
                 told.push(format!("{key} = {value} (draws other samples from here on)"))
             }
-            key if key.starts_with("parallel.") => {}
+            key if is_of_placement(key) => {}
             key => told.push(format!("{key} = {value}")),
         }
     }

@@ -17,9 +17,15 @@ pub enum TokenizerChoice {
 }
 
 impl TokenizerChoice {
-    /// Returns true if each byte of a file is a token, whatever the file is.
-    fn is_of_bytes(&self) -> bool {
-        matches!(self, Self::Derived(TokenizerKind::Byte) | Self::Given(Tokenizer::Byte))
+    /// Returns true if the byte order mark of a text has tokens: each byte of a file is one, and
+    /// the characters of a run may have it.
+    fn has_mark(&self) -> bool {
+        match self {
+            Self::Derived(kind) => *kind == TokenizerKind::Byte,
+            Self::Given(Tokenizer::Byte) => true,
+            Self::Given(Tokenizer::Char { chars }) => chars.contains(&'\u{FEFF}'),
+            Self::Given(Tokenizer::File(_)) => false,
+        }
     }
 }
 
@@ -99,7 +105,7 @@ impl TextData {
             return Err(DataError::Empty { name: name.into() });
         }
         let tokenizer = tokenizer.into();
-        let bytes = if tokenizer.is_of_bytes() { bytes } else { without_byte_order_mark(bytes) };
+        let bytes = if tokenizer.has_mark() { bytes } else { without_byte_order_mark(bytes) };
         let tokenizer = match tokenizer {
             TokenizerChoice::Derived(kind) => Tokenizer::derive_named(kind, name, bytes)?,
             TokenizerChoice::Given(tokenizer) => tokenizer,
@@ -246,6 +252,8 @@ mod tests {
         assert_eq!(characters.tokens(Split::Train), [0, 1, 0, 1]);
         let given = of(Tokenizer::Char { chars: vec!['b', 'a'] }.into());
         assert_eq!(given.tokens(Split::Train), [1, 0, 1, 0]);
+        let marked = of(Tokenizer::Char { chars: vec!['a', 'b', '\u{FEFF}'] }.into());
+        assert_eq!(marked.tokens(Split::Train), [2, 0, 1, 0, 1]);
         assert_eq!(of(TokenizerKind::Byte.into()).tokens(Split::Train).len(), 7);
         let mark = TextData::from_bytes("text", BYTE_ORDER_MARK, TokenizerKind::Char, 0.0, 2);
         assert!(matches!(mark, Err(DataError::Short { tokens: 0, .. })), "{mark:?}");

@@ -885,10 +885,10 @@ impl Builder {
     /// # Errors
     /// Returns [`ShapeError`] if the shapes of the inputs do not fit, if a tensor would have no
     /// elements, and for ops that only other functions make: [`Builder::reshape`] an
-    /// [`Op::Reshape`], [`super::fuse()`] an [`Op::Fused`], [`super::store_activations()`] an
-    /// [`Op::PackBf16`] and [`Op::UnpackBf16`], [`super::shard()`] an [`Op::Spread`], an
-    /// [`Op::AllReduce`], and an [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not
-    /// 0.
+    /// [`Op::Reshape`], [`super::fuse()`] an [`Op::Fused`],
+    /// [`with_activations`](super::ModelGraph::with_activations) an [`Op::PackBf16`] and an
+    /// [`Op::UnpackBf16`], [`super::shard()`] an [`Op::Spread`], an [`Op::AllReduce`], and an
+    /// [`Op::Embedding`] or [`Op::CrossEntropy`] whose `first` is not 0.
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
         Ok(self.apply_all(op, inputs)?[0])
     }

@@ -57,7 +57,7 @@ pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 pub use passes::large_parameters::cut_large_parameters;
 pub use passes::recompute::{Recomputation, Recompute};
 pub use passes::shard::{Shard, ShardError, reported_once, shard};
-pub use passes::store_activations::{ActivationFormat, store_activations};
+pub use passes::store_activations::ActivationFormat;
 
 pub use op::{
     Cell, ColumnRange, EpilogueOp, IGNORE_INDEX, LossClasses, LossCount, NormBackward, Numbered,
@@ -118,8 +118,8 @@ pub struct Tensor {
     pub role: Role,
     /// Tensor that holds the elements, if this one is an alias under another shape.
     pub alias_of: Option<TensorId>,
-    /// Tensor of the forward pass that has the same values, if this is one that is computed again
-    /// for the backward pass; see [`Recomputation`].
+    /// Tensor of the forward pass that this one computes again for the backward pass, with the same
+    /// values unless these follow from activations in bf16; see [`Recomputation`].
     pub repeats: Option<TensorId>,
 }
 
@@ -198,12 +198,18 @@ pub enum RunsIn {
     AllPasses,
     /// Passes outside of training, for nodes that training replaces or does not need.
     Evaluation,
+    /// Passes of training, for nodes that keep results for the backward pass.
+    Training,
 }
 
 impl RunsIn {
     /// Returns true if the node runs in a pass of training, or outside of it.
     pub fn includes(self, training: bool) -> bool {
-        self == Self::AllPasses || !training
+        match self {
+            Self::AllPasses => true,
+            Self::Evaluation => !training,
+            Self::Training => training,
+        }
     }
 }
 
@@ -547,11 +553,11 @@ impl Graph {
     }
 
     /// Returns the nodes of the forward pass of a training step, without nodes that only make an
-    /// alias.
+    /// alias or keep a result for the backward pass.
     pub fn forward_nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|node| {
             node.phase == PassKind::Forward
-                && node.when.includes(true)
+                && node.when == RunsIn::AllPasses
                 && self.tensor(node.outputs[0]).alias_of.is_none()
         })
     }

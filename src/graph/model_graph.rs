@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use super::passes::fuse::{Fusion, fuse_listed};
 use super::passes::merge_backward::merge_backward;
+use super::passes::store_activations::store_activations;
 use super::{
     ActivationFormat, Graph, MomentFormat, PlanOptions, Precision, Recomputation, Recompute,
     ShapeError, Shard, ShardError, cut_large_parameters, differentiate, reported_once, shard,
-    store_activations,
 };
 
 /// Graph of a model as devices run it: trained or forward only, fused or not, with or without
@@ -100,15 +100,15 @@ impl ModelGraph {
     /// Rebuilds the whole graph with the current options.
     fn rebuilt(self) -> Self {
         let recomputation = Recomputation::of(&self.plain, self.recompute);
-        let whole = self.laid_out(recomputation.apply(self.plain.clone()));
+        let whole = self.laid_out(recomputation.apply(self.plain.clone()), &recomputation);
         Self { whole, ..self }
     }
 
-    fn laid_out(&self, graph: Graph) -> Graph {
+    fn laid_out(&self, graph: Graph, recomputation: &Recomputation) -> Graph {
         let graph = if self.is_merged { merge_backward(graph) } else { graph };
         let graph = match self.activations {
             ActivationFormat::F32 => graph,
-            ActivationFormat::Bf16 => store_activations(graph),
+            ActivationFormat::Bf16 => store_activations(graph, recomputation.loss_block()),
         };
         graph.with_precision(self.precision)
     }
@@ -216,7 +216,8 @@ impl ModelGraph {
         let graph = self.differentiated(self.cut(graph))?;
         let recomputation = Recomputation::of(&graph, self.recompute);
         let (graph, _) = fused(reported_once(graph), self.is_fused);
-        Ok(RankGraph { graph: self.laid_out(recomputation.apply(graph)), outputs })
+        let graph = self.laid_out(recomputation.apply(graph), &recomputation);
+        Ok(RankGraph { graph, outputs })
     }
 }
 

@@ -308,9 +308,9 @@ pub enum Op {
     AvgPool2d(Pool2dOptions),
     /// `dy -> dx (b, h, w, c)`, with the `size` `(h, w)` of the pictures.
     AvgPool2dGrad { options: Pool2dOptions, size: [usize; 2] },
-    /// `x (b, ..) -> words (b, n)`: the `2 n` elements of each sample in bfloat16, rounded to nearest,
-    /// ties to even, two in a word of 32 bits, the first in its low half. The words are the bits of
-    /// floats.
+    /// `x (b, ..) -> words (b, n)`: the `2 n` elements of each sample in bfloat16, rounded to
+    /// nearest, ties to even, two in a word of 32 bits, the first in its low half. The words are
+    /// the bits of floats.
     PackBf16,
     /// `words (b, n) -> x (b, ..)`, whose dimensions are `dims`: the inverse, without rounding.
     UnpackBf16 { dims: Vec<usize> },
@@ -500,8 +500,11 @@ impl Op {
             | Op::BatchNorm { .. }
             | Op::Attention(_)
             | Op::MaxPool2d(_) => output == 0,
+            // Gates near 1, whose gradient is a product with what is left to 1.
+            Op::Recurrent { .. } => output != 1,
             Op::CrossEntropy(_)
             | Op::LinearCrossEntropy { .. }
+            | Op::LinearCrossEntropyPass { .. }
             | Op::JoinCrossEntropy
             | Op::SquaredError
             | Op::Custom(_) => false,
@@ -509,13 +512,9 @@ impl Op {
         }
     }
 
-    /// Returns the input with places, which are whole numbers in floats.
-    pub fn places(&self) -> Option<usize> {
-        match self {
-            Op::Gather { .. } => Some(1),
-            Op::ScatterAdd { .. } => Some(0),
-            _ => None,
-        }
+    /// Returns true if the op is one that is defined outside the crate.
+    pub fn is_custom(&self) -> bool {
+        matches!(self, Op::Custom(_))
     }
 
     /// Returns true if the op normalizes by statistics of the batch.

@@ -1,5 +1,5 @@
-//! Values in bfloat16: two in a word, the first in its low half. `shaders/bf16.wgsl` computes the same
-//! bits.
+//! Values in bfloat16: two in a word, the first in its low half. `shaders/bf16.wgsl` computes the
+//! same bits.
 
 use crate::simd::vectorized;
 

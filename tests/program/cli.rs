@@ -415,13 +415,15 @@ fn numbers(text: &str, start: &str) -> Vec<f64> {
 }
 
 #[test]
-fn explain_memory_tells_recomputation() {
+fn explain_memory_tells_what_is_kept() {
     let desk = Desk::new();
-    let explain = |recompute: &str| {
+    let explain = |set: &str| {
         let line = "train tiny.toml --data text.txt --devices cpu --set model.layers=6";
-        desk.run(&format!("{line} --explain memory --set train.recompute={recompute}")).ok().out
+        desk.run(&format!("{line} --explain memory --set train.{set}")).ok().out
     };
-    let [none, selective, blocks] = ["none", "selective", "blocks"].map(explain);
+    let [none, selective, blocks] =
+        ["recompute=none", "recompute=selective", "recompute=blocks"].map(explain);
+    let bf16 = explain("activations=bf16");
     let of =
         |text: &str| text.lines().find(|line| line.starts_with("recomputation ")).map(String::from);
     assert_eq!(of(&none), None);
@@ -429,12 +431,13 @@ fn explain_memory_tells_recomputation() {
                 again in the backward pass";
     assert_eq!(of(&blocks).as_deref(), Some(told), "{blocks}");
     assert!(of(&selective).unwrap().contains("\"selective\"): 18 of 45 forward"), "{selective}");
-    let stashes = [blocks, selective, none].map(|text| {
+    let [bf16, blocks, selective, none] = [bf16, blocks, selective, none].map(|text| {
         let line = text.lines().find(|line| line.starts_with("  stash ")).unwrap();
         let kib = if line.contains(" MiB ") { 1024.0 } else { 1.0 };
         kib * numbers(line, "stash")[0]
     });
-    assert!(stashes.is_sorted_by(|a, b| a < b), "{stashes:?}");
+    assert!(blocks < selective && selective < none, "{blocks} {selective} {none}");
+    assert!(bf16 < 0.75 * none, "{bf16} {none}");
 }
 
 /// Of the powers of two and the divisors of the batch, the most samples at a time with which nine

@@ -49,7 +49,7 @@ fn plan_is_what_its_flags_run() {
 fn given_layouts_are_kept_and_each_is_explained() {
     let desk = Desk::new();
     let planned = plan(&desk, "--devices cpu*2 --pipeline 2 --retune");
-    for measured in ["different blocks of", "the whole model on 2 devices, alone and together"] {
+    for measured in ["different blocks of", "measuring the whole model on 2 devices"] {
         assert!(planned.err.contains(measured), "{}", planned.err);
     }
     let told = planned.out;

@@ -94,8 +94,12 @@ fn devices_missing_are_refused() {
     let train = "train tiny.toml --data text.txt --devices";
     refuses(&[], &format!("{train} nosuchdevice"), &["nosuchdevice"]);
     refuses(&[], &format!("{train} 999"), &["999"]);
-    let spaced = "train --data text.txt --devices cpu cpu";
-    refuses(&[], spaced, &["cpu: is no configuration but a device; type --devices cpu,cpu"]);
+    for (spaced, answer) in [
+        ("cpu cpu", "cpu: is no configuration but a device; cpu is in the list twice"),
+        ("cpu auto", "auto: is no configuration but a device; 'auto' is not a device selector"),
+    ] {
+        refuses(&[], &format!("train --data text.txt --devices {spaced}"), &[answer]);
+    }
     let explain = "train tiny.toml --data text.txt --explain memory --devices";
     refuses(&[], &format!("{explain} cpu*"), &["'cpu*' is not", "a whole number from 1 to 64"]);
     // Measured shares may leave devices out; fixed ones may not.

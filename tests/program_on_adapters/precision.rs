@@ -1,4 +1,5 @@
-//! Trainers in mixed precision with activations in bf16: on the CPU device, on every adapter, and on all of them in one run.
+//! Trainers in mixed precision, on the CPU device, on every adapter, and on all of them in one run,
+//! there with activations in bf16.
 
 use crate::process::adapter_selectors;
 use crate::small_gpt::{self, bits, model};
@@ -59,7 +60,7 @@ fn a_run_in_mixed_precision_follows_that_in_f32_and_goes_on_from_a_save() {
     for device in devices {
         let mut exact = Trainer::new(model(WIDTH), &options(&device, Precision::F32)).unwrap();
         let expected = train(&mut exact, STEPS);
-        let mixed = rounded(&device);
+        let mixed = options(&device, Precision::Mixed);
         let mut trainer = Trainer::new(model(WIDTH), &mixed).unwrap();
         let losses = train(&mut trainer, STEPS);
         assert_follows(&losses, &expected, &device);

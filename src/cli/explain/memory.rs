@@ -126,7 +126,8 @@ pub fn memory(placement: &ExplainedPlacement) -> Explanation {
 }
 
 /// Returns lines with the memory of the device that needs the most, with smaller micro-batches,
-/// with recomputation, with both, with moments in bf16, and with all three.
+/// with recomputation, with both, with activations and with moments in bf16, and with smaller
+/// micro-batches, recomputation and moments in bf16.
 fn savings(placement: &ExplainedPlacement, ranks: &[RankMemory]) -> String {
     let ExplainedPlacement { spec, request, laid_out, planned, .. } = placement;
     let most = (0..ranks.len()).max_by_key(|rank| ranks[*rank].device);

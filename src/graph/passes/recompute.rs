@@ -82,6 +82,11 @@ impl Recomputation {
         recomputation
     }
 
+    /// Returns the block that computes the loss, on all ranks of a tensor group.
+    pub(crate) fn loss_block(&self) -> Option<u32> {
+        self.loss_block
+    }
+
     /// Returns the graph with recomputed activations. It is the graph for which the recomputation
     /// was planned, fused or not.
     pub fn apply(&self, mut graph: Graph) -> Graph {

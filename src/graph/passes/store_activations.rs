@@ -1,17 +1,19 @@
 //! Activations in 16 bits between the passes as a graph transformation: what the backward pass of a
-//! block reads of a forward pass is kept in bfloat16, as in the half of memory (Micikevicius et al.
+//! block reads of a forward pass is kept in bfloat16, in half of the memory (Micikevicius et al.
 //! 2017 keep it in f16).
 //!
 //! A forward pass computes and reads f32. Behind the last node of a block that reads or computes a
 //! tensor, a node packs it for the backward pass of that block; the backward pass unpacks it before
-//! its first reader, pass B and pass W each for themselves. Each block packs its own copy, so that a
-//! stage of a pipeline needs nothing more of another one.
+//! its first reader, pass B and pass W each for themselves. Each block packs its own copy, so that
+//! a stage of a pipeline needs nothing more of another one.
 //!
 //! The pass runs after fusion and recomputation, so that the forward pass has the bits of a run in
-//! f32, and what is recomputed follows from rounded values.
+//! f32, and what is recomputed follows from rounded values. Exact stays what a small difference
+//! changes altogether: statistics, places, and the arguments of functions that jump.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::gradients::has_slope;
 use crate::op::Op;
 use crate::shapes::{self, Typed};
 use crate::{Accumulation, Graph, Node, PassKind, Precision, Role, RunsIn, Tensor};
@@ -23,8 +25,9 @@ pub enum ActivationFormat {
     #[default]
     F32,
     /// bfloat16, rounded to nearest, ties to even: half of the memory. Statistics of norms and of
-    /// attention, places of maxima and parts of the loss stay in f32, as do tensors with an odd
-    /// number of elements in a sample, results of custom ops, and what the caller reads.
+    /// attention, gates of recurrent layers, places and parts of the loss stay in f32, as do
+    /// tensors with an odd number of elements in a sample, inputs and results of custom ops, what
+    /// the caller reads, and all of the block with the loss.
     Bf16,
 }
 
@@ -42,9 +45,10 @@ impl ActivationFormat {
 type Kept = (TensorId, u32);
 
 /// Returns a differentiated graph with the activations that it keeps in bfloat16. A graph without a
-/// backward pass is returned unchanged.
-pub fn store_activations(mut graph: Graph) -> Graph {
-    let packs = packs(&graph);
+/// backward pass is returned unchanged. `loss_block` computes the loss on some rank of the tensor
+/// group.
+pub fn store_activations(mut graph: Graph, loss_block: Option<u32>) -> Graph {
+    let packs = packs(&graph, loss_block);
     let nodes = std::mem::take(&mut graph.nodes);
     let mut storing = Storing { graph, words: HashMap::new() };
     for (index, node) in nodes.into_iter().enumerate() {
@@ -68,11 +72,10 @@ struct Packing {
 }
 
 /// Returns what is packed behind each node of the forward pass.
-fn packs(graph: &Graph) -> BTreeMap<usize, Vec<Packing>> {
-    let roundable = roundable(graph);
+fn packs(graph: &Graph, loss_block: Option<u32>) -> BTreeMap<usize, Vec<Packing>> {
     // Between the forward and the backward pass of the last block, which has the loss, no other
     // block runs on the micro-batch: its activations are alive at the peak in any case.
-    let loss_block = graph.loss.and_then(|loss| graph.block_of(loss));
+    let roundable = roundable(graph);
     let mut wanted: BTreeSet<Kept> = BTreeSet::new();
     for node in graph.nodes.iter().filter(|node| node.phase != PassKind::Forward) {
         for root in node.inputs.iter().map(|id| graph.root(*id)) {
@@ -114,15 +117,31 @@ fn roundable(graph: &Graph) -> BTreeSet<TensorId> {
             }
         }
     }
-    for node in &graph.nodes {
-        if let Some(places) = node.op.places() {
-            roundable.remove(&graph.root(node.inputs[places]));
-        }
+    for exact in exact(graph) {
+        roundable.remove(&exact);
     }
     for read in graph.read_by_caller() {
         roundable.remove(&graph.root(read));
     }
     roundable
+}
+
+/// Roots of tensors of which a small difference changes what is computed of them: places, arguments
+/// of functions that jump, inputs of custom ops, of which nothing is known, and what the backward
+/// pass recomputes these from.
+fn exact(graph: &Graph) -> BTreeSet<TensorId> {
+    let mut exact = BTreeSet::new();
+    for node in graph.nodes.iter().rev() {
+        let is_repeated = node.outputs.iter().any(|id| graph.tensor(*id).repeats.is_some());
+        let is_exact =
+            is_repeated && node.outputs.iter().any(|id| exact.contains(&graph.root(*id)));
+        for (at, input) in node.inputs.iter().enumerate() {
+            if is_exact || node.op.is_custom() || !has_slope(&node.op, at) {
+                exact.insert(graph.root(*input));
+            }
+        }
+    }
+    exact
 }
 
 /// Graph that is built node by node.
@@ -142,7 +161,9 @@ struct PackedTensor {
 impl Storing {
     fn pack(&mut self, pack: &Packing) {
         let block = pack.kept.1;
-        let words = self.compute(Op::PackBf16, pack.tensor, "bf16 of", (PassKind::Forward, block));
+        let name = format!("{} in bf16", self.graph.tensor(pack.tensor).name);
+        let place = (PassKind::Forward, block);
+        let words = self.compute(Op::PackBf16, pack.tensor, name, place);
         let packed = PackedTensor { words, unpacked: HashMap::new(), aliases: HashMap::new() };
         self.words.insert(pack.kept, packed);
     }
@@ -173,8 +194,9 @@ impl Storing {
         let known = packed.unpacked.get(&phase).copied();
         let alias = packed.aliases.get(&(phase, tensor)).copied();
         let whole = known.unwrap_or_else(|| {
-            let dims = self.graph.tensor(root).shape.dims().to_vec();
-            self.compute(Op::UnpackBf16 { dims }, words, "f32 of", place)
+            let Tensor { name, shape, .. } = self.graph.tensor(root);
+            let (name, dims) = (format!("{name} from bf16"), shape.dims().to_vec());
+            self.compute(Op::UnpackBf16 { dims }, words, name, place)
         });
         let read = match alias {
             _ if tensor == root => whole,
@@ -199,14 +221,19 @@ impl Storing {
         alias
     }
 
-    /// Adds a node of one input and one output.
-    fn compute(&mut self, op: Op, input: TensorId, what: &str, place: (PassKind, u32)) -> TensorId {
-        let Tensor { name, shape, dtype, .. } = self.graph.tensor(input).clone();
-        let typed: Typed = (shape, dtype);
+    /// Adds a node of one input, and of one output of this name.
+    fn compute(
+        &mut self,
+        op: Op,
+        input: TensorId,
+        name: String,
+        place: (PassKind, u32),
+    ) -> TensorId {
+        let Tensor { shape, dtype, .. } = self.graph.tensor(input);
+        let typed: Typed = (shape.clone(), *dtype);
         let mut outputs =
             shapes::outputs(&op, &[typed]).expect("roundable tensors have even shapes");
-        let output = outputs.remove(0);
-        let output = self.graph.add_tensor(format!("{what} {name}"), output, Role::Activation);
+        let output = self.graph.add_tensor(name, outputs.remove(0), Role::Activation);
         self.push(op, input, output, place);
         output
     }
@@ -220,7 +247,7 @@ impl Storing {
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
             is_loss_gradient: false,
-            when: RunsIn::AllPasses,
+            when: if phase == PassKind::Forward { RunsIn::Training } else { RunsIn::AllPasses },
             phase,
             block,
         });
@@ -231,7 +258,9 @@ impl Storing {
 mod tests {
     use super::*;
     use crate::passes::recompute::tests::assert_planned;
-    use crate::{Builder, Init, ModelGraph, Plan, PlanOptions, Recompute, Unary};
+    use crate::{
+        Builder, Init, ModelGraph, ParameterSplit, Plan, PlanOptions, Recompute, SplitUnit, Unary,
+    };
 
     /// Three blocks, of which the last has the loss.
     fn chain() -> Graph {
@@ -316,8 +345,9 @@ mod tests {
                 for node in backward.filter(|node| node.block != 2) {
                     for root in node.inputs.iter().map(|id| graph.root(*id)) {
                         let Some(writer) = of_forward(root) else { continue };
-                        let is_statistics = writer.outputs[0] != root;
-                        assert!(writer.op == Op::PackBf16 || is_statistics, "{}", node.op);
+                        let output = writer.outputs.iter().position(|id| *id == root).unwrap();
+                        let is_exact = !writer.op.is_roundable(output);
+                        assert!(writer.op == Op::PackBf16 || is_exact, "{}", node.op);
                     }
                 }
             }
@@ -358,6 +388,70 @@ mod tests {
             let reads = |node: &&Node| node.inputs.iter().any(|id| graph.root(*id) == whole);
             assert!(graph.nodes.iter().filter(reads).count() >= 2, "the alias, and its reader");
         }
+    }
+
+    /// Ids become places by an embedding, which selective recomputation keeps: rounded, those above
+    /// 256 would be others.
+    #[test]
+    fn what_places_are_recomputed_from_is_exact() {
+        let mut b = Builder::new();
+        b.block("one");
+        let x = b.input("x", &[1, 600]);
+        let w = b.parameter("w", &[600, 600], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        let ids = b.input_ids("ids", &[1, 4]);
+        let y = b.gather(y, 1, ids).unwrap();
+        let y = b.unary(y, Unary::Gelu).unwrap();
+        b.block("last");
+        let target = b.input("target", &[1, 4]);
+        b.squared_error_loss(y, target).unwrap();
+        let forward = b.finish();
+        for recompute in [Recompute::None, Recompute::Blocks, Recompute::Selective] {
+            for model in stored(forward.clone(), recompute) {
+                let graph = model.whole();
+                assert_planned(graph);
+                for node in graph.nodes.iter().filter(|node| node.op == Op::PackBf16) {
+                    let root = graph.root(node.inputs[0]);
+                    let mut writers = graph.nodes.iter();
+                    let writer = writers.find(|node| node.outputs.contains(&root)).unwrap();
+                    let is_of_places = matches!(writer.op.root_op(), Op::Embedding { .. });
+                    assert!(!is_of_places, "{recompute:?} rounds {}", graph.tensor(root).name);
+                }
+            }
+        }
+    }
+
+    /// Only the first rank reports the loss, and all of them keep the block with it exact.
+    #[test]
+    fn ranks_of_a_group_pack_the_same() {
+        let mut b = Builder::new();
+        b.block("one");
+        let x = b.input("x", &[1, 64]);
+        let [up, down] = ["up", "down"].map(|name| b.parameter(name, &[64, 64], Init::Zeros));
+        let y = b.linear(x, up, None).unwrap();
+        let y = b.unary(y, Unary::Gelu).unwrap();
+        let y = b.linear(y, down, None).unwrap();
+        let y = b.unary(y, Unary::Gelu).unwrap();
+        b.block("last");
+        let last = b.parameter("last", &[8, 64], Init::Zeros);
+        let y = b.linear(y, last, None).unwrap();
+        let y = b.unary(y, Unary::Gelu).unwrap();
+        let target = b.input("target", &[1, 8]);
+        b.squared_error_loss(y, target).unwrap();
+        b.split_parameters(|name| match name {
+            "up" => Some(ParameterSplit::new(0, SplitUnit::Columns)),
+            "down" => Some(ParameterSplit::new(1, SplitUnit::Columns)),
+            _ => None,
+        });
+        let [model, _] = stored(b.finish(), Recompute::None);
+        let ranks = [0, 1].map(|rank| model.of_rank(&[1, 1], rank).unwrap().graph);
+        for graph in &ranks {
+            assert_planned(graph);
+            assert!(conversions(graph).iter().all(|line| !line.contains("F1 ")));
+        }
+        let [first, second] = ranks.each_ref().map(conversions);
+        assert!(first.iter().filter(|line| line.starts_with("F0 ")).count() >= 2, "{first:#?}");
+        assert_eq!(first, second);
     }
 
     #[test]

@@ -269,10 +269,19 @@ fn longest<'a>(rest: &'a str, known: &[Known]) -> Result<ListEntry<'a>, DeviceEr
     }
 }
 
-/// Error of a part that names no device, if each of its words does.
+/// Error of a part that names no device, if each of its words names another one.
 fn without_commas(part: &str, known: &[Known]) -> Option<DeviceError> {
     let words: Vec<&str> = part.split_whitespace().collect();
-    if words.len() < 2 || words.iter().any(|word| several(word, known).is_err()) {
+    let mut devices = Vec::with_capacity(words.len());
+    for word in &words {
+        let (device, _) = several(word, known).ok()?;
+        // Words of one name are no list.
+        if devices.contains(&device) {
+            return None;
+        }
+        devices.push(device);
+    }
+    if words.len() < 2 {
         return None;
     }
     Some(bad(part, &format!("devices are separated by commas: {}", words.join(","))))
@@ -469,6 +478,7 @@ mod tests {
         refused("cpu 1", &["'cpu 1' is not", "separated by commas: cpu,1"]);
         refused("uhd, rtx  cpu*2", &["'rtx  cpu*2' is not", "commas: rtx,cpu*2"]);
         refused("rtx 4090", &["no adapter matches 'rtx 4090'"]);
+        refused("nvidia 3060", &["no adapter matches 'nvidia 3060'"]);
         refused("cpu,auto", &["'auto' is not", "cannot be part of a list"]);
         refused("all*2,cpu", &["'all' is not", "cannot be part of a list"]);
         refused("cpu,rtx,cpu", &["cpu is in the list twice; write cpu*2 once"]);

@@ -1,5 +1,5 @@
-//! Activations as words of two bfloat16 values, and back. Twin of `shaders/bf16.wgsl`, which has the
-//! formulas.
+//! Activations as words of two bfloat16 values, and back. Twin of `shaders/bf16.wgsl`, which has
+//! the formulas.
 
 use rayon::prelude::*;
 
@@ -31,8 +31,8 @@ pub static TWIN: Twin = Twin {
     catalog,
 };
 
-/// Samples of the probes whose words have zeros in their high halves: in others, the rounding of the
-/// low half of a word disappears among the digits of the float that has its bits.
+/// Samples of the probes whose words have zeros in their high halves: in others, the rounding of
+/// the low half of a word disappears among the digits of the float that has its bits.
 const LOW_HALF_SAMPLES: usize = 3;
 
 fn packs(call: &OpCall) -> bool {

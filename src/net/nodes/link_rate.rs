@@ -16,8 +16,8 @@ pub(super) const BYTES_MAX: usize = 16 << 20;
 /// the rate.
 const SINGLE_BYTES: usize = 3;
 /// Sends one behind the other whose rate is measured: from the end of the first, when the queues of
-/// the network are full, to the end of the last but one. Behind the last one nothing follows, so that
-/// QUIC finds a loss at its end only after a timeout.
+/// the network are full, to the end of the last but one. Behind the last one nothing follows, so
+/// that QUIC finds a loss at its end only after a timeout. All of them fit the queue of a link.
 const SENDS: usize = 4;
 /// Longest wait until the other end has received the sent values.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -27,7 +27,8 @@ pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
 }
 
 /// Sends values, twice as many each time, until they take half of `time`, and then as many again
-/// [`SENDS`] times without a pause, as QUIC has adapted to the link by then; `None` if the link ends.
+/// [`SENDS`] times without a pause, as QUIC has adapted to the link by then; `None` if the link
+/// ends.
 /// The processor time is that of the process while it sends: of a ring of nodes, which all measure
 /// at the same time, each also receives about as much.
 /// For a link that takes longer than [`ANSWER_MAX`], the result is an upper bound.
@@ -90,12 +91,11 @@ fn processor_time() -> Duration {
 fn send(link: &Link, bytes: usize) -> Option<Duration> {
     let began = Instant::now();
     let confirmation = begin(link, &Arc::new(vec![0; bytes]))?;
-    wait(link, &confirmation)?;
-    Some(began.elapsed())
+    Some(end_of(link, &confirmation)? - began)
 }
 
-/// Sends `bytes` [`SENDS`] times, one behind the other, and returns when the other end has confirmed
-/// each, in the order in which they were sent; `None` if the link ends.
+/// Sends `bytes` [`SENDS`] times, one behind the other, and returns when the other end has
+/// confirmed each, in the order in which they were sent; `None` if the link ends.
 fn send_all(link: &Link, bytes: usize) -> Option<[Instant; SENDS]> {
     let bytes = Arc::new(vec![0; bytes]);
     let mut confirmations = Vec::with_capacity(SENDS);
@@ -104,32 +104,38 @@ fn send_all(link: &Link, bytes: usize) -> Option<[Instant; SENDS]> {
     }
     let mut ends = [Instant::now(); SENDS];
     for (end, confirmation) in ends.iter_mut().zip(&confirmations) {
-        wait(link, confirmation)?;
-        *end = Instant::now();
+        *end = end_of(link, confirmation)?;
     }
     Some(ends)
 }
 
-/// Begins to send bytes, and returns what has no sender any more when the other end has them.
-fn begin(link: &Link, bytes: &Arc<Vec<u8>>) -> Option<mpsc::Receiver<()>> {
+/// Begins to send bytes, and returns what receives the time at which the other end has them.
+fn begin(link: &Link, bytes: &Arc<Vec<u8>>) -> Option<mpsc::Receiver<Instant>> {
     let (confirmed, confirmation) = mpsc::channel();
-    let probe = ProbeValues { bytes: bytes.clone(), _confirmed: confirmed };
+    let probe = ProbeValues { bytes: bytes.clone(), confirmed };
     link.send_data(PROBE, Payload::new(probe)).ok()?;
     Some(confirmation)
 }
 
-/// Waits until the other end has what was sent, at most [`ANSWER_MAX`]; `None` if the link ends.
-fn wait(link: &Link, confirmation: &mpsc::Receiver<()>) -> Option<()> {
-    // Nothing is ever sent there.
-    let _ = confirmation.recv_timeout(ANSWER_MAX);
+/// Waits until the other end has what was sent, at most [`ANSWER_MAX`], and returns when that was;
+/// `None` if the link ends.
+fn end_of(link: &Link, confirmation: &mpsc::Receiver<Instant>) -> Option<Instant> {
+    let end = confirmation.recv_timeout(ANSWER_MAX).unwrap_or_else(|_| Instant::now());
     // Values in flight are dropped with a link.
-    if link.has_ended() { None } else { Some(()) }
+    if link.has_ended() { None } else { Some(end) }
 }
 
 /// Bytes of a probe, dropped when the other end has them.
 struct ProbeValues {
     bytes: Arc<Vec<u8>>,
-    _confirmed: mpsc::Sender<()>,
+    confirmed: mpsc::Sender<Instant>,
+}
+
+impl Drop for ProbeValues {
+    fn drop(&mut self) {
+        // Nobody waits for it any more after a timeout.
+        let _ = self.confirmed.send(Instant::now());
+    }
 }
 
 impl AsRef<[u8]> for ProbeValues {

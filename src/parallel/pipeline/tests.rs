@@ -6,7 +6,8 @@ use crate::program::contiguous_shares;
 use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::print::MemoryUsage;
 use potluck_graph::{
-    Builder, Init, ModelGraph, ParameterKind, PlanOptions, Recompute, Unary, differentiate, replay,
+    ActivationFormat, Builder, Init, ModelGraph, ParameterKind, PlanOptions, Recompute, Unary,
+    differentiate, replay,
 };
 
 /// Blocks in a row with a parameter each; the last block uses the first block's if `is_tied`.
@@ -207,7 +208,8 @@ fn programs_with_frozen_stages_end_and_their_edges_hold_what_is_on_its_way() {
 }
 
 /// Every schedule, with and without tensor groups: programs end, slots suffice, and what is
-/// computed again is kept by no micro-batch that waits for its backward pass.
+/// computed again is kept by no micro-batch that waits for its backward pass, and what is kept in
+/// bf16 in less memory.
 #[test]
 fn programs_that_compute_again_end_on_fewer_slots() {
     for (shares, stages) in [(vec![1], 2), (vec![1], 4), (vec![2, 1], 2), (vec![1, 1], 1)] {
@@ -224,6 +226,13 @@ fn programs_that_compute_again_end_on_fewer_slots() {
                 let stash = |plan: &Arc<Plan>| MemoryUsage::of(plan, 0).stash;
                 stashes.push(written.plans.iter().map(stash).sum::<usize>());
             }
+            let model = ModelGraph::training(gpt(&group_config(true)).unwrap(), true).unwrap();
+            let packed = plans_of(&model.with_activations(ActivationFormat::Bf16), &shares);
+            let written = one_pipeline(&packed, [stages, chunks], 16 * stages as u32, schedule);
+            assert_ends(&written, schedule);
+            let stash = |plan: &Arc<Plan>| MemoryUsage::of(plan, 0).stash;
+            let packed: usize = written.plans.iter().map(stash).sum();
+            assert!(packed < stashes[0], "{schedule} on {stages} stages: {packed} {stashes:?}");
             let is_less = stashes.is_sorted_by(|a, b| a > b);
             assert!(is_less, "{schedule} on {stages} stages: {stashes:?}");
         }

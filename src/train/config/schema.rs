@@ -575,7 +575,8 @@ pub(crate) const RENAMED: [(&str, &str); 10] = [
     ("parallel.node_timeout_s", "faults.node_timeout_s"),
 ];
 
-pub(crate) fn is_of_placement(key: &str) -> bool {
+/// Returns true for a key whose result is the placement of a run.
+pub fn is_of_placement(key: &str) -> bool {
     DECIDED_BY_PLACEMENT.contains(&key) || is_of_parts(key)
 }
 

@@ -1,6 +1,7 @@
 //! Messages of a run about itself and its devices.
 
 use super::Run;
+use crate::config::schema::LossKind;
 use crate::error::TrainError;
 use crate::runtime::placement::repeat::changes_note;
 use potluck_core::format::{counted, counted_large, gibibytes, thousands};
@@ -59,6 +60,7 @@ impl Run {
             return Ok(());
         }
         if self.spec.data.reading.kind.is_none()
+            && self.spec.loss == LossKind::Auto
             && let Some(note) = data.note_on_values()
         {
             self.note(note)?;

@@ -269,7 +269,7 @@ impl Backward {
 }
 
 /// Returns true if a gradient flows through the op to an input.
-fn has_slope(op: &Op, input: usize) -> bool {
+pub(crate) fn has_slope(op: &Op, input: usize) -> bool {
     match op {
         Op::Unary(function) => function.slope() == Slope::Sloped,
         Op::Binary(function) => {

@@ -310,13 +310,12 @@ impl OpenedTogether<'_> {
         let Some(probe) = &self.request.probe else {
             return Err(RuntimeError::Defect("devices are measured without inputs".into()));
         };
-        let count = profiles.len();
-        (self.request.notify)(&format!(
-            "measuring the whole model on {}{}",
-            counted(count, "device", "devices"),
-            if count == 1 { "" } else { ", alone and together" }
-        ));
         let (mut opened, is_whole) = self.open(profiles, report)?;
+        (self.request.notify)(&format!(
+            "measuring {} on {}",
+            if opened.iter().all(|one| one.block.is_none()) { "the whole model" } else { "blocks" },
+            counted(opened.len(), "device", "devices")
+        ));
         let mut alone_s = vec![f64::INFINITY; profiles.len()];
         let mut updated_kinds = Vec::new();
         for one in &opened {

@@ -137,7 +137,7 @@ impl Asked {
 
     fn measures(&self) -> usize {
         let notified = self.notified.borrow();
-        notified.iter().filter(|text| text.starts_with("measuring ")).count()
+        notified.iter().filter(|text| text.contains(" different blocks of ")).count()
     }
 }
 
