@@ -24,6 +24,9 @@ const PAUSE_MAX: Duration = Duration::from_micros(1500);
 const PAUSE_MIN: Duration = Duration::from_micros(100);
 /// Least rate in bytes per second: below it, packets are few.
 const RATE_MIN: f64 = 2e6;
+/// Time for which messages arrive before their rate is known. The rate between steps, most of which
+/// compute, would make a pause of what a fast link sends in an instant.
+const BURST_MIN: Duration = Duration::from_millis(2);
 /// Time over which the rate is measured.
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -41,10 +44,12 @@ pub(crate) struct Moderation {
     is_waiting: AtomicBool,
 }
 
-/// Rate of the interval before, and the beginning of the present one.
+/// Rate at which messages arrive without a break.
 #[derive(Debug, Default)]
 struct Rate {
+    /// Beginning of the present interval, and the bytes received before; `None` between messages.
     began: Option<(Instant, u64)>,
+    /// Rate of the interval before; 0 without one since the last break.
     bytes_per_s: f64,
 }
 
@@ -121,9 +126,14 @@ impl Rate {
     /// Returns the pause at a time at which so many bytes have been received, and so many of begun
     /// messages are still to come. It ends before they have come.
     fn pause(&mut self, now: Instant, received: u64, due: u64) -> Option<Duration> {
+        if due == 0 {
+            *self = Self::default();
+            return None;
+        }
         let (since, before) = *self.began.get_or_insert((now, received));
         let elapsed = now.duration_since(since);
-        if elapsed >= INTERVAL {
+        let is_known = self.bytes_per_s > 0.0;
+        if elapsed >= INTERVAL || !is_known && elapsed >= BURST_MIN {
             self.bytes_per_s = (received - before) as f64 / elapsed.as_secs_f64();
             self.began = Some((now, received));
         }
@@ -167,6 +177,20 @@ mod tests {
         let end = pause_at(125_000_000, LONG_BYTES).unwrap();
         assert!((0.00024..0.0003).contains(&end.as_secs_f64()), "{end:?}");
         assert_eq!(pause_at(20_000_000, LONG_BYTES - 1), None, "somebody waits for the end");
+    }
+
+    /// Steps of 12 ms, whose messages of 88 KiB are there in less than a millisecond.
+    #[test]
+    fn short_messages_of_a_fast_link_are_not_held_up() {
+        let start = Instant::now();
+        let mut rate = Rate::default();
+        for tenth in 0..2_000u64 {
+            let (step, within) = (tenth / 120, tenth % 120);
+            let arrived = 12_500 * within.min(7);
+            let due = if (1..7).contains(&within) { 87_500 - arrived } else { 0 };
+            let now = start + Duration::from_micros(100 * tenth);
+            assert_eq!(rate.pause(now, 87_500 * step + arrived, due), None, "{step} {within}");
+        }
     }
 
     #[test]
