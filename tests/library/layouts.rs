@@ -125,12 +125,19 @@ fn cases() -> impl Strategy<Value = Case> {
     let batch = (2usize..8, 1usize..4);
     let recompute =
         prop::sample::select(vec![Recompute::None, Recompute::Blocks, Recompute::Selective]);
-    let options = (any::<[bool; 7]>(), 0usize..3, 1usize..3, recompute);
+    let (exact, packed) = (ActivationFormat::F32, ActivationFormat::Bf16);
+    // Three quarters are exact.
+    let formats = prop_oneof![
+        9 => Just((Precision::F32, exact)),
+        1 => Just((Precision::Mixed, exact)),
+        1 => Just((Precision::F32, packed)),
+        1 => Just((Precision::Mixed, packed)),
+    ];
+    let options = (any::<[bool; 5]>(), 0usize..3, 1usize..3, recompute, formats);
     (sizes, options, layouts(), batch).prop_map(
-        |(sizes, (flags, choice, group, recompute), layout, of_batch)| {
-            let [bias, tie, drops, fuse, is_llama, is_mixed, is_bf16] = flags;
-            let precision = if is_mixed { Precision::Mixed } else { Precision::F32 };
-            let activations = if is_bf16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 };
+        |(sizes, (flags, choice, group, recompute, formats), layout, of_batch)| {
+            let [bias, tie, drops, fuse, is_llama] = flags;
+            let (precision, activations) = formats;
             let (heads, columns, vocabulary, context, mut layers) = sizes;
             let (mut batch, mut micro_batch) = of_batch;
             if layout.schedule == PipelineSchedule::Interleaved {
@@ -274,7 +281,7 @@ fn check(case: &Case) {
 fn generated() -> ProptestConfig {
     let cases = env::var("POTLUCK_LAYOUT_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig {
-        cases: cases.unwrap_or(60),
+        cases: cases.unwrap_or(80),
         failure_persistence: None,
         ..ProptestConfig::default()
     }
