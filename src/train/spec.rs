@@ -484,6 +484,12 @@ impl RunSpec {
         command
     }
 
+    /// Returns true if the user chose between values and classes as targets: by their kind, or by a
+    /// loss.
+    pub fn chooses_targets(&self) -> bool {
+        self.data.reading.kind.is_some() || self.loss != LossKind::Auto
+    }
+
     /// Returns the options of the run's trainer, without a trace and faults.
     pub fn trainer_options(&self) -> TrainerOptions {
         TrainerOptions {

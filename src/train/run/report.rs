@@ -1,7 +1,6 @@
 //! Messages of a run about itself and its devices.
 
 use super::Run;
-use crate::config::schema::LossKind;
 use crate::error::TrainError;
 use crate::runtime::placement::repeat::changes_note;
 use potluck_core::format::{counted, counted_large, gibibytes, thousands};
@@ -59,8 +58,7 @@ impl Run {
         if self.fit.options.task.unit() != Unit::Samples || self.step() > 0 {
             return Ok(());
         }
-        if self.spec.data.reading.kind.is_none()
-            && self.spec.loss == LossKind::Auto
+        if !self.spec.chooses_targets()
             && let Some(note) = data.note_on_values()
         {
             self.note(note)?;
