@@ -18,10 +18,14 @@ pub enum TokenizerChoice {
 
 impl TokenizerChoice {
     /// Returns true if the byte order mark of a text has tokens: each byte of a file is one, and
-    /// the characters of a run may have it.
-    fn has_mark(&self) -> bool {
+    /// the characters of a run may have it, as those of files that were joined do.
+    fn has_mark(&self, text: &[u8]) -> bool {
         match self {
-            Self::Derived(kind) => *kind == TokenizerKind::Byte,
+            Self::Derived(TokenizerKind::Byte) => true,
+            Self::Derived(TokenizerKind::Char) => {
+                let mut rest = without_byte_order_mark(text).windows(BYTE_ORDER_MARK.len());
+                rest.any(|bytes| bytes == BYTE_ORDER_MARK)
+            }
             Self::Given(Tokenizer::Byte) => true,
             Self::Given(Tokenizer::Char { chars }) => chars.contains(&'\u{FEFF}'),
             Self::Given(Tokenizer::File(_)) => false,
@@ -105,7 +109,7 @@ impl TextData {
             return Err(DataError::Empty { name: name.into() });
         }
         let tokenizer = tokenizer.into();
-        let bytes = if tokenizer.has_mark() { bytes } else { without_byte_order_mark(bytes) };
+        let bytes = if tokenizer.has_mark(bytes) { bytes } else { without_byte_order_mark(bytes) };
         let tokenizer = match tokenizer {
             TokenizerChoice::Derived(kind) => Tokenizer::derive_named(kind, name, bytes)?,
             TokenizerChoice::Given(tokenizer) => tokenizer,
@@ -255,6 +259,12 @@ mod tests {
         let marked = of(Tokenizer::Char { chars: vec!['a', 'b', '\u{FEFF}'] }.into());
         assert_eq!(marked.tokens(Split::Train), [2, 0, 1, 0, 1]);
         assert_eq!(of(TokenizerKind::Byte.into()).tokens(Split::Train).len(), 7);
+        // A resume reads a text of joined files as the run did.
+        let joined = "\u{FEFF}ab\u{FEFF}ab".as_bytes();
+        let derived = TextData::from_bytes("text", joined, TokenizerKind::Char, 0.0, 2).unwrap();
+        let saved = derived.tokenizer().clone();
+        let again = TextData::from_bytes("text", joined, saved, 0.0, 2).unwrap();
+        assert_eq!(again, derived);
         let mark = TextData::from_bytes("text", BYTE_ORDER_MARK, TokenizerKind::Char, 0.0, 2);
         assert!(matches!(mark, Err(DataError::Short { tokens: 0, .. })), "{mark:?}");
     }

@@ -146,6 +146,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 batch = 2 * layout.pipelines * layout.stages as usize;
                 micro_batch = 1;
             }
+            let is_exact = (precision, activations) == (Precision::F32, ActivationFormat::F32);
             let gpt = GptConfig {
                 vocabulary,
                 context,
@@ -156,7 +157,12 @@ fn cases() -> impl Strategy<Value = Case> {
                 bias,
                 dropout: if drops { 0.3 } else { 0.0 },
                 tie,
-                activation: [Unary::Gelu, Unary::GeluTanh, Unary::Relu][choice],
+                // Rounded, a value near the bend of a ReLU changes the gradient of a whole row.
+                activation: match choice {
+                    0 => Unary::Gelu,
+                    2 if is_exact => Unary::Relu,
+                    _ => Unary::GeluTanh,
+                },
             };
             let scaling = RotaryScaling::Linear { factor: 2.0 };
             let biases = [AttentionBias::None, AttentionBias::Qkv, AttentionBias::All];
@@ -256,6 +262,14 @@ fn gradients(
     (step.loss, step.gradient_norm, gradients)
 }
 
+/// The squared error of a tensor's gradient over the squared expectation, or over `typical`, the
+/// mean of all tensors, if that is larger: where terms cancel, such as in a bias of keys, the errors
+/// of rounded terms do not.
+fn rounded_nmse(found: &[f64], expected: &[f64], typical: f64) -> f64 {
+    let errors: Vec<f64> = found.iter().zip(expected).map(|(a, b)| a - b).collect();
+    squares(&errors) / squares(expected).max(typical)
+}
+
 fn check(case: &Case) {
     let one = Layout {
         pipelines: 1,
@@ -269,10 +283,15 @@ fn check(case: &Case) {
     assert!((found_loss - loss).abs() <= of_loss * loss, "{found_loss} {loss}");
     assert!((found_norm - norm).abs() <= of_norm * norm, "{found_norm} {norm}");
     let model: f64 = expected.iter().map(|(_, values)| squares(values)).sum();
+    let typical = model / expected.len() as f64;
     assert_eq!(found.len(), expected.len());
     for ((name, found), (same, expected)) in found.iter().zip(&expected) {
         assert_eq!(name, same);
-        let nmse = gradient_nmse(found, expected, model);
+        let nmse = if nmse_max == NMSE_MAX {
+            gradient_nmse(found, expected, model)
+        } else {
+            rounded_nmse(found, expected, typical)
+        };
         assert!(nmse <= nmse_max, "{name}: {nmse:e}");
     }
 }
