@@ -129,6 +129,8 @@ impl LossClasses {
 pub enum Reduction {
     /// `x -> y`: the sum, elementwise.
     Sum,
+    /// `x, words -> y`: the sum of what the words hold, two bfloat16 values each, in place of `x`.
+    SumBf16,
     /// `parts (n, 2), lse (n) -> parts, lse` of [`Op::CrossEntropy`] over the classes of a rank,
     /// joined to those over all `classes`.
     CrossEntropy { classes: usize },
@@ -636,6 +638,7 @@ impl fmt::Display for Op {
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),
             Op::Spread => write!(f, "spread"),
             Op::AllReduce(Reduction::Sum) => write!(f, "all_reduce sum"),
+            Op::AllReduce(Reduction::SumBf16) => write!(f, "all_reduce sum of bf16"),
             Op::AllReduce(Reduction::CrossEntropy { .. }) => write!(f, "all_reduce cross_entropy"),
             Op::Custom(op) => write!(f, "{}", op.name()),
             Op::Fused { root, epilogue } => {

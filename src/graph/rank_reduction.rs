@@ -2,13 +2,30 @@
 //! every rank continues with the same bits.
 
 use super::Reduction;
+use potluck_core::TensorId;
 
 impl Reduction {
     /// Returns the number of tensors that are reduced together.
     pub fn tensors(self) -> usize {
         match self {
-            Self::Sum => 1,
+            Self::Sum | Self::SumBf16 => 1,
             Self::CrossEntropy { .. } => 2,
+        }
+    }
+
+    /// Returns the inputs of the node that a rank sends to the others.
+    pub fn sent(self, inputs: &[TensorId]) -> &[TensorId] {
+        match self {
+            Self::SumBf16 => &inputs[1..],
+            Self::Sum | Self::CrossEntropy { .. } => inputs,
+        }
+    }
+
+    /// Returns the number of elements of a result for each element that a rank sends.
+    pub fn expansion(self) -> usize {
+        match self {
+            Self::SumBf16 => 2,
+            Self::Sum | Self::CrossEntropy { .. } => 1,
         }
     }
 
@@ -34,6 +51,15 @@ impl Reduction {
                     }
                 }
             }
+            Self::SumBf16 => {
+                let mut sum: Vec<f32> = unpacked(&reduced[0]).collect();
+                for rank in &ranks[1..] {
+                    for (sum, value) in sum.iter_mut().zip(unpacked(rank[0].as_ref())) {
+                        *sum += value;
+                    }
+                }
+                reduced[0] = sum;
+            }
             Self::CrossEntropy { .. } => {
                 for row in 0..reduced[1].len() {
                     let parts = ranks.iter().map(|tensors| ClassLoss {
@@ -50,6 +76,14 @@ impl Reduction {
         }
         reduced
     }
+}
+
+/// Values of words of two bfloat16 values, of which the first is in the low half.
+fn unpacked(words: &[f32]) -> impl Iterator<Item = f32> + '_ {
+    words.iter().flat_map(|word| {
+        let bits = word.to_bits();
+        [bits << 16, bits & 0xffff_0000].map(f32::from_bits)
+    })
 }
 
 /// Loss of a row over some classes.
@@ -100,6 +134,14 @@ mod tests {
         assert_eq!(Reduction::Sum.reduce(&ranks), [[forward, 2.0 * forward]]);
         let [a, b, c] = ranks;
         assert_eq!(Reduction::Sum.reduce(&[b, c, a]), [[1.0, 2.0]]);
+    }
+
+    /// 1 and -2, and 2^-7 and 0.5.
+    #[test]
+    fn words_of_all_ranks_are_unpacked_and_added() {
+        let ranks = [0xc000_3f80, 0x3f00_3c00].map(|word: u32| vec![vec![f32::from_bits(word)]]);
+        assert_eq!(Reduction::SumBf16.reduce(&ranks), [[1.0 + 0.0078125, -1.5]]);
+        assert_eq!((Reduction::SumBf16.expansion(), Reduction::Sum.expansion()), (2, 1));
     }
 
     /// Rows whose target the first rank has, the second, and none; one with infinite and one with

@@ -126,7 +126,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::LinearCrossEntropy { .. } | Op::LinearCrossEntropyPass { .. } => (3, 3),
         Op::LinearCrossEntropyGrad { .. } | Op::JoinCrossEntropy => (4, 4),
         Op::Spread | Op::AllReduce(Reduction::Sum) => (1, 1),
-        Op::AllReduce(Reduction::CrossEntropy { .. }) => (2, 2),
+        Op::AllReduce(Reduction::SumBf16 | Reduction::CrossEntropy { .. }) => (2, 2),
         Op::Custom(op) => (op.inputs().len(), op.inputs().len()),
         Op::Fused { root, epilogue } => {
             let (least, most) = arity(root);
@@ -163,6 +163,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::UnaryGrad(_) => elementwise::unary_grad(x),
         Op::Binary(_) => elementwise::binary(x),
         Op::BinaryGrad { .. } => elementwise::binary_grad(x),
+        Op::AllReduce(Reduction::SumBf16) => layout::sum_of_words(x),
         Op::Reshape | Op::Spread | Op::AllReduce(_) => layout::aliases(x),
         Op::Permute { axes } => layout::permute(axes, x[0]),
         Op::Slice { axis, start, length } => layout::slice(*axis, *start, *length, x[0]),

@@ -44,7 +44,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything after the version in a greeting, the messages between nodes included. Any
 /// change makes another protocol.
-pub(crate) const PROTOCOL: u16 = 11;
+pub(crate) const PROTOCOL: u16 = 12;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.

@@ -60,6 +60,8 @@ pub struct GroupReduction {
     pub kind: Reduction,
     /// Edges of the tensors that are reduced together, by rank of the group, then by tensor.
     pub parts: Vec<Vec<EdgeId>>,
+    /// Tensors that the results replace, not aliases: by rank of the group, then by tensor.
+    pub results: Vec<Vec<TensorId>>,
 }
 
 impl GroupReduction {

@@ -41,8 +41,10 @@ impl EdgeLayout {
         }
         for (id, reduction) in self.reductions.iter().enumerate() {
             let tensors = reduction.kind.tensors();
-            if reduction.parts.is_empty() || reduction.parts.iter().any(|own| own.len() != tensors)
-            {
+            let are_whole = reduction.parts.iter().all(|own| own.len() == tensors)
+                && reduction.results.iter().all(|own| own.len() == tensors);
+            let ranks = reduction.parts.len();
+            if ranks == 0 || reduction.results.len() != ranks || !are_whole {
                 return false;
             }
             for edge in reduction.edges() {
@@ -337,10 +339,15 @@ mod tests {
         let edges = [(0, 0), (1, 0), (0, 1), (0, 1), (1, 1), (1, 1)];
         let edges = edges.map(|(from, reduction)| edge(from, reduction));
         let reductions = [
-            GroupReduction { kind: Reduction::Sum, parts: vec![vec![EdgeId(0)], vec![EdgeId(1)]] },
+            GroupReduction {
+                kind: Reduction::Sum,
+                parts: vec![vec![EdgeId(0)], vec![EdgeId(1)]],
+                results: vec![vec![TensorId(7)]; 2],
+            },
             GroupReduction {
                 kind: Reduction::CrossEntropy { classes: 4 },
                 parts: vec![vec![EdgeId(2), EdgeId(3)], vec![EdgeId(4), EdgeId(5)]],
+                results: vec![vec![TensorId(7); 2]; 2],
             },
         ];
         let (edges, reductions) = (Arc::from(edges), Arc::from(reductions));

@@ -340,11 +340,12 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
             for (nth, (kind, _)) in first.iter().enumerate() {
                 let id = ReductionId(reductions.len() as u32);
                 let mut parts = Vec::new();
+                let mut results = Vec::new();
                 for (place, (from, reduced)) in group.iter().zip(&of_ranks).enumerate() {
                     let plan = &request.plans[place];
                     let (_, node) = reduced[nth];
                     let mut own = Vec::new();
-                    for input in &node.inputs {
+                    for input in kind.sent(&node.inputs) {
                         let tensor = plan.graph.root(*input);
                         own.push(EdgeId(edges.len() as u32));
                         edges.push(Edge {
@@ -357,8 +358,10 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
                         });
                     }
                     parts.push(own);
+                    let outputs = node.outputs.iter();
+                    results.push(outputs.map(|output| plan.graph.root(*output)).collect());
                 }
-                reductions.push(GroupReduction { kind: *kind, parts });
+                reductions.push(GroupReduction { kind: *kind, parts, results });
             }
         }
     }

@@ -1,33 +1,33 @@
-//! Activations in 16 bits between the passes as a graph transformation: what the backward pass of a
-//! block reads of a forward pass is kept in bfloat16, in half of the memory (Micikevicius et al.
-//! 2017 keep it in f16).
+//! Activations in 16 bits as a graph transformation: what one block hands to another one, what the
+//! backward pass of a block reads of its forward pass, and what the ranks of a tensor group add up,
+//! in bfloat16: half of the memory and of the traffic (Micikevicius et al. 2017 use f16).
 //!
-//! A forward pass computes and reads f32. Behind the last node of a block that reads or computes a
-//! tensor, a node packs it for the backward pass of that block; the backward pass unpacks it before
-//! its first reader, pass B and pass W each for themselves. Each block packs its own copy, so that
-//! a stage of a pipeline needs nothing more of another one.
+//! Behind the last node that uses a tensor in the pass and block that compute it, a node packs it.
+//! Each other block unpacks it before its first reader, pass F, B and W each for themselves, and the
+//! block itself does so in its backward pass. Values between blocks are rounded wherever the cuts of
+//! a pipeline are, so that every cut has the same bits, and stages send words.
 //!
-//! The pass runs after fusion and recomputation, so that the forward pass has the bits of a run in
-//! f32, and what is recomputed follows from rounded values. Exact stays what a small difference
-//! changes altogether: statistics, places, and the arguments of functions that jump.
+//! The pass runs after fusion and recomputation. Exact stays what a small difference changes
+//! altogether: statistics, places, and the arguments of functions that jump.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::gradients::has_slope;
-use crate::op::Op;
+use crate::op::{Op, Reduction};
 use crate::shapes::{self, Typed};
 use crate::{Accumulation, Graph, Node, PassKind, Precision, Role, RunsIn, Tensor};
 use potluck_core::{DType, TensorId};
 
-/// Number format of the activations that are kept between the forward and the backward pass.
+/// Number format of the activations between blocks and between the forward and the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationFormat {
     #[default]
     F32,
-    /// bfloat16, rounded to nearest, ties to even: half of the memory. Statistics of norms and of
-    /// attention, gates of recurrent layers, places and parts of the loss stay in f32, as do
-    /// tensors with an odd number of elements in a sample, inputs and results of custom ops, what
-    /// the caller reads, and all of the block with the loss.
+    /// bfloat16, rounded to nearest, ties to even: half of the memory, and of what stages of
+    /// pipelines and ranks of tensor groups send each other. Statistics of norms and of attention,
+    /// gates of recurrent layers, places and parts of the loss stay in f32, as do tensors with an
+    /// odd number of elements in a sample, inputs and results of custom ops, what the caller reads,
+    /// and what the block with the loss computes and reads itself.
     Bf16,
 }
 
@@ -41,22 +41,18 @@ impl ActivationFormat {
     }
 }
 
-/// Tensor, by its root, that the backward pass of a block reads.
-type Kept = (TensorId, u32);
+/// Pass and block of a node.
+type Place = (PassKind, u32);
 
-/// Returns a differentiated graph with the activations that it keeps in bfloat16. A graph without a
-/// backward pass is returned unchanged. `loss_block` computes the loss on some rank of the tensor
-/// group.
+/// Returns a graph with activations in bfloat16: of a forward graph, those between its blocks.
+/// `loss_block` computes the loss on some rank of the tensor group.
 pub fn store_activations(mut graph: Graph, loss_block: Option<u32>) -> Graph {
-    let packs = packs(&graph, loss_block);
+    let packed = PackedRoots::of(&graph, loss_block);
+    let packs = packs(&graph, &packed);
     let nodes = std::mem::take(&mut graph.nodes);
-    let mut storing = Storing { graph, words: HashMap::new() };
+    let mut storing = Storing { graph, packed, words: HashMap::new() };
     for (index, node) in nodes.into_iter().enumerate() {
-        if node.phase == PassKind::Forward {
-            storing.graph.nodes.push(node);
-        } else {
-            storing.push_reader(node);
-        }
+        storing.push_node(node);
         for pack in packs.get(&index).into_iter().flatten() {
             storing.pack(pack);
         }
@@ -64,66 +60,97 @@ pub fn store_activations(mut graph: Graph, loss_block: Option<u32>) -> Graph {
     storing.graph
 }
 
-/// Packing of a tensor behind a node of the forward pass.
-struct Packing {
-    kept: Kept,
-    /// Name of the tensor by which it is read: the tensor itself, or an alias of it.
-    tensor: TensorId,
+/// Tensors that can be rounded, and the rule that tells who reads them so.
+struct PackedRoots {
+    /// Root of each tensor of the graph before the pass.
+    roots: Vec<TensorId>,
+    /// Places at which the roots that can be rounded are computed.
+    writers: BTreeMap<TensorId, Place>,
+    loss_block: Option<u32>,
 }
 
-/// Returns what is packed behind each node of the forward pass.
-fn packs(graph: &Graph, loss_block: Option<u32>) -> BTreeMap<usize, Vec<Packing>> {
-    // Between the forward and the backward pass of the last block, which has the loss, no other
-    // block runs on the micro-batch: its activations are alive at the peak in any case.
-    let roundable = roundable(graph);
-    let mut wanted: BTreeSet<Kept> = BTreeSet::new();
-    for node in graph.nodes.iter().filter(|node| node.phase != PassKind::Forward) {
-        for root in node.inputs.iter().map(|id| graph.root(*id)) {
-            if roundable.contains(&root) && loss_block != Some(node.block) {
-                wanted.insert((root, node.block));
+impl PackedRoots {
+    fn of(graph: &Graph, loss_block: Option<u32>) -> Self {
+        let ids = (0..graph.tensors.len() as u32).map(TensorId);
+        let roots = ids.map(|id| graph.root(id)).collect();
+        let mut writers = BTreeMap::new();
+        for node in &graph.nodes {
+            for (output, id) in node.outputs.iter().enumerate() {
+                let Tensor { shape, dtype, role, alias_of, .. } = graph.tensor(*id);
+                let is_even = shape.is_batched() && shape.per_row().is_multiple_of(2);
+                let is_float = *role == Role::Activation && *dtype == DType::F32;
+                if is_even && is_float && alias_of.is_none() && node.op.is_roundable(output) {
+                    writers.insert(*id, place_of(node));
+                }
             }
         }
+        for exact in exact(graph) {
+            writers.remove(&exact);
+        }
+        for read in graph.read_by_caller() {
+            writers.remove(&graph.root(read));
+        }
+        Self { roots, writers, loss_block }
     }
-    // The last node of a block that uses a tensor, and its name there: behind an all-reduce, only
-    // the aliases of its results are read.
-    let mut last: BTreeMap<Kept, (usize, TensorId)> = BTreeMap::new();
-    for (index, node) in graph.nodes.iter().enumerate() {
-        if node.phase == PassKind::Forward {
-            for id in node.inputs.iter().chain(&node.outputs) {
-                let kept = (graph.root(*id), node.block);
-                if wanted.contains(&kept) {
-                    last.insert(kept, (index, *id));
+
+    /// Returns the root of a tensor and the place that computes it, if a reader at `place` gets it
+    /// rounded.
+    fn read_rounded(&self, tensor: TensorId, place: Place) -> Option<(TensorId, Place)> {
+        let root = *self.roots.get(tensor.index())?;
+        let writer = *self.writers.get(&root)?;
+        let (pass, block) = writer;
+        let is_kept = pass == PassKind::Forward && place.0 != PassKind::Forward;
+        // Between the forward and the backward pass of the last block, which has the loss, no other
+        // block runs on the micro-batch: its activations are alive at the peak in any case.
+        let is_rounded = place.1 != block || is_kept && self.loss_block != Some(block);
+        is_rounded.then_some((root, writer))
+    }
+}
+
+fn place_of(node: &Node) -> Place {
+    (node.phase, node.block)
+}
+
+/// Packing of a tensor behind a node.
+struct Packing {
+    root: TensorId,
+    /// Name of the tensor by which it is read: the root, or an alias of it.
+    tensor: TensorId,
+    place: Place,
+    when: RunsIn,
+}
+
+/// Returns what is packed behind each node.
+fn packs(graph: &Graph, packed: &PackedRoots) -> BTreeMap<usize, Vec<Packing>> {
+    let mut wanted: BTreeMap<TensorId, (Place, RunsIn)> = BTreeMap::new();
+    for node in &graph.nodes {
+        let place = place_of(node);
+        for input in &node.inputs {
+            if let Some((root, writer)) = packed.read_rounded(*input, place) {
+                let (_, when) = wanted.entry(root).or_insert((writer, RunsIn::Training));
+                if place.0 == writer.0 {
+                    *when = RunsIn::AllPasses;
                 }
             }
         }
     }
-    let mut packs: BTreeMap<usize, Vec<Packing>> = BTreeMap::new();
-    for (kept, (index, tensor)) in last {
-        packs.entry(index).or_default().push(Packing { kept, tensor });
-    }
-    packs
-}
-
-/// Tensors that the forward pass computes and that can be rounded.
-fn roundable(graph: &Graph) -> BTreeSet<TensorId> {
-    let mut roundable = BTreeSet::new();
-    for node in graph.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
-        for (output, id) in node.outputs.iter().enumerate() {
-            let Tensor { shape, dtype, role, alias_of, .. } = graph.tensor(*id);
-            let is_even = shape.is_batched() && shape.per_row().is_multiple_of(2);
-            let is_float = *role == Role::Activation && *dtype == DType::F32;
-            if is_even && is_float && alias_of.is_none() && node.op.is_roundable(output) {
-                roundable.insert(*id);
+    // The last node at the place that uses a tensor, and its name there: behind an all-reduce, only
+    // the aliases of its results are read.
+    let mut last: BTreeMap<TensorId, (usize, TensorId)> = BTreeMap::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for id in node.inputs.iter().chain(&node.outputs) {
+            let root = graph.root(*id);
+            if wanted.get(&root).is_some_and(|(writer, _)| *writer == place_of(node)) {
+                last.insert(root, (index, *id));
             }
         }
     }
-    for exact in exact(graph) {
-        roundable.remove(&exact);
+    let mut packs: BTreeMap<usize, Vec<Packing>> = BTreeMap::new();
+    for (root, (index, tensor)) in last {
+        let (place, when) = wanted[&root];
+        packs.entry(index).or_default().push(Packing { root, tensor, place, when });
     }
-    for read in graph.read_by_caller() {
-        roundable.remove(&graph.root(read));
-    }
-    roundable
+    packs
 }
 
 /// Roots of tensors of which a small difference changes what is computed of them: places, arguments
@@ -147,30 +174,30 @@ fn exact(graph: &Graph) -> BTreeSet<TensorId> {
 /// Graph that is built node by node.
 struct Storing {
     graph: Graph,
-    /// Words of each kept tensor, and what a pass of its block reads in place of it.
-    words: HashMap<Kept, PackedTensor>,
+    packed: PackedRoots,
+    /// By root.
+    words: HashMap<TensorId, PackedTensor>,
 }
 
+/// Words of a tensor, and what is read in place of it.
 struct PackedTensor {
     words: TensorId,
-    /// By pass: the unpacked tensor, and aliases of it by the alias of the original.
-    unpacked: HashMap<PassKind, TensorId>,
-    aliases: HashMap<(PassKind, TensorId), TensorId>,
+    /// By place: the unpacked tensor, and aliases of it by the alias of the original.
+    unpacked: HashMap<Place, TensorId>,
+    aliases: HashMap<(Place, TensorId), TensorId>,
 }
 
 impl Storing {
     fn pack(&mut self, pack: &Packing) {
-        let block = pack.kept.1;
         let name = format!("{} in bf16", self.graph.tensor(pack.tensor).name);
-        let place = (PassKind::Forward, block);
-        let words = self.compute(Op::PackBf16, pack.tensor, name, place);
+        let words = self.compute(Op::PackBf16, pack.tensor, name, (pack.place, pack.when));
         let packed = PackedTensor { words, unpacked: HashMap::new(), aliases: HashMap::new() };
-        self.words.insert(pack.kept, packed);
+        self.words.insert(pack.root, packed);
     }
 
-    /// Adds a node of the backward pass that reads unpacked tensors in place of packed ones.
-    fn push_reader(&mut self, mut node: Node) {
-        let place = (node.phase, node.block);
+    /// Adds a node that reads unpacked tensors in place of packed ones.
+    fn push_node(&mut self, mut node: Node) {
+        let place = place_of(&node);
         for input in &mut node.inputs {
             *input = self.unpacked(*input, place);
         }
@@ -180,44 +207,59 @@ impl Storing {
                 self.graph.tensors[output.index()].alias_of = Some(base);
             }
         }
+        if node.op == Op::AllReduce(Reduction::Sum) {
+            self.send_words(&mut node);
+        }
         self.graph.nodes.push(node);
     }
 
-    /// Returns the tensor that a pass of a block reads in place of another one: that one, if it is
-    /// not packed for the block.
-    fn unpacked(&mut self, tensor: TensorId, place: (PassKind, u32)) -> TensorId {
-        let (phase, block) = place;
-        let root = self.graph.root(tensor);
-        let kept = (root, block);
-        let Some(packed) = self.words.get(&kept) else { return tensor };
+    /// Makes the ranks of a tensor group send the words of their terms of a sum.
+    fn send_words(&mut self, node: &mut Node) {
+        let term = node.inputs[0];
+        let root = self.packed.roots.get(node.outputs[0].index());
+        if root.is_some_and(|root| self.packed.writers.contains_key(root)) {
+            let name = format!("term of {} in bf16", self.graph.tensor(term).name);
+            let words = self.compute(Op::PackBf16, term, name, (place_of(node), node.when));
+            node.op = Op::AllReduce(Reduction::SumBf16);
+            node.inputs.push(words);
+        }
+    }
+
+    /// Returns the tensor that a node reads in place of another one: that one, if the node reads it
+    /// exact.
+    fn unpacked(&mut self, tensor: TensorId, place: Place) -> TensorId {
+        let Some((root, _)) = self.packed.read_rounded(tensor, place) else { return tensor };
+        let Some(packed) = self.words.get(&root) else { return tensor };
         let words = packed.words;
-        let known = packed.unpacked.get(&phase).copied();
-        let alias = packed.aliases.get(&(phase, tensor)).copied();
+        let known = packed.unpacked.get(&place).copied();
+        let alias = packed.aliases.get(&(place, tensor)).copied();
         let whole = known.unwrap_or_else(|| {
             let Tensor { name, shape, .. } = self.graph.tensor(root);
             let (name, dims) = (format!("{name} from bf16"), shape.dims().to_vec());
-            self.compute(Op::UnpackBf16 { dims }, words, name, place)
+            self.compute(Op::UnpackBf16 { dims }, words, name, (place, RunsIn::AllPasses))
         });
         let read = match alias {
             _ if tensor == root => whole,
+            // An alias that was made at this place.
+            _ if self.graph.root(tensor) == whole => tensor,
             Some(alias) => alias,
             None => self.alias(whole, tensor, place),
         };
-        if let Some(packed) = self.words.get_mut(&kept) {
-            packed.unpacked.insert(phase, whole);
+        if let Some(packed) = self.words.get_mut(&root) {
+            packed.unpacked.insert(place, whole);
             if tensor != root {
-                packed.aliases.insert((phase, tensor), read);
+                packed.aliases.insert((place, tensor), read);
             }
         }
         read
     }
 
     /// Adds the alias of an unpacked tensor under the shape of another one.
-    fn alias(&mut self, whole: TensorId, like: TensorId, place: (PassKind, u32)) -> TensorId {
+    fn alias(&mut self, whole: TensorId, like: TensorId, place: Place) -> TensorId {
         let Tensor { name, shape, dtype, .. } = self.graph.tensor(like).clone();
         let alias = self.graph.add_tensor(name, (shape, dtype), Role::Activation);
         self.graph.tensors[alias.index()].alias_of = Some(whole);
-        self.push(Op::Reshape, whole, alias, place);
+        self.push(Op::Reshape, whole, alias, (place, RunsIn::AllPasses));
         alias
     }
 
@@ -227,19 +269,19 @@ impl Storing {
         op: Op,
         input: TensorId,
         name: String,
-        place: (PassKind, u32),
+        runs: (Place, RunsIn),
     ) -> TensorId {
         let Tensor { shape, dtype, .. } = self.graph.tensor(input);
         let typed: Typed = (shape.clone(), *dtype);
         let mut outputs =
             shapes::outputs(&op, &[typed]).expect("roundable tensors have even shapes");
         let output = self.graph.add_tensor(name, outputs.remove(0), Role::Activation);
-        self.push(op, input, output, place);
+        self.push(op, input, output, runs);
         output
     }
 
-    fn push(&mut self, op: Op, input: TensorId, output: TensorId, place: (PassKind, u32)) {
-        let (phase, block) = place;
+    fn push(&mut self, op: Op, input: TensorId, output: TensorId, runs: (Place, RunsIn)) {
+        let ((phase, block), when) = runs;
         self.graph.nodes.push(Node {
             op,
             inputs: vec![input],
@@ -247,7 +289,7 @@ impl Storing {
             accumulate: Accumulation::NONE,
             precision: Precision::F32,
             is_loss_gradient: false,
-            when: if phase == PassKind::Forward { RunsIn::Training } else { RunsIn::AllPasses },
+            when,
             phase,
             block,
         });
@@ -260,6 +302,7 @@ mod tests {
     use crate::passes::recompute::tests::assert_planned;
     use crate::{
         Builder, Init, ModelGraph, ParameterSplit, Plan, PlanOptions, Recompute, SplitUnit, Unary,
+        crossings,
     };
 
     /// Three blocks, of which the last has the loss.
@@ -307,25 +350,107 @@ mod tests {
     }
 
     #[test]
-    fn what_backward_passes_read_is_packed_in_their_block() {
+    fn blocks_hand_on_words_and_keep_words() {
         let [apart, merged] = stored(chain(), Recompute::None);
-        let told = conversions(apart.whole());
-        let in_pass = |pass: &str| told.iter().filter(|line| line.starts_with(pass)).count();
+        assert_planned(apart.whole());
         // The value in front of the GELU; the input of the norm, its output, and that of the ReLU.
-        assert_eq!([in_pass("F0"), in_pass("F1"), in_pass("F2")], [1, 3, 0], "{told:#?}");
-        assert!(in_pass("W1") > 0 && in_pass("B1") > 0 && in_pass("B2") == 0, "{told:#?}");
+        // The block with the loss keeps its own in f32.
+        let expected = [
+            "F0 pack_bf16 one.matmul",
+            "F0 pack_bf16 one.gelu",
+            "F1 unpack_bf16 one.gelu in bf16",
+            "F1 pack_bf16 two.rms_norm",
+            "F1 pack_bf16 two.matmul",
+            "F1 pack_bf16 two.add",
+            "F2 unpack_bf16 two.add in bf16",
+            "B2 pack_bf16 last.matmul",
+            "W2 unpack_bf16 two.add in bf16",
+            "B1 unpack_bf16 two.matmul in bf16",
+            "B1 unpack_bf16 last.matmul in bf16",
+            "B1 unpack_bf16 one.gelu in bf16",
+            "B1 pack_bf16 last.add",
+            "W1 unpack_bf16 two.rms_norm in bf16",
+            "B0 unpack_bf16 one.matmul in bf16",
+            "B0 unpack_bf16 last.add in bf16",
+        ];
+        assert_eq!(conversions(apart.whole()), expected);
+        assert_planned(merged.whole());
         let told = conversions(merged.whole());
         assert!(!told.iter().any(|line| line.starts_with('W')), "{told:#?}");
-        for model in [&apart, &merged] {
-            assert_planned(model.whole());
-            let exact = model.clone().with_activations(ActivationFormat::F32);
-            assert_eq!(conversions(exact.whole()), [""; 0]);
-            // The same forward pass.
-            let forward = |graph: &Graph| -> Vec<Node> {
-                let nodes = graph.nodes.iter().filter(|node| node.phase == PassKind::Forward);
-                nodes.filter(|node| node.op != Op::PackBf16).cloned().collect()
+        let exact = apart.clone().with_activations(ActivationFormat::F32);
+        assert_eq!(conversions(exact.whole()), [""; 0]);
+    }
+
+    /// What stages send each other, wherever the cuts are.
+    #[test]
+    fn all_that_crosses_a_cut_is_words() {
+        for recompute in [Recompute::None, Recompute::Blocks, Recompute::Selective] {
+            for model in stored(chain(), recompute) {
+                let graph = model.whole();
+                for stages in [[0, 1, 2], [0, 0, 1], [0, 1, 1], [0, 1, 0]] {
+                    let found = crossings(graph, &stages);
+                    assert!(found.len() >= 2);
+                    for crossing in found {
+                        let mut nodes = graph.nodes.iter();
+                        let writer = nodes.find(|node| node.outputs.contains(&crossing.tensor));
+                        assert_eq!(writer.unwrap().op, Op::PackBf16);
+                    }
+                }
+            }
+        }
+    }
+
+    /// An evaluation rounds as training does, and packs nothing for a backward pass.
+    #[test]
+    fn forward_graphs_round_between_blocks() {
+        let models =
+            [ModelGraph::training(chain(), false).unwrap(), ModelGraph::forward(chain(), false)];
+        let [training, forward] =
+            models.map(|model| model.with_activations(ActivationFormat::Bf16));
+        let ops = |graph: &Graph, training: bool| -> Vec<(Op, u32)> {
+            let of_pass = |node: &&Node| {
+                node.phase == PassKind::Forward && (training || node.when != RunsIn::Training)
             };
-            assert_eq!(forward(model.whole()), forward(exact.whole()));
+            graph.nodes.iter().filter(of_pass).map(|node| (node.op.clone(), node.block)).collect()
+        };
+        assert_eq!(ops(forward.whole(), true), ops(training.whole(), false));
+        assert_eq!(conversions(forward.whole()).len(), 4);
+    }
+
+    /// One alias is made in the first block and one in the second, and the third reads both.
+    #[test]
+    fn aliases_are_read_in_other_blocks() {
+        let mut b = Builder::new();
+        b.block("one");
+        let x = b.input("x", &[1, 24]);
+        let w = b.parameter("w", &[24, 24], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        let first = b.reshape(y, &[1, 4, 6]).unwrap();
+        b.block("two");
+        let second = b.reshape(y, &[1, 2, 12]).unwrap();
+        let z = b.unary(second, Unary::Gelu).unwrap();
+        b.block("three");
+        let sum = b.add(z, second).unwrap();
+        let sum = b.reshape(sum, &[1, 4, 6]).unwrap();
+        let sum = b.add(sum, first).unwrap();
+        let sum = b.unary(sum, Unary::Gelu).unwrap();
+        b.block("last");
+        let target = b.input("target", &[1, 4, 6]);
+        b.squared_error_loss(sum, target).unwrap();
+        for model in stored(b.finish(), Recompute::None) {
+            let graph = model.whole();
+            assert_planned(graph);
+            let told = conversions(graph);
+            let of_first: Vec<&String> =
+                told.iter().filter(|line| line.contains("one.matmul")).collect();
+            let words = "one.matmul in bf16";
+            let expected = [
+                "F0 pack_bf16 one.matmul".into(),
+                format!("F1 unpack_bf16 {words}"),
+                format!("F2 unpack_bf16 {words}"),
+                format!("B1 unpack_bf16 {words}"),
+            ];
+            assert_eq!(of_first, expected.iter().collect::<Vec<_>>(), "{told:#?}");
         }
     }
 
@@ -379,11 +504,15 @@ mod tests {
             let packed: Vec<usize> = graph
                 .nodes
                 .iter()
-                .filter(|node| node.op == Op::PackBf16)
+                .filter(|node| node.op == Op::PackBf16 && node.phase == PassKind::Forward)
                 .map(|node| graph.tensor(node.inputs[0]).shape.per_row())
                 .collect();
-            assert_eq!(packed, [24], "values of 5 are odd, and an output is exact");
-            let unpacked = graph.nodes.iter().find(|n| matches!(n.op, Op::UnpackBf16 { .. }));
+            let why = "values of 5 are odd, and an output is exact; the last block reads 8";
+            assert_eq!(packed, [24, 8], "{why}");
+            let unpacked = graph.nodes.iter().find(|node| match &node.op {
+                Op::UnpackBf16 { dims } => dims.iter().product::<usize>() == 24,
+                _ => false,
+            });
             let whole = unpacked.unwrap().outputs[0];
             let reads = |node: &&Node| node.inputs.iter().any(|id| graph.root(*id) == whole);
             assert!(graph.nodes.iter().filter(reads).count() >= 2, "the alias, and its reader");
@@ -447,9 +576,19 @@ mod tests {
         let ranks = [0, 1].map(|rank| model.of_rank(&[1, 1], rank).unwrap().graph);
         for graph in &ranks {
             assert_planned(graph);
-            assert!(conversions(graph).iter().all(|line| !line.contains("F1 ")));
+            assert!(conversions(graph).iter().all(|line| !line.contains("F1 pack")));
+            let sums = graph.nodes.iter().filter(|node| node.op.reduction().is_some());
+            let kinds: Vec<_> = sums.map(|node| (node.phase, node.op.reduction())).collect();
+            // The last block, which no rank divides, has no sum.
+            let of_words = Some(Reduction::SumBf16);
+            assert_eq!(kinds, [(PassKind::Forward, of_words)]);
         }
-        let [first, second] = ranks.each_ref().map(conversions);
+        // Only the first rank has the gradients of parameters that all ranks have.
+        let [first, second] = ranks.each_ref().map(|graph| {
+            let mut told = conversions(graph);
+            told.retain(|line| !line.starts_with("W1"));
+            told
+        });
         assert!(first.iter().filter(|line| line.starts_with("F0 ")).count() >= 2, "{first:#?}");
         assert_eq!(first, second);
     }

@@ -97,6 +97,12 @@ pub fn unpacked(dims: &[usize], words: &Shape) -> Result<Vec<Shape>, String> {
     Ok(vec![shape])
 }
 
+/// Shape of a sum over ranks, given the shapes of a rank's term and of its words.
+pub fn sum_of_words(x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    require(packed(x[0])? == [x[1].clone()], "has other words than its own")?;
+    Ok(vec![x[0].clone()])
+}
+
 fn shape_of(dims: &[usize], batched: bool) -> Shape {
     if batched { Shape::batched(dims) } else { Shape::fixed(dims) }
 }

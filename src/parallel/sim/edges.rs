@@ -192,7 +192,7 @@ impl Simulation<'_> {
                 for piece in pieces {
                     self.take_part(rank, piece);
                     if edge.from == rank {
-                        self.write_reduced(rank, piece);
+                        self.write_reduced(rank, reduction, piece);
                     }
                 }
             }
@@ -216,9 +216,10 @@ impl Simulation<'_> {
     }
 
     /// Writes the elements of a piece after they were reduced.
-    fn write_reduced(&mut self, rank: Rank, piece: &EdgePiece) {
+    fn write_reduced(&mut self, rank: Rank, reduction: ReductionId, piece: &EdgePiece) {
         let now = self.queue.now();
-        let elements = piece.range.len();
+        let kind = self.scenario.edges.reduction(reduction).kind;
+        let elements = kind.expansion() * piece.range.len();
         let device = &mut self.virtual_ranks[rank.index()].device;
         let span = device.write(now, UploadTarget::Tensors, elements);
         self.timeline.add(rank, VirtualTrack::Upload, span, || format!("reduced {piece}"));

@@ -12,7 +12,7 @@ use super::ring_work::RingWork;
 use super::step::Peers;
 use super::trace_tracks::TraceTracks;
 use potluck_core::{ChunkId, EdgeId, EdgePiece, ReductionId, Round};
-use potluck_graph::{Reduction, Region};
+use potluck_graph::Region;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{BucketTensor, Executor, Readback};
 use potluck_parallel::collective::{Collective, ShardLayout};
@@ -21,7 +21,7 @@ use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::transfers::{
     CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
 };
-use potluck_parallel::{Event, Token, Vote};
+use potluck_parallel::{Event, GroupReduction, Token, Vote};
 
 /// Wait state of a rank, shared with the coordinator.
 #[derive(Debug, Default)]
@@ -180,9 +180,14 @@ impl RingPeers {
         let _span = self.tracks.driver.span(|| format!("reduce {}", name()));
         let parts = self.transfers.parts(reduction, micro_batch);
         let edges = self.transfers.edges();
-        let kind = edges.reduction(reduction).kind;
         let own = self.transfers.own_part(reduction);
-        if kind == Reduction::Sum {
+        let GroupReduction { kind, ref results, .. } = *edges.reduction(reduction);
+        let replaced = |result: usize, range| Region::Tensor {
+            tensor: results[own][result],
+            micro_batch,
+            range,
+        };
+        if kind.tensors() == 1 {
             // By pieces, so that no sum of a whole tensor is in host memory.
             for (nth, piece) in parts[own][0].iter().enumerate() {
                 let mut values = Vec::with_capacity(parts.len());
@@ -190,7 +195,11 @@ impl RingPeers {
                     values.push(vec![taken(device, &mut self.kept, of_rank[0].get(nth))?]);
                 }
                 let [sum] = &kind.reduce(&values)[..] else { continue };
-                device.write_place(&edges.place(piece), sum)?;
+                let mut start = kind.expansion() * piece.range.start;
+                for values in sum.chunks(edges.piece_max) {
+                    device.write_place(&replaced(0, start..start + values.len()), values)?;
+                    start += values.len();
+                }
             }
         } else {
             let mut values = Vec::with_capacity(parts.len());
@@ -205,11 +214,8 @@ impl RingPeers {
                 }
                 values.push(tensors);
             }
-            let reduced = kind.reduce(&values);
-            for (edge, values) in edges.reduction(reduction).parts[own].iter().zip(&reduced) {
-                let tensor = edges.edge(*edge).tensor;
-                let range = 0..values.len();
-                device.write_place(&Region::Tensor { tensor, micro_batch, range }, values)?;
+            for (result, values) in kind.reduce(&values).iter().enumerate() {
+                device.write_place(&replaced(result, 0..values.len()), values)?;
             }
         }
         Ok(Event::Done(Token::all_reduce(reduction, micro_batch)))

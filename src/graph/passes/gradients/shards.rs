@@ -28,7 +28,7 @@ pub fn all_reduce(
 ) -> Result<(), ShapeError> {
     match reduction {
         // The gradient of each rank's term is the gradient of the sum.
-        Reduction::Sum => {
+        Reduction::Sum | Reduction::SumBf16 => {
             b.accumulate_tensor(node.inputs[0], dy);
             Ok(())
         }
