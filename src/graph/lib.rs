@@ -74,7 +74,7 @@ pub use pictures::{Conv2dOptions, Pool2dOptions, PoolDivisor};
 pub use plan::{Bucket, Plan, PlanOptions};
 pub use planned_part::PlannedPart;
 pub use precision::Precision;
-pub use rank_reduction::ClassLoss;
+pub use rank_reduction::{ClassLoss, ReducedTensors};
 pub use region::Region;
 pub use replay::replay;
 pub use resizing::Interpolation;

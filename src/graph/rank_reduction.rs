@@ -1,8 +1,29 @@
 //! Reductions over the ranks of a tensor group, on the host: in the order of the ranks, so that
 //! every rank continues with the same bits.
 
-use super::Reduction;
-use potluck_core::TensorId;
+use super::{Plan, Reduction};
+use potluck_core::{SegmentId, TensorId};
+
+/// Tensors that a rank reduces with the other ranks of its group behind a segment; none is an alias.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReducedTensors {
+    pub kind: Reduction,
+    /// Tensors of which the rank sends its values.
+    pub sent: Vec<TensorId>,
+    /// Tensors that the results replace.
+    pub results: Vec<TensorId>,
+}
+
+impl ReducedTensors {
+    /// Returns the tensors of the reduction at the end of a segment, if there is one.
+    pub fn of(plan: &Plan, segment: SegmentId) -> Option<Self> {
+        let nodes = plan.segments[segment.index()].nodes.clone();
+        let last = plan.graph.nodes[nodes].last()?;
+        let kind = last.op.reduction()?;
+        let roots = |tensors: &[TensorId]| tensors.iter().map(|id| plan.graph.root(*id)).collect();
+        Some(Self { kind, sent: roots(kind.sent(&last.inputs)), results: roots(&last.outputs) })
+    }
+}
 
 impl Reduction {
     /// Returns the number of tensors that are reduced together.
@@ -14,7 +35,7 @@ impl Reduction {
     }
 
     /// Returns the inputs of the node that a rank sends to the others.
-    pub fn sent(self, inputs: &[TensorId]) -> &[TensorId] {
+    fn sent(self, inputs: &[TensorId]) -> &[TensorId] {
         match self {
             Self::SumBf16 => &inputs[1..],
             Self::Sum | Self::CrossEntropy { .. } => inputs,

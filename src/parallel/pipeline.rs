@@ -20,7 +20,7 @@ use super::{
 };
 use crate::collective::{BucketGroups, Collective, RankGroup};
 use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId, TensorId};
-use potluck_graph::{Node, PassKind, Plan, PlanPart, Reduction, Role, crossings};
+use potluck_graph::{Node, PassKind, Plan, PlanPart, ReducedTensors, Role, crossings};
 
 /// All-reduces in flight for each micro-batch that a stage runs at once: the tensors that a rank
 /// has sent and others may not have read yet. A rank begins the next all-reduce as soon as it has
@@ -329,7 +329,7 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
                 let mut own = Vec::new();
                 for (id, segment) in plan.segments.iter().enumerate() {
                     if blocks[segment.block as usize] {
-                        own.extend(reduction_of(plan, SegmentId(id as u32)));
+                        own.extend(ReducedTensors::of(plan, SegmentId(id as u32)));
                     }
                 }
                 of_ranks.push(own);
@@ -337,16 +337,14 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
             let first = &of_ranks[0];
             let are_alike = of_ranks.iter().all(|own| own.len() == first.len());
             assert!(are_alike, "the ranks of a tensor group all-reduce the same");
-            for (nth, (kind, _)) in first.iter().enumerate() {
+            for (nth, ReducedTensors { kind, .. }) in first.iter().enumerate() {
                 let id = ReductionId(reductions.len() as u32);
                 let mut parts = Vec::new();
                 let mut results = Vec::new();
                 for (place, (from, reduced)) in group.iter().zip(&of_ranks).enumerate() {
                     let plan = &request.plans[place];
-                    let (_, node) = reduced[nth];
                     let mut own = Vec::new();
-                    for input in kind.sent(&node.inputs) {
-                        let tensor = plan.graph.root(*input);
+                    for &tensor in &reduced[nth].sent {
                         own.push(EdgeId(edges.len() as u32));
                         edges.push(Edge {
                             tensor,
@@ -358,21 +356,13 @@ fn reductions(request: &PipelineRequest, edges: &mut Vec<Edge>) -> Vec<GroupRedu
                         });
                     }
                     parts.push(own);
-                    let outputs = node.outputs.iter();
-                    results.push(outputs.map(|output| plan.graph.root(*output)).collect());
+                    results.push(reduced[nth].results.clone());
                 }
                 reductions.push(GroupReduction { kind: *kind, parts, results });
             }
         }
     }
     reductions
-}
-
-/// Reduction at the end of a segment, if there is one, and its node.
-fn reduction_of(plan: &Plan, segment: SegmentId) -> Option<(Reduction, &Node)> {
-    let nodes = plan.segments[segment.index()].nodes.clone();
-    let last = plan.graph.nodes[nodes].last()?;
-    Some((last.op.reduction()?, last))
 }
 
 fn shape_of(
@@ -425,7 +415,7 @@ impl StageWriter<'_> {
                 if edge.from == self.rank
                     && let Some(segment) = order.iter().find(|segment| {
                         self.writes(**segment, edge.tensor)
-                            && reduction_of(self.plan, **segment).is_some()
+                            && ReducedTensors::of(self.plan, **segment).is_some()
                     })
                 {
                     let reduced = by_segment.reduced.entry(*segment);

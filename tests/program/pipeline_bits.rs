@@ -108,15 +108,14 @@ fn recompute_any_schedule_same_bits() {
     assert_same_bits(&desk, "run", one(), "a run that computes again for some time");
 }
 
-/// What is kept is rounded alike in every layout, behind a forward pass in f32.
+/// Values between blocks and what is kept are rounded alike, wherever the cuts are.
 #[test]
 fn bf16_activations_any_schedule_same_bits() {
     let desk = Desk::new();
     let bf16 = "--set train.activations=bf16";
     train(&desk, "one", &format!("{bf16} --devices cpu"));
     let (rounded, exact) = (desk.losses("one"), ONE.losses("one"));
-    assert_eq!(rounded[0], exact[0], "the first forward pass");
-    assert_ne!(rounded, exact, "gradients are of rounded activations");
+    assert_ne!(rounded[0], exact[0], "the first forward pass");
     for (rounded, exact) in rounded.iter().zip(&exact) {
         assert!((rounded - exact).abs() < 0.005 * exact, "{rounded} {exact}");
     }

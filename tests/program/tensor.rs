@@ -214,6 +214,16 @@ fn explain_group_tells_its_reductions() {
     let program = explain("program", again);
     let sums = program.lines().filter(|line| line.contains(" all-reduce ")).count();
     assert_eq!(sums, 2 * 4 * 13, "{program}");
+    // The sums and the edges to the embedding and the head, but not the parts of the loss.
+    let words = explain("communication", "--devices cpu*2 --tensor 2 --set activations=bf16");
+    let of_loss = 12 * rows * context;
+    let sums = (4 * layers + 2) * rows * context * width * 4;
+    let line = format!(
+        "11 all-reduces of a micro-batch, of which each rank reads back {} and writes {}\n",
+        size_text(sums / 2 + of_loss),
+        size_text(sums + of_loss)
+    );
+    assert!(words.contains(&line), "{words}\n{line}");
     let selective = again.replace("blocks", "selective");
     assert!(explain("communication", &selective).contains(": 11 all-reduces of a micro-batch"));
     let memory = explain("memory", "--devices cpu*2 --tensor 2 --set tensor_shares=3,1");

@@ -77,12 +77,14 @@ fn head_of_pipelines(placement: &ExplainedPlacement) -> String {
 }
 
 /// Returns the line on tensor groups: their shares, and the all-reduces of a rank for a
-/// micro-batch, whose tensors it reads back and writes again.
+/// micro-batch, whose tensors it reads back and writes again: of the words of two bf16 values, the
+/// sums in f32, twice as much.
 fn tensor_line(placement: &ExplainedPlacement) -> String {
     let planned = &placement.planned;
     let edges = &placement.laid_out.written.edges;
     let rows = planned.rows_max() as usize;
-    let mut bytes = 0;
+    let mut read = 0;
+    let mut written = 0;
     let mut sums = 0;
     for reduction in edges.reductions.iter() {
         // The first rank of each group of the first pipeline; all others have the same bytes.
@@ -91,16 +93,19 @@ fn tensor_line(placement: &ExplainedPlacement) -> String {
             continue;
         }
         sums += 1;
-        bytes += own.iter().map(|edge| edges.edge(*edge).bytes(rows)).sum::<usize>();
+        let bytes: usize = own.iter().map(|edge| edges.edge(*edge).bytes(rows)).sum();
+        read += bytes;
+        written += reduction.kind.expansion() * bytes;
     }
+    let writes = if written == read { "as much".into() } else { size_text(written) };
     let shares = planned.tensor_shares.iter().map(u32::to_string).collect::<Vec<_>>().join(" : ");
     let what = if planned.mesh.pipeline > 1 { ", in all stages together" } else { "" };
     format!(
         "tensor groups of {} ranks with shares {shares}: {} of a micro-batch, of which each rank \
-         reads back {} and writes as much{what}\n",
+         reads back {} and writes {writes}{what}\n",
         planned.mesh.tensor,
         counted(sums, "all-reduce", "all-reduces"),
-        size_text(bytes)
+        size_text(read)
     )
 }
 

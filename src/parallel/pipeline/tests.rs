@@ -239,6 +239,28 @@ fn programs_that_compute_again_end_on_fewer_slots() {
     }
 }
 
+/// What stages and ranks of tensor groups send each other, but for the parts of the loss.
+#[test]
+fn edges_of_words_have_half_of_the_bytes() {
+    let model = ModelGraph::training(gpt(&group_config(true)).unwrap(), true).unwrap();
+    let formats = [ActivationFormat::F32, ActivationFormat::Bf16];
+    for (shares, stages) in [(vec![1], 3), (vec![2, 1], 2), (vec![1, 1], 1)] {
+        let [exact, packed] = formats.map(|format| {
+            let plans = plans_of(&model.clone().with_activations(format), &shares);
+            let written = one_pipeline(&plans, [stages, 1], 16, PipelineSchedule::OneFOneB);
+            let EdgeLayout { edges, reductions, .. } = written.edges;
+            let is_sent = |edge: &&Edge| match edge.reduction {
+                Some(id) => reductions[id.index()].kind.tensors() == 1,
+                None => true,
+            };
+            edges.iter().filter(is_sent).map(|edge| edge.bytes(4)).collect::<Vec<usize>>()
+        });
+        assert!(!packed.is_empty());
+        let doubled: Vec<usize> = packed.iter().map(|bytes| 2 * bytes).collect();
+        assert_eq!(doubled, exact, "{stages} stages of {shares:?}");
+    }
+}
+
 /// Cuts into 1, 2 and 3 stages, in 1 or 2 pipelines, each with its tensor groups.
 #[test]
 fn tensor_groups_end_on_their_slots_and_within_the_bounds_of_their_edges() {

@@ -12,7 +12,7 @@ use super::step::{Inputs, NextStates, StepInput, forward, forward_without, read_
 use super::workers::WorkerGroup;
 use potluck_core::rng::Key;
 use potluck_core::{Rank, SegmentId, TensorId};
-use potluck_graph::{Graph, PassKind, Plan, Reduction, Region, TensorLocation};
+use potluck_graph::{Graph, PassKind, Plan, ReducedTensors, Region, TensorLocation};
 use potluck_kernels::RandomContext;
 use potluck_kernels::device::DeviceError;
 use potluck_kernels::exec::{Executor, LossSums, PassContext, load};
@@ -183,15 +183,7 @@ struct WalkedSegment {
     /// Tensors that it reads from another rank.
     foreign: Vec<TensorId>,
     /// All-reduce at its end, with the tensors of this rank.
-    reduced: Option<(Reduction, Vec<TensorId>)>,
-}
-
-/// All-reduce at the end of a segment, if there is one, with its tensors.
-fn reduced_by(plan: &Plan, segment: SegmentId) -> Option<(Reduction, Vec<TensorId>)> {
-    let nodes = plan.segments[segment.index()].nodes.clone();
-    let last = plan.graph.nodes[nodes].last()?;
-    let tensors = last.inputs.iter().map(|input| plan.graph.root(*input)).collect();
-    Some((last.op.reduction()?, tensors))
+    reduced: Option<ReducedTensors>,
 }
 
 /// Result of the forward pass of one pipeline.
@@ -557,7 +549,7 @@ impl ModelPipelines {
             let Some(run) = of_ranks.get(&rank) else { return Ok((None, Vec::new())) };
             let visited = visit(device, run.nodes.clone(), &pass)?;
             let mut parts = Vec::new();
-            for tensor in run.reduced.iter().flat_map(|(_, tensors)| tensors) {
+            for tensor in run.reduced.iter().flat_map(|reduced| &reduced.sent) {
                 parts.push(device.read(*tensor, &pass)?);
             }
             Ok((visited, parts))
@@ -570,14 +562,14 @@ impl ModelPipelines {
                 parts.push(of_rank);
             }
         }
-        let kind = runs.values().find_map(|run| run.reduced.as_ref()).map(|(kind, _)| *kind);
+        let kind = runs.values().find_map(|run| run.reduced.as_ref()).map(|reduced| reduced.kind);
         let Some(kind) = kind.filter(|_| first.is_none()) else { return Ok(first) };
         let reduced = Arc::new(kind.reduce(&parts));
         let of_ranks = runs.clone();
         group.run_on_all(PASS, move |rank, device| {
             let Some(run) = of_ranks.get(&rank) else { return Ok(()) };
-            let Some((_, tensors)) = &run.reduced else { return Ok(()) };
-            for (&tensor, values) in tensors.iter().zip(reduced.iter()) {
+            let Some(ReducedTensors { results, .. }) = &run.reduced else { return Ok(()) };
+            for (&tensor, values) in results.iter().zip(reduced.iter()) {
                 let range = 0..values.len();
                 let micro_batch = pass.micro_batch;
                 device.write_place(&Region::Tensor { tensor, micro_batch, range }, values)?;
@@ -631,7 +623,7 @@ impl ModelPipelines {
         let nodes = segment.nodes.clone();
         let rank = self.group_of(pipeline, segment.block)[member];
         let foreign = self.foreign_inputs(pipeline, member, &nodes, rank);
-        WalkedSegment { member, rank, nodes, foreign, reduced: reduced_by(plan, id) }
+        WalkedSegment { member, rank, nodes, foreign, reduced: ReducedTensors::of(plan, id) }
     }
 
     /// Tensors that nodes of a rank read from another rank.
