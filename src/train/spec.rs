@@ -65,7 +65,7 @@ pub struct RunSpec {
     pub fuse: bool,
     /// Parts of the forward pass that are recomputed for the backward pass.
     pub recompute: Recompute,
-    /// Number format of the activations that are kept for the backward pass.
+    /// Number format of activations between blocks and of those kept for the backward pass.
     pub activations: ActivationFormat,
     pub moments: MomentFormat,
     pub precision: Precision,

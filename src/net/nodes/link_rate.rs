@@ -15,10 +15,10 @@ pub(super) const BYTES_MAX: usize = 16 << 20;
 /// Single bytes that are sent first: the fastest of them measures the time that does not depend on
 /// the rate.
 const SINGLE_BYTES: usize = 3;
-/// Sends one behind the other whose rate is measured: from the end of the first, when the queues of
-/// the network are full, to the end of the last but one. Behind the last one nothing follows, so
-/// that QUIC finds a loss at its end only after a timeout. All of them fit the queue of a link.
-const SENDS: usize = 4;
+/// Sends one behind the other whose rate is measured, each of a quarter of the bytes that took half
+/// of the time before.
+const SENDS: usize = 16;
+const PARTS: usize = 4;
 /// Longest wait until the other end has received the sent values.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
@@ -26,9 +26,9 @@ pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
     *tag == PROBE
 }
 
-/// Sends values, twice as many each time, until they take half of `time`, and then as many again
-/// [`SENDS`] times without a pause, as QUIC has adapted to the link by then; `None` if the link
-/// ends.
+/// Sends values, twice as many each time, until they take half of `time`, and then four times as
+/// many in [`SENDS`] parts without a pause, as QUIC has adapted to the link by then; `None` if the
+/// link ends.
 /// The processor time is that of the process while it sends: of a ring of nodes, which all measure
 /// at the same time, each also receives about as much.
 /// For a link that takes longer than [`ANSWER_MAX`], the result is an upper bound.
@@ -48,12 +48,12 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
             return Some(rate(bytes, took, round_trip, 0.0));
         }
         if took >= time / 2 || bytes == BYTES_MAX {
+            let part = bytes / PARTS;
             let before = processor_time();
-            let ends = send_all(link, bytes)?;
+            let ends = send_all(link, part)?;
             let used = processor_time().saturating_sub(before);
-            let processor = processor_s_per_byte(used, SENDS * bytes, cores());
-            let [first, last] = [ends[0], ends[SENDS - 2]];
-            return Some(rate((SENDS - 2) * bytes, last - first, round_trip, processor));
+            let processor = processor_s_per_byte(used, SENDS * part, cores());
+            return Some(rate(part, interval(&ends), round_trip, processor));
         }
         bytes *= 2;
     }
@@ -66,6 +66,22 @@ fn rate(bytes: usize, took: Duration, round_trip: Duration, processor_s_per_byte
         round_trip_s: round_trip.as_secs_f64(),
         processor_s_per_byte,
     }
+}
+
+/// Returns the time between the ends of two sends that follow each other: the median of the slopes
+/// over all pairs of ends (Theil 1950, Sen 1968). A loss holds up the ends behind it until the bytes
+/// have come again, which then come together. The last end does not count: nothing follows it, so
+/// that QUIC finds a loss there only after a timeout.
+fn interval(ends: &[Instant; SENDS]) -> Duration {
+    let ends = &ends[..SENDS - 1];
+    let mut intervals = Vec::new();
+    for (first, earlier) in ends.iter().enumerate() {
+        for (last, later) in ends.iter().enumerate().skip(first + 1) {
+            intervals.push(later.saturating_duration_since(*earlier) / (last - first) as u32);
+        }
+    }
+    intervals.sort_unstable();
+    intervals[intervals.len() / 2]
 }
 
 /// Seconds of all cores per byte, of a time of one of them.
@@ -193,6 +209,21 @@ mod tests {
             assert!((1e-11..1e-6).contains(&of_a_core), "{rate:?}");
         } else {
             assert_eq!(rate.processor_s_per_byte, 0.0);
+        }
+    }
+
+    /// A loss in the middle, at the beginning, and at the end, where it is found late.
+    #[test]
+    fn losses_do_not_change_the_interval_of_sends() {
+        let began = Instant::now();
+        let ends: [Instant; SENDS] =
+            std::array::from_fn(|nth| began + Duration::from_millis(10 * nth as u64));
+        assert_eq!(interval(&ends), Duration::from_millis(10));
+        for held_up in [0..4, 5..9, 12..15, 15..16] {
+            let mut lossy = ends;
+            let found = ends[held_up.end - 1] + Duration::from_millis(5);
+            lossy[held_up].fill(found);
+            assert_eq!(interval(&lossy), Duration::from_millis(10));
         }
     }
 
