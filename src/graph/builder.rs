@@ -904,7 +904,7 @@ impl Builder {
             }
             Op::Fused { .. } => Some("is made by the fusion of a differentiated graph"),
             Op::PackBf16 | Op::UnpackBf16 { .. } => {
-                Some("is made of a differentiated graph, by ModelGraph::with_activations")
+                Some("is made of a whole graph, by ModelGraph::with_activations")
             }
             _ => None,
         };

@@ -203,6 +203,11 @@ pub enum RunsIn {
 }
 
 impl RunsIn {
+    /// Returns the passes in which one of two nodes runs.
+    pub fn or(self, other: Self) -> Self {
+        if self == other { self } else { Self::AllPasses }
+    }
+
     /// Returns true if the node runs in a pass of training, or outside of it.
     pub fn includes(self, training: bool) -> bool {
         match self {
@@ -553,12 +558,13 @@ impl Graph {
     }
 
     /// Returns the nodes of the forward pass of a training step, without nodes that only make an
-    /// alias or keep a result for the backward pass.
+    /// alias, convert formats or keep a result for the backward pass.
     pub fn forward_nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(|node| {
             node.phase == PassKind::Forward
                 && node.when == RunsIn::AllPasses
                 && self.tensor(node.outputs[0]).alias_of.is_none()
+                && !matches!(node.op, Op::PackBf16 | Op::UnpackBf16 { .. })
         })
     }
 

@@ -12,8 +12,8 @@ use super::{
 };
 
 /// Graph of a model as devices run it: trained or forward only, fused or not, with or without
-/// recomputation, with the moments of the optimizer and kept activations in f32 or bf16, and in f32
-/// or mixed precision.
+/// recomputation, with the moments of the optimizer and the activations between blocks and passes in
+/// f32 or bf16, and in f32 or mixed precision.
 /// It is rebuilt from the forward graph for each rank of a tensor group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelGraph {
@@ -133,12 +133,14 @@ impl ModelGraph {
         Self { precision, ..self }.rebuilt()
     }
 
-    /// Returns the number format of the activations that are kept for the backward pass.
+    /// Returns the number format of the activations between blocks, and of those kept for the
+    /// backward pass.
     pub fn activations(&self) -> ActivationFormat {
         self.activations
     }
 
-    /// Returns the training graph with the activations kept for the backward pass in this format.
+    /// Returns the graph with the activations between blocks, and those kept for the backward pass,
+    /// in this format.
     pub fn with_activations(self, activations: ActivationFormat) -> Self {
         Self { activations, ..self }.rebuilt()
     }

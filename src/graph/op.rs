@@ -501,12 +501,12 @@ impl Op {
             | Op::GroupNorm { .. }
             | Op::BatchNorm { .. }
             | Op::Attention(_)
-            | Op::MaxPool2d(_) => output == 0,
+            | Op::MaxPool2d(_)
+            | Op::LinearCrossEntropyPass { .. } => output == 0,
             // Gates near 1, whose gradient is a product with what is left to 1.
             Op::Recurrent { .. } => output != 1,
             Op::CrossEntropy(_)
             | Op::LinearCrossEntropy { .. }
-            | Op::LinearCrossEntropyPass { .. }
             | Op::JoinCrossEntropy
             | Op::SquaredError
             | Op::Custom(_) => false,

@@ -35,7 +35,7 @@ impl Reduction {
     }
 
     /// Returns the inputs of the node that a rank sends to the others.
-    fn sent(self, inputs: &[TensorId]) -> &[TensorId] {
+    pub(crate) fn sent(self, inputs: &[TensorId]) -> &[TensorId] {
         match self {
             Self::SumBf16 => &inputs[1..],
             Self::Sum | Self::CrossEntropy { .. } => inputs,

@@ -88,6 +88,7 @@ impl NodeOrder {
             }
         }
         self.keep_what_is_sent(graph, held, &own, &mut lives);
+        self.keep_what_is_reduced(graph, &own, &mut lives);
         self.keep_outputs(graph, &own, &mut lives);
         self.keep_carried(graph, &own, &mut lives);
         lives
@@ -144,6 +145,18 @@ impl NodeOrder {
                     self.extend(life, self.starts[life.span.first + 1] - 1);
                     life.kind = SlotKind::Stash;
                 }
+            }
+        }
+    }
+
+    /// Keeps the tensors of which the host sends the values to the other ranks of a tensor group,
+    /// after the segment that computes them and beside what the device runs next.
+    fn keep_what_is_reduced(&self, graph: &Graph, own: &[bool], lives: &mut [Option<Life>]) {
+        for (position, (index, _)) in self.nodes.iter().enumerate() {
+            let node = &graph.nodes[*index];
+            let Some(reduction) = node.op.reduction() else { continue };
+            for sent in reduction.sent(&node.inputs) {
+                self.keep(graph.root(*sent), position, own, lives);
             }
         }
     }

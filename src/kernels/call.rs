@@ -78,6 +78,9 @@ pub trait Float:
 {
     fn from_f64(value: f64) -> Self;
     fn as_f64(self) -> f64;
+    /// A value of a device; of f32 the same bits, also of a NaN, which may be words of bf16.
+    fn from_f32(value: f32) -> Self;
+    fn as_f32(self) -> f32;
     /// The error function.
     fn erf(self) -> Self;
     /// 1 less the error function.
@@ -92,6 +95,12 @@ impl Float for f32 {
     }
     fn as_f64(self) -> f64 {
         f64::from(self)
+    }
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+    fn as_f32(self) -> f32 {
+        self
     }
     fn erf(self) -> Self {
         libm::erff(self)
@@ -110,6 +119,12 @@ impl Float for f64 {
     }
     fn as_f64(self) -> f64 {
         self
+    }
+    fn from_f32(value: f32) -> Self {
+        f64::from(value)
+    }
+    fn as_f32(self) -> f32 {
+        self as f32
     }
     fn erf(self) -> Self {
         libm::erf(self)

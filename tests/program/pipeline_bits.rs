@@ -119,8 +119,14 @@ fn bf16_activations_any_schedule_same_bits() {
     for (rounded, exact) in rounded.iter().zip(&exact) {
         assert!((rounded - exact).abs() < 0.005 * exact, "{rounded} {exact}");
     }
-    for schedule in ["gpipe", "1f1b", "zero-bubble", "interleaved --set virtual_stages=2"] {
-        let line = format!("{bf16} --devices cpu*2 --pipeline 2 --schedule {schedule}");
+    for layout in [
+        "cpu*2 --pipeline 2 --schedule gpipe",
+        "cpu*2 --pipeline 2 --schedule interleaved --set virtual_stages=2",
+        "cpu*2 --pipeline 2 --schedule 1f1b --set parallel.blocks_per_stage=1,3",
+        "cpu*3 --pipeline 3 --schedule 1f1b",
+        "cpu*4 --pipeline 4 --schedule zero-bubble",
+    ] {
+        let line = format!("{bf16} --devices {layout}");
         train(&desk, "other", &line);
         assert_same_bits(&desk, "other", (&desk, "one"), &line);
         fs::remove_dir_all(desk.path("other")).unwrap();
@@ -129,7 +135,7 @@ fn bf16_activations_any_schedule_same_bits() {
     resume(&desk, "run", "--steps 12");
     assert_same_bits(&desk, "run", (&desk, "one"), "a run that was resumed");
     // What is recomputed follows from rounded values, and so has bits of its own.
-    let again = format!("{bf16} --set train.recompute=selective --set train.fuse=false");
+    let again = format!("{bf16} --set train.recompute=selective");
     train(&desk, "again", &format!("{again} --devices cpu"));
     assert_ne!(desk.losses("again"), rounded);
     let line = format!("{again} --devices cpu*2 --pipeline 2 --schedule zero-bubble");
@@ -139,8 +145,8 @@ fn bf16_activations_any_schedule_same_bits() {
     train(&desk, "begun", "--devices cpu --steps 4");
     resume(&desk, "begun", &format!("{bf16} --steps 12"));
     let begun = desk.losses("begun");
-    assert_eq!(begun[..5], exact[..5]);
-    assert_ne!(begun[5..], exact[5..]);
+    assert_eq!(begun[..4], exact[..4]);
+    assert!(begun.iter().zip(&exact).skip(4).all(|(begun, exact)| begun != exact));
 }
 
 /// The comparisons above can fail: another seed, no dropout and other micro-batches have other

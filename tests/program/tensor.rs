@@ -76,6 +76,36 @@ fn groups_and_meshes_near_one_device() {
     assert_ne!(parameters("two"), parameters("mesh"));
 }
 
+/// Ranks add up rounded terms, and blocks hand on rounded values wherever the cuts are. A step that
+/// is not finite is run again through stages and groups, which have other nodes on each rank.
+#[test]
+fn bf16_groups_in_any_stages_same_bits() {
+    let desk = Desk::new();
+    let bf16 = "--set model.tie=false --set activations=bf16";
+    let parameters = |run: &str| desk.checkpoint(run, 12, "parameters.safetensors");
+    train(&desk, "exact", "--set model.tie=false --devices cpu*2 --tensor 2").ok();
+    train(&desk, "two", &format!("{bf16} --devices cpu*2 --tensor 2")).ok();
+    for (exact, rounded) in desk.losses("exact").iter().zip(desk.losses("two")) {
+        assert!(*exact != rounded && (exact - rounded).abs() < 0.005 * exact);
+    }
+    for (out, line) in [
+        ("stages", "--devices cpu*4 --tensor 2 --pipeline 2"),
+        ("uneven", "--devices cpu*4 --tensor 2 --pipeline 2 --set parallel.blocks_per_stage=1,3"),
+        ("messages", "--devices cpu*2 --tensor 2 --set message_kib=1"),
+    ] {
+        train(&desk, out, &format!("{bf16} {line}")).ok();
+        assert_eq!(desk.losses(out), desk.losses("two"), "{line}");
+        assert!(parameters(out) == parameters("two"), "{line}");
+    }
+    let mesh = "--devices cpu*4 --tensor 2 --pipeline 2 --set recompute=selective";
+    for fault in ["nan@forward:3", "nan@backward:3"] {
+        let line = format!("{SMALL} --out {} {bf16} {mesh} --set fuse=false", &fault[4..7]);
+        let ran = desk.run_with(fault, &line).ok();
+        let warning = ran.line("warning: step 3");
+        assert!(warning.contains("it began at "), "{}", ran.err);
+    }
+}
+
 #[test]
 fn resume_mesh_in_any_layout_and_back() {
     let desk = Desk::new();

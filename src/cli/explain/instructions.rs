@@ -13,14 +13,19 @@ use potluck_train::runtime::trace_labels::edge_source;
 pub fn program(placement: &ExplainedPlacement) -> String {
     let LaidOut { written, group, .. } = &placement.laid_out;
     if let [program] = &written.programs[..] {
-        return InstructionNames { plan: &group.plans[0], edges: &written.edges }.program(program);
+        return InstructionNames { plan: &group.plans[0], edges: &written.edges, rank: Rank(0) }
+            .program(program);
     }
     let mut texts = Vec::new();
     for (rank, program) in written.programs.iter().enumerate() {
         let title = placement.title(rank);
         let Coordinates { data, tensor, .. } = placement.coordinates(rank);
         let samples = placement.planned.shares[data].count;
-        let names = InstructionNames { plan: &group.plans[tensor], edges: &written.edges };
+        let names = InstructionNames {
+            plan: &group.plans[tensor],
+            edges: &written.edges,
+            rank: Rank(rank as u32),
+        };
         let program = names.program(program);
         let samples = counted(samples as usize, "sample", "samples");
         texts.push(format!("rank {rank}: {title}, {samples}\n{program}"));
@@ -34,6 +39,7 @@ struct InstructionNames<'a> {
     plan: &'a Plan,
     /// Edges of pipelines and tensor groups; empty without them.
     edges: &'a EdgeLayout,
+    rank: Rank,
 }
 
 impl InstructionNames<'_> {
@@ -103,8 +109,9 @@ impl InstructionNames<'_> {
             return String::new();
         };
         let mut edges = reduction.edges().map(|edge| self.edges.edge(edge));
-        let Some(first) = edges.next() else { return String::new() };
-        format!(" ({} of {})", self.tensor(first), ranks_text(&first.to))
+        // The numbers of tensors are those of the rank's own graph.
+        let Some(own) = edges.find(|edge| edge.from == self.rank) else { return String::new() };
+        format!(" ({} of {})", self.tensor(own), ranks_text(&own.to))
     }
 
     fn tensor(&self, edge: &Edge) -> String {

@@ -8,14 +8,15 @@
 //! a pipeline are, so that every cut has the same bits, and stages send words.
 //!
 //! The pass runs after fusion and recomputation. Exact stays what a small difference changes
-//! altogether: statistics, places, and the arguments of functions that jump.
+//! altogether: statistics, places, and the arguments of functions that jump. What these are computed
+//! from is exact between blocks, and a block packs its own copy for its backward pass.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::gradients::has_slope;
 use crate::op::{Op, Reduction};
 use crate::shapes::{self, Typed};
-use crate::{Accumulation, Graph, Node, PassKind, Precision, Role, RunsIn, Tensor};
+use crate::{Accumulation, Graph, Node, PassKind, Precision, Role, RunsIn, Tensor, Unary};
 use potluck_core::{DType, TensorId};
 
 /// Number format of the activations between blocks and between the forward and the backward pass.
@@ -48,9 +49,10 @@ type Place = (PassKind, u32);
 /// `loss_block` computes the loss on some rank of the tensor group.
 pub fn store_activations(mut graph: Graph, loss_block: Option<u32>) -> Graph {
     let packed = PackedRoots::of(&graph, loss_block);
-    let packs = packs(&graph, &packed);
+    let readers = readers(&graph, &packed);
+    let packs = packs(&graph, &readers);
     let nodes = std::mem::take(&mut graph.nodes);
-    let mut storing = Storing { graph, packed, words: HashMap::new() };
+    let mut storing = Storing { graph, packed, readers, words: HashMap::new() };
     for (index, node) in nodes.into_iter().enumerate() {
         storing.push_node(node);
         for pack in packs.get(&index).into_iter().flatten() {
@@ -66,6 +68,10 @@ struct PackedRoots {
     roots: Vec<TensorId>,
     /// Places at which the roots that can be rounded are computed.
     writers: BTreeMap<TensorId, Place>,
+    /// Roots that other blocks read exact in their forward passes.
+    exact_between: BTreeSet<TensorId>,
+    /// Roots that the forward pass of a block reads.
+    read_forward: BTreeSet<(TensorId, u32)>,
     loss_block: Option<u32>,
 }
 
@@ -90,20 +96,37 @@ impl PackedRoots {
         for read in graph.read_by_caller() {
             writers.remove(&graph.root(read));
         }
-        Self { roots, writers, loss_block }
+        // The words of another block would be those before the sum.
+        for node in graph.nodes.iter().filter(|node| node.op.reduction().is_some()) {
+            for root in node.inputs.iter().map(|input| graph.root(*input)) {
+                if writers.get(&root).is_some_and(|writer| *writer != place_of(node)) {
+                    writers.remove(&root);
+                }
+            }
+        }
+        let mut read_forward = BTreeSet::new();
+        for node in graph.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
+            read_forward.extend(node.inputs.iter().map(|id| (graph.root(*id), node.block)));
+        }
+        let exact_between = exact_between(graph);
+        Self { roots, writers, exact_between, read_forward, loss_block }
     }
 
-    /// Returns the root of a tensor and the place that computes it, if a reader at `place` gets it
-    /// rounded.
-    fn read_rounded(&self, tensor: TensorId, place: Place) -> Option<(TensorId, Place)> {
+    /// Returns the words that a reader of a tensor at `place` gets; `None` if it reads it exact.
+    fn words_for(&self, tensor: TensorId, place: Place) -> Option<WordsOf> {
         let root = *self.roots.get(tensor.index())?;
         let writer = *self.writers.get(&root)?;
-        let (pass, block) = writer;
-        let is_kept = pass == PassKind::Forward && place.0 != PassKind::Forward;
+        let (pass, block) = place;
+        if block != writer.1 && !self.exact_between.contains(&root) {
+            return Some(WordsOf { root, home: writer });
+        }
         // Between the forward and the backward pass of the last block, which has the loss, no other
         // block runs on the micro-batch: its activations are alive at the peak in any case.
-        let is_rounded = place.1 != block || is_kept && self.loss_block != Some(block);
-        is_rounded.then_some((root, writer))
+        let is_kept = writer.0 == PassKind::Forward
+            && pass != PassKind::Forward
+            && self.loss_block != Some(block);
+        let is_own = block == writer.1 || self.read_forward.contains(&(root, block));
+        (is_kept && is_own).then_some(WordsOf { root, home: (PassKind::Forward, block) })
     }
 }
 
@@ -111,44 +134,60 @@ fn place_of(node: &Node) -> Place {
     (node.phase, node.block)
 }
 
+/// Words of a tensor: its root, and the place at which it is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct WordsOf {
+    root: TensorId,
+    home: Place,
+}
+
 /// Packing of a tensor behind a node.
 struct Packing {
-    root: TensorId,
+    words: WordsOf,
     /// Name of the tensor by which it is read: the root, or an alias of it.
     tensor: TensorId,
-    place: Place,
     when: RunsIn,
 }
 
-/// Returns what is packed behind each node.
-fn packs(graph: &Graph, packed: &PackedRoots) -> BTreeMap<usize, Vec<Packing>> {
-    let mut wanted: BTreeMap<TensorId, (Place, RunsIn)> = BTreeMap::new();
+/// Places that read words, and the passes in which nodes there do.
+type Readers = BTreeMap<(WordsOf, Place), RunsIn>;
+
+fn readers(graph: &Graph, packed: &PackedRoots) -> Readers {
+    let mut readers = Readers::new();
     for node in &graph.nodes {
-        let place = place_of(node);
         for input in &node.inputs {
-            if let Some((root, writer)) = packed.read_rounded(*input, place) {
-                let (_, when) = wanted.entry(root).or_insert((writer, RunsIn::Training));
-                if place.0 == writer.0 {
-                    *when = RunsIn::AllPasses;
-                }
+            if let Some(words) = packed.words_for(*input, place_of(node)) {
+                let when = readers.entry((words, place_of(node))).or_insert(node.when);
+                *when = when.or(node.when);
             }
         }
     }
+    readers
+}
+
+/// Returns what is packed behind each node.
+fn packs(graph: &Graph, readers: &Readers) -> BTreeMap<usize, Vec<Packing>> {
+    let mut wanted: BTreeMap<WordsOf, RunsIn> = BTreeMap::new();
+    for (&(words, place), &when) in readers {
+        let is_kept = words.home.0 == PassKind::Forward && place.0 != PassKind::Forward;
+        let when = if is_kept { RunsIn::Training } else { when };
+        let of_all = wanted.entry(words).or_insert(when);
+        *of_all = of_all.or(when);
+    }
     // The last node at the place that uses a tensor, and its name there: behind an all-reduce, only
     // the aliases of its results are read.
-    let mut last: BTreeMap<TensorId, (usize, TensorId)> = BTreeMap::new();
+    let mut last: BTreeMap<WordsOf, (usize, TensorId)> = BTreeMap::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         for id in node.inputs.iter().chain(&node.outputs) {
-            let root = graph.root(*id);
-            if wanted.get(&root).is_some_and(|(writer, _)| *writer == place_of(node)) {
-                last.insert(root, (index, *id));
+            let words = WordsOf { root: graph.root(*id), home: place_of(node) };
+            if wanted.contains_key(&words) {
+                last.insert(words, (index, *id));
             }
         }
     }
     let mut packs: BTreeMap<usize, Vec<Packing>> = BTreeMap::new();
-    for (root, (index, tensor)) in last {
-        let (place, when) = wanted[&root];
-        packs.entry(index).or_default().push(Packing { root, tensor, place, when });
+    for (words, (index, tensor)) in last {
+        packs.entry(index).or_default().push(Packing { words, tensor, when: wanted[&words] });
     }
     packs
 }
@@ -163,7 +202,29 @@ fn exact(graph: &Graph) -> BTreeSet<TensorId> {
         let is_exact =
             is_repeated && node.outputs.iter().any(|id| exact.contains(&graph.root(*id)));
         for (at, input) in node.inputs.iter().enumerate() {
-            if is_exact || node.op.is_custom() || !has_slope(&node.op, at) {
+            if is_exact || node.op.is_custom() || jumps(&node.op, at) {
+                exact.insert(graph.root(*input));
+            }
+        }
+    }
+    exact
+}
+
+/// Returns true if a small difference of an input may change the results of an op altogether.
+fn jumps(op: &Op, input: usize) -> bool {
+    !has_slope(op, input) && *op != Op::Unary(Unary::Detach)
+}
+
+/// Roots of tensors from which the forward pass computes places, by a max pool, or what functions
+/// without a slope jump by, in whatever block: two values that nearly tie are another place, and the
+/// gradient goes elsewhere.
+fn exact_between(graph: &Graph) -> BTreeSet<TensorId> {
+    let mut exact = BTreeSet::new();
+    for node in graph.nodes.iter().rev().filter(|node| node.phase == PassKind::Forward) {
+        let is_pool = matches!(node.op.root_op(), Op::MaxPool2d(_));
+        let is_before = node.outputs.iter().any(|id| exact.contains(&graph.root(*id)));
+        for (at, input) in node.inputs.iter().enumerate() {
+            if is_pool || is_before || jumps(&node.op, at) {
                 exact.insert(graph.root(*input));
             }
         }
@@ -175,8 +236,8 @@ fn exact(graph: &Graph) -> BTreeSet<TensorId> {
 struct Storing {
     graph: Graph,
     packed: PackedRoots,
-    /// By root.
-    words: HashMap<TensorId, PackedTensor>,
+    readers: Readers,
+    words: HashMap<WordsOf, PackedTensor>,
 }
 
 /// Words of a tensor, and what is read in place of it.
@@ -190,9 +251,10 @@ struct PackedTensor {
 impl Storing {
     fn pack(&mut self, pack: &Packing) {
         let name = format!("{} in bf16", self.graph.tensor(pack.tensor).name);
-        let words = self.compute(Op::PackBf16, pack.tensor, name, (pack.place, pack.when));
+        let runs = (pack.words.home, pack.when);
+        let words = self.compute(Op::PackBf16, pack.tensor, name, runs);
         let packed = PackedTensor { words, unpacked: HashMap::new(), aliases: HashMap::new() };
-        self.words.insert(pack.root, packed);
+        self.words.insert(pack.words, packed);
     }
 
     /// Adds a node that reads unpacked tensors in place of packed ones.
@@ -228,15 +290,16 @@ impl Storing {
     /// Returns the tensor that a node reads in place of another one: that one, if the node reads it
     /// exact.
     fn unpacked(&mut self, tensor: TensorId, place: Place) -> TensorId {
-        let Some((root, _)) = self.packed.read_rounded(tensor, place) else { return tensor };
-        let Some(packed) = self.words.get(&root) else { return tensor };
-        let words = packed.words;
+        let Some(of) = self.packed.words_for(tensor, place) else { return tensor };
+        let Some(packed) = self.words.get(&of) else { return tensor };
+        let (root, words) = (of.root, packed.words);
         let known = packed.unpacked.get(&place).copied();
         let alias = packed.aliases.get(&(place, tensor)).copied();
         let whole = known.unwrap_or_else(|| {
             let Tensor { name, shape, .. } = self.graph.tensor(root);
             let (name, dims) = (format!("{name} from bf16"), shape.dims().to_vec());
-            self.compute(Op::UnpackBf16 { dims }, words, name, (place, RunsIn::AllPasses))
+            let when = self.readers.get(&(of, place)).copied().unwrap_or_default();
+            self.compute(Op::UnpackBf16 { dims }, words, name, (place, when))
         });
         let read = match alias {
             _ if tensor == root => whole,
@@ -245,7 +308,7 @@ impl Storing {
             Some(alias) => alias,
             None => self.alias(whole, tensor, place),
         };
-        if let Some(packed) = self.words.get_mut(&root) {
+        if let Some(packed) = self.words.get_mut(&of) {
             packed.unpacked.insert(place, whole);
             if tensor != root {
                 packed.aliases.insert((place, tensor), read);
@@ -299,6 +362,7 @@ impl Storing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{CnnConfig, MlpLoss, PictureSizes, cnn};
     use crate::passes::recompute::tests::assert_planned;
     use crate::{
         Builder, Init, ModelGraph, ParameterSplit, Plan, PlanOptions, Recompute, SplitUnit, Unary,
@@ -397,6 +461,38 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// Places of the second pool depend on the result of the first block, which therefore goes on in
+    /// f32; the second block packs its own copy. What is behind the last pool goes on in words.
+    #[test]
+    fn what_places_are_computed_from_is_exact_between_blocks() {
+        let config = CnnConfig {
+            sizes: PictureSizes { picture: [1, 8, 8], outputs: 4, loss: MlpLoss::CrossEntropy },
+            channels: vec![2, 4],
+            hidden: vec![6],
+            activation: Unary::Relu,
+            dropout: 0.0,
+        };
+        for model in stored(cnn(&config).unwrap(), Recompute::None) {
+            let graph = model.whole();
+            assert_planned(graph);
+            let told = conversions(graph);
+            let forward: Vec<&str> =
+                told.iter().map(String::as_str).filter(|line| line.starts_with('F')).collect();
+            // What is in front of each ReLU, the input of block 2, and what goes on.
+            let expected = [
+                "F1 pack_bf16 conv1.add",
+                "F2 pack_bf16 conv1.max_pool2d",
+                "F2 pack_bf16 conv2.add",
+                "F2 pack_bf16 conv2.permute",
+                "F3 unpack_bf16 conv2.permute in bf16",
+                "F3 pack_bf16 fc1.add",
+                "F3 pack_bf16 fc1.relu",
+                "F4 unpack_bf16 fc1.relu in bf16",
+            ];
+            assert_eq!(forward, expected, "{told:#?}");
         }
     }
 

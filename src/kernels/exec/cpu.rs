@@ -446,12 +446,12 @@ fn copy_of<T>(copies: &mut [Vec<T>], micro_batch: usize) -> &mut Vec<T> {
 }
 
 fn narrow<T: Float>(values: &[T]) -> Vec<f32> {
-    values.iter().map(|v| v.as_f64() as f32).collect()
+    values.iter().map(|v| v.as_f32()).collect()
 }
 
 fn widen<T: Float>(to: &mut [T], from: &[f32]) {
     for (to, from) in to.iter_mut().zip(from) {
-        *to = T::from_f64(f64::from(*from));
+        *to = T::from_f32(*from);
     }
 }
 
@@ -667,7 +667,7 @@ impl<T: Float> Executor for Cpu<T> {
         let length = place.length();
         assert!(length <= self.readback_elements_max, "{place} is longer than a piece");
         let mut copy = self.readbacks.buffer(length);
-        copy.extend(self.values(&place).iter().map(|v| v.as_f64() as f32));
+        copy.extend(self.values(&place).iter().map(|v| v.as_f32()));
         self.readbacks.begin(place, copy);
         Ok(())
     }

@@ -219,10 +219,14 @@ impl Simulation<'_> {
     fn write_reduced(&mut self, rank: Rank, reduction: ReductionId, piece: &EdgePiece) {
         let now = self.queue.now();
         let kind = self.scenario.edges.reduction(reduction).kind;
-        let elements = kind.expansion() * piece.range.len();
-        let device = &mut self.virtual_ranks[rank.index()].device;
-        let span = device.write(now, UploadTarget::Tensors, elements);
-        self.timeline.add(rank, VirtualTrack::Upload, span, || format!("reduced {piece}"));
+        let mut left = kind.expansion() * piece.range.len();
+        while left > 0 {
+            let elements = left.min(self.scenario.edges.piece_max);
+            left -= elements;
+            let device = &mut self.virtual_ranks[rank.index()].device;
+            let span = device.write(now, UploadTarget::Tensors, elements);
+            self.timeline.add(rank, VirtualTrack::Upload, span, || format!("reduced {piece}"));
+        }
     }
 
     /// Reports that a tensor was received whole, if it was.

@@ -39,8 +39,8 @@ pub struct ModelPipelines {
     pub edges: EdgeLayout,
     /// By pipeline and block: its stage.
     stage_of_block: Vec<Vec<u32>>,
-    /// By tensor: the block that computes it, if there is one.
-    block_of_tensor: Vec<Option<u32>>,
+    /// By member of a tensor group and tensor: the block that computes it, if there is one.
+    block_of_tensor: Vec<Vec<Option<u32>>>,
 }
 
 /// Units of a worker group that compute forward passes independently: devices with the whole model,
@@ -204,7 +204,7 @@ impl ModelPipelines {
         edges: EdgeLayout,
     ) -> Self {
         let stage_of_block = stages.iter().map(PipelineRanks::stage_of_block).collect();
-        let block_of_tensor = writers(&model.plans[0].graph);
+        let block_of_tensor = model.plans.iter().map(|plan| writers(&plan.graph)).collect();
         Self { model, stages, shares, schedule, edges, stage_of_block, block_of_tensor }
     }
 
@@ -249,9 +249,11 @@ impl ModelPipelines {
         &self.stages[pipeline].groups[stage as usize]
     }
 
-    /// Ranks of a pipeline that compute a tensor, in the order of the tensor group.
-    fn group_with(&self, pipeline: usize, tensor: TensorId) -> Option<&[Rank]> {
-        let block = self.block_of_tensor[self.graph().root(tensor).index()]?;
+    /// Ranks of a pipeline that compute a tensor of the graph of a member of the tensor group, in
+    /// the order of the group.
+    fn group_with(&self, pipeline: usize, member: usize, tensor: TensorId) -> Option<&[Rank]> {
+        let root = self.model.plans[member].graph.root(tensor);
+        let block = self.block_of_tensor[member][root.index()]?;
         Some(self.group_of(pipeline, block))
     }
 
@@ -407,7 +409,7 @@ impl ModelPipelines {
         if parts.is_empty() {
             return Ok(Default::default());
         }
-        let Some(ranks) = self.group_with(pipeline, output) else {
+        let Some(ranks) = self.group_with(pipeline, 0, output) else {
             let why = format!("no stage computes {output}");
             return Err(RuntimeError::Defect(why));
         };
@@ -641,7 +643,9 @@ impl ModelPipelines {
             for input in &node.inputs {
                 let tensor = graph.root(*input);
                 if matches!(plan.place(tensor), TensorLocation::Slot(_))
-                    && self.group_with(pipeline, tensor).is_some_and(|of| of[member] != rank)
+                    && self
+                        .group_with(pipeline, member, tensor)
+                        .is_some_and(|of| of[member] != rank)
                 {
                     foreign.push(tensor);
                 }

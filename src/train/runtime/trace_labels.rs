@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use potluck_core::{EdgeId, Rank, ReductionId};
-use potluck_graph::{Graph, PassKind};
+use potluck_graph::{Graph, Node, Op, PassKind, Plan};
 use potluck_parallel::{Edge, EdgeLayout, Operation, PipelineRanks, Token};
 
 /// Names of ranks, edges and all-reduces; empty if every rank has the whole model.
@@ -19,8 +19,8 @@ pub struct TraceLabels {
 }
 
 impl TraceLabels {
-    /// Creates the names of these pipelines of a graph.
-    pub fn of(graph: &Graph, pipelines: &[PipelineRanks], edges: &EdgeLayout) -> Self {
+    /// Creates the names of these pipelines; `plans` are those of the ranks of a tensor group.
+    pub fn of(plans: &[Arc<Plan>], pipelines: &[PipelineRanks], edges: &EdgeLayout) -> Self {
         if pipelines.iter().all(|pipeline| pipeline.ranks().count() == 1) {
             return Self::default();
         }
@@ -45,17 +45,18 @@ impl TraceLabels {
         let mut names = Vec::with_capacity(edges.edges.len());
         for (index, edge) in edges.edges.iter().enumerate() {
             let id = EdgeId(index as u32);
-            let source = edge_source(graph, edge);
+            let source = source_of(plans, pipelines, edge);
             names.push(match edge.to[..] {
-                [to] => format!("{id} ({source} -> stage {})", stage_of(pipelines, to)),
+                [to] => format!("{id} ({source} -> stage {})", place_of(pipelines, to).0),
                 _ => format!("{id} ({source} -> tensor group)"),
             });
         }
         let mut reductions = Vec::with_capacity(edges.reductions.len());
         for (index, reduction) in edges.reductions.iter().enumerate() {
             let id = ReductionId(index as u32);
-            let sources = reduction.edges().map(|edge| edge_source(graph, edges.edge(edge)));
-            reductions.push(format!("{id} ({})", sources.take(1).collect::<String>()));
+            let first = reduction.edges().next().map(|edge| edges.edge(edge));
+            let source = first.map(|edge| source_of(plans, pipelines, edge));
+            reductions.push(format!("{id} ({})", source.unwrap_or_default()));
         }
         Self { ranks: ranks.into(), edges: names.into(), reductions: reductions.into() }
     }
@@ -92,27 +93,41 @@ impl TraceLabels {
     }
 }
 
-fn stage_of(pipelines: &[PipelineRanks], rank: Rank) -> usize {
+/// Stage of a rank, and its position in the tensor group.
+fn place_of(pipelines: &[PipelineRanks], rank: Rank) -> (usize, usize) {
     for pipeline in pipelines {
-        if let Some(stage) = pipeline.groups.iter().position(|group| group.contains(&rank)) {
-            return stage;
+        for (stage, group) in pipeline.groups.iter().enumerate() {
+            if let Some(position) = group.iter().position(|other| *other == rank) {
+                return (stage, position);
+            }
         }
     }
-    0
+    (0, 0)
+}
+
+fn source_of(plans: &[Arc<Plan>], pipelines: &[PipelineRanks], edge: &Edge) -> String {
+    let (_, position) = place_of(pipelines, edge.from);
+    edge_source(&plans[position].graph, edge)
 }
 
 /// Returns the name of the tensor of an edge: the block that computes it, `h.1`, or `h.1 again` for
-/// a recomputation, or `gradient from h.2` in a backward pass.
+/// a recomputation, or `gradient from h.2` in a backward pass. `graph` is the one of the sender.
 pub fn edge_source(graph: &Graph, edge: &Edge) -> String {
     for node in &graph.nodes {
         if node.outputs.iter().any(|tensor| graph.root(*tensor) == edge.tensor) {
             let block = &graph.blocks[node.block as usize];
             return match node.phase {
                 PassKind::Forward => block.clone(),
-                _ if graph.tensor(edge.tensor).repeats.is_some() => format!("{block} again"),
+                _ if is_repeated(graph, node) => format!("{block} again"),
                 _ => format!("gradient from {block}"),
             };
         }
     }
     graph.tensor(edge.tensor).name.clone()
+}
+
+/// Returns true if a node computes again what the forward pass has computed, or packs such a value.
+fn is_repeated(graph: &Graph, node: &Node) -> bool {
+    let computed = if node.op == Op::PackBf16 { &node.inputs } else { &node.outputs };
+    computed.iter().any(|tensor| graph.tensor(graph.root(*tensor)).repeats.is_some())
 }

@@ -69,9 +69,9 @@ pub struct TrainerOptions {
     /// Parts of the forward pass that are computed again for the backward pass, with less memory
     /// and the same bits; with activations in bf16, of rounded values.
     pub recompute: Recompute,
-    /// Number format of the activations that are kept for the backward pass: bf16 needs half of the
-    /// memory of f32, and rounds what gradients are computed from. The block with the loss keeps
-    /// f32, which is all of a graph without blocks.
+    /// Number format of activations between blocks and of those kept for the backward pass: bf16
+    /// needs half of the memory of f32, and of what stages and tensor groups send each other. The
+    /// block with the loss keeps f32, which is all of a graph without blocks.
     pub activations: ActivationFormat,
     /// Number format of the optimizer's moments: bf16 needs half of the memory of f32, and rounds
     /// at random.

@@ -236,8 +236,10 @@ pub(super) struct Units {
 #[derive(Clone, Copy, Debug, Default)]
 struct Reductions {
     count: usize,
-    /// Bytes per sample of all of them.
-    bytes: f64,
+    /// Bytes per sample of all of them that a rank sends each other one.
+    sent_bytes: f64,
+    /// Bytes per sample of all results.
+    written_bytes: f64,
 }
 
 impl Units {
@@ -311,10 +313,13 @@ fn reductions_of(request: &ManyNodesRequest<'_>, ranks: usize) -> Result<Reducti
     let group = request.plans.of_group(&vec![1; ranks], 1).map_err(|why| why.to_string())?;
     let graph = &group.plans[0].graph;
     let mut reductions = Reductions::default();
-    for node in graph.nodes.iter().filter(|node| node.op.reduction().is_some()) {
+    for node in &graph.nodes {
+        let Some(kind) = node.op.reduction() else { continue };
         reductions.count += 1;
         for output in &node.outputs {
-            reductions.bytes += graph.tensor(*output).bytes(1) as f64;
+            let written = graph.tensor(*output).bytes(1) as f64;
+            reductions.written_bytes += written;
+            reductions.sent_bytes += written / kind.expansion() as f64;
         }
     }
     Ok(reductions)
@@ -471,13 +476,13 @@ impl UnitRequest<'_> {
             let alone = self.throughput(index, rows);
             let DeviceProfile { read_back, upload, host, .. } = self.device(index);
             let latency_s = read_back.latency_s + upload.latency_s;
-            let byte_s = 1.0 / read_back.bytes_per_s
-                + 1.0 / upload.bytes_per_s
-                + (ranks - 1.0) / host.bytes_per_s;
+            let sent_byte_s = 1.0 / read_back.bytes_per_s + (ranks - 1.0) / host.bytes_per_s;
+            let transfers_s =
+                reductions.sent_bytes * sent_byte_s + reductions.written_bytes / upload.bytes_per_s;
             fixed_s = fixed_s.max(alone.fixed_s + reductions.count as f64 * latency_s);
             let undivided_s = alone.row_s - self.divided_row_s(index, 1.0);
             let own_s = undivided_s + self.divided_row_s(index, 1.0 / ranks);
-            row_s = row_s.max(own_s + reductions.bytes * byte_s);
+            row_s = row_s.max(own_s + transfers_s);
         }
         self.speed(ThroughputModel { fixed_s, row_s, micro_batch: rows }, memory)
     }
