@@ -60,6 +60,9 @@ settings! {
     Context: "model.context", "the context";
     /// Recomputation of activations instead of keeping them, to follow "set".
     Recompute: "train.recompute to blocks", "TrainerOptions::recompute to Recompute::Blocks";
+    /// Number format of activations, to follow "set".
+    Activations: "train.activations to bf16",
+        "TrainerOptions::activations to ActivationFormat::Bf16";
     /// All settings that determine the size of a model.
     ModelSize: "the model's size (model.context, model.width, model.layers, model.hidden)",
         "the model's size";

@@ -133,9 +133,9 @@ fn model_over_memory_is_planned_without_a_flag() {
     assert_eq!(desk.manifest("rest", 4)["meta"]["placement"]["mesh"], *mesh);
 }
 
-/// Activations are most of the memory.
+/// Activations are most of the memory: kept in bf16 they fit, and recomputed ones fit in less.
 #[test]
-fn recomputed_activations_are_priced_where_memory_is_short() {
+fn model_changes_are_priced_where_memory_is_short() {
     let desk = Desk::new();
     let model = "tiny.toml --data text.txt --set train.batch=16 --set train.micro_batch_size=8 \
                  --set train.sample_tokens=0 --set data.held_out=0 --set model.layers=6 \
@@ -145,16 +145,21 @@ fn recomputed_activations_are_priced_where_memory_is_short() {
         let peak = told.lines().find(|line| line.trim_start().starts_with("peak")).unwrap();
         peak.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap()
     };
-    let recompute = "--set train.recompute=blocks";
-    let (kept, recomputed) = (peak_mib(""), peak_mib(recompute));
-    let limit = ((kept + recomputed) / 2.0) as u64;
-    assert!(recomputed < limit as f64 && (limit as f64) < kept, "{recomputed} {limit} {kept}");
-    let line = format!("plan {model} --set train.device_memory_mib={limit}");
-    let refused = desk.run(&line).ended(78);
-    let why = refused.line("error:");
-    assert!(why.contains("train.recompute") && why.contains("alone fits"), "{why}");
-    let told = desk.run(&format!("{line} {recompute}")).ok().out;
-    assert!(told.contains(">  alone"), "{told}");
+    let bf16 = "--set train.activations=bf16";
+    let both = format!("{bf16} --set train.recompute=blocks");
+    for (given, change, setting) in
+        [("", bf16, "train.activations to bf16"), (bf16, &both, "train.recompute to blocks")]
+    {
+        let (without, with) = (peak_mib(given), peak_mib(change));
+        let limit = ((without + with) / 2.0) as u64;
+        assert!(with < limit as f64 && (limit as f64) < without, "{with} {limit} {without}");
+        let line = format!("plan {model} --set train.device_memory_mib={limit}");
+        let refused = desk.run(&format!("{line} {given}")).ended(78);
+        let why = refused.line("error:");
+        assert!(why.contains(&format!("with {setting}, alone fits")), "{why}");
+        let told = desk.run(&format!("{line} {change}")).ok().out;
+        assert!(told.contains(">  alone"), "{told}");
+    }
 }
 
 /// Cards by name, and links by rate: nothing is opened or measured.

@@ -129,8 +129,8 @@ impl Advice {
 }
 
 impl Proposal {
-    /// Adds an advice, if there is one, to the others.
-    pub fn advise(&mut self, advice: Option<Advice>) {
+    /// Adds further advice.
+    pub fn advise(&mut self, advice: Vec<Advice>) {
         self.advice.extend(advice);
         self.advice.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
     }

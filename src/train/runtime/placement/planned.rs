@@ -4,12 +4,12 @@
 use std::time::Instant;
 
 use super::device_memory::DeviceMemory;
+use super::model_changes;
 use super::names::is_named;
 use super::open_one::RequestedDevices;
 use super::pipeline::checks::{require_devices, require_model};
 use super::profile::{MeasuredProfile, measure_profile};
 use super::profile_file::ProfileFile;
-use super::recomputed::{recomputation_advice, recomputation_hint};
 use super::requested_pipelines::RequestedPipelines;
 use super::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};
@@ -101,10 +101,10 @@ pub fn plan_run(
     };
     let mut proposal = match search(&searched) {
         Ok(proposal) => proposal,
-        Err(error) => return Err(no_plan(&error, recomputation_hint(&searched, &memory))),
+        Err(error) => return Err(no_plan(&error, model_changes::hint(&searched, &memory))),
     };
     if purpose == PlanPurpose::Explanation {
-        proposal.advise(recomputation_advice(&searched, &memory, &proposal));
+        proposal.advise(model_changes::advice(&searched, &memory, &proposal));
     }
     let searched_s = begun.elapsed().as_secs_f64() - measured_s;
     Ok(PlannedRun { profile, proposal, is_kept, measured_s, searched_s })

@@ -1,44 +1,120 @@
-//! Plan with activations that are recomputed in the backward pass instead of kept, priced without
-//! another measurement: what it would gain where memory is short.
+//! Plans of the model with other options, priced without another measurement: what it would gain
+//! where memory is short, or the devices wait for each other's values.
 
 use super::block_work::block_flops;
 use super::device_memory::DeviceMemory;
 use super::types::PlacementRequest;
 use potluck_core::Setting;
 use potluck_core::format::milliseconds;
-use potluck_graph::{ModelGraph, Recompute};
+use potluck_graph::{ActivationFormat, ModelGraph, Recompute};
 use potluck_parallel::planner::cut::BlockTimes;
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::profile::PlanProfile;
 use potluck_parallel::planner::proposal::{Advice, Candidate, Proposal, layout_name};
 use potluck_parallel::planner::search::{SearchRequest, search};
 
-/// Returns the advice to recompute activations, if that makes a step shorter than that of a
-/// proposal.
-pub(super) fn recomputation_advice(
+/// Time of a pass with activations in bf16, in f32 1: of GPT-2 124M on the CPU device
+/// (`cargo bench --bench activations`).
+const PACKING: f64 = 1.07;
+
+/// Change of the options of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ModelChange {
+    /// Blocks compute their activations again in the backward pass.
+    Recompute,
+    /// Activations between blocks, and those that are kept, in bf16.
+    Bf16,
+}
+
+impl ModelChange {
+    const ALL: [Self; 2] = [Self::Recompute, Self::Bf16];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Recompute => "recomputed activations",
+            Self::Bf16 => "activations in bf16",
+        }
+    }
+
+    fn setting(self) -> Setting {
+        match self {
+            Self::Recompute => Setting::Recompute,
+            Self::Bf16 => Setting::Activations,
+        }
+    }
+
+    fn is_made(self, model: &ModelGraph) -> bool {
+        match self {
+            Self::Recompute => model.recompute() != Recompute::None,
+            Self::Bf16 => model.activations() == ActivationFormat::Bf16,
+        }
+    }
+
+    fn of(self, model: ModelGraph) -> ModelGraph {
+        match self {
+            Self::Recompute => model.with_recompute(Recompute::Blocks),
+            Self::Bf16 => model.with_activations(ActivationFormat::Bf16),
+        }
+    }
+
+    /// Returns the profile of the changed model.
+    fn profile(
+        self,
+        profile: &PlanProfile,
+        kept: &ModelGraph,
+        changed: &ModelGraph,
+    ) -> PlanProfile {
+        match self {
+            Self::Recompute => recomputed_profile(profile, kept, changed),
+            Self::Bf16 => packed_profile(profile),
+        }
+    }
+
+    /// Returns true if the change may make a step shorter than that of a proposal: if memory is
+    /// short, or if it makes what devices send each other smaller.
+    fn may_help(self, searched: &SearchRequest, proposal: &Proposal) -> bool {
+        let chosen = &proposal.chosen;
+        let is_short = !proposal.refused.is_empty() || !has_largest_micro_batches(searched, chosen);
+        is_short || self == Self::Bf16 && searched.profile.devices.len() > 1
+    }
+}
+
+/// Returns the advice to change options of the model, as far as that makes a step shorter than that
+/// of a proposal.
+pub(super) fn advice(
     searched: &SearchRequest,
     memory: &DeviceMemory,
     proposal: &Proposal,
-) -> Option<Advice> {
-    let before = &proposal.chosen;
-    if proposal.refused.is_empty() && has_largest_micro_batches(searched, before) {
-        // No layout lacks memory.
-        return None;
+) -> Vec<Advice> {
+    let mut advice = Vec::new();
+    for change in ModelChange::ALL {
+        if change.may_help(searched, proposal)
+            && let Some(found) = fastest_with(change, searched, memory)
+        {
+            let what = format!("{} (set {}) in {}", change.name(), change.setting(), name(&found));
+            let before_s = proposal.chosen.prediction.step_s;
+            advice.extend(Advice::of(&what, before_s, found.prediction.step_s));
+        }
     }
-    let found = fastest_recomputed(searched, memory)?;
-    let change = format!("recomputed activations (set {}) in {}", Setting::Recompute, name(&found));
-    Advice::of(&change, before.prediction.step_s, found.prediction.step_s)
+    advice
 }
 
-/// Returns the end of the error that no layout fits, if one with recomputed activations does.
-pub(super) fn recomputation_hint(
-    searched: &SearchRequest,
-    memory: &DeviceMemory,
-) -> Option<String> {
-    let found = fastest_recomputed(searched, memory)?;
+/// Returns the end of the error that no layout fits, if one with other options of the model does.
+pub(super) fn hint(searched: &SearchRequest, memory: &DeviceMemory) -> Option<String> {
+    let mut fastest: Option<(ModelChange, Candidate)> = None;
+    for change in ModelChange::ALL {
+        if let Some(found) = fastest_with(change, searched, memory)
+            && fastest
+                .as_ref()
+                .is_none_or(|(_, other)| found.prediction.step_s < other.prediction.step_s)
+        {
+            fastest = Some((change, found));
+        }
+    }
+    let (change, found) = fastest?;
     Some(format!(
         "with {}, {} fits, in about {} ms per step",
-        Setting::Recompute,
+        change.setting(),
         name(&found),
         milliseconds(found.prediction.step_s)
     ))
@@ -53,17 +129,20 @@ fn has_largest_micro_batches(searched: &SearchRequest, chosen: &Candidate) -> bo
     chosen.arrangement.shares.iter().all(|share| share.micro_batch >= largest(share.count))
 }
 
-/// Fastest layout whose blocks recompute their activations; `None` if the request has them already,
-/// or if nothing fits.
-fn fastest_recomputed(searched: &SearchRequest, memory: &DeviceMemory) -> Option<Candidate> {
+/// Fastest layout of the changed model; `None` if the request has the change already, or if nothing
+/// fits.
+fn fastest_with(
+    change: ModelChange,
+    searched: &SearchRequest,
+    memory: &DeviceMemory,
+) -> Option<Candidate> {
     let kept = searched.staged.model();
-    if kept.recompute() != Recompute::None {
+    if change.is_made(kept) {
         return None;
     }
-    let again = |plans: &Plans| plans.model().clone().with_recompute(Recompute::Blocks);
-    let whole = Plans::new(again(searched.whole));
-    let staged = Plans::new(again(searched.staged));
-    let profile = recomputed_profile(searched.profile, kept, staged.model());
+    let whole = Plans::new(change.of(searched.whole.model().clone()));
+    let staged = Plans::new(change.of(kept.clone()));
+    let profile = change.profile(searched.profile, kept, staged.model());
     let request = PlacementRequest { plans: &whole, ..memory.request.clone() };
     let memory = DeviceMemory { request: &request, staged: &staged, ..*memory };
     let searched = SearchRequest {
@@ -75,6 +154,16 @@ fn fastest_recomputed(searched: &SearchRequest, memory: &DeviceMemory) -> Option
         ..*searched
     };
     Some(search(&searched).ok()?.chosen)
+}
+
+/// Profile in which passes pack and unpack activations.
+fn packed_profile(profile: &PlanProfile) -> PlanProfile {
+    let mut profile = profile.clone();
+    for block in profile.devices.iter_mut().flat_map(|device| &mut device.blocks) {
+        block.fixed = block.fixed.scaled(PACKING);
+        block.per_row = block.per_row.scaled(PACKING);
+    }
+    profile
 }
 
 /// Profile in which the backward pass of a block also takes its part of the forward pass.
@@ -152,6 +241,25 @@ mod tests {
             network_s_per_byte: Vec::new(),
             thread_message_s: 0.0,
             half_parts: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn packing_takes_time_in_all_passes() {
+        let times = BlockTimes { forward_s: 1.0, backward_input_s: 2.0, backward_weight_s: 0.5 };
+        let speed = BlockSpeed { fixed: times, per_row: times.scaled(2.0) };
+        let packed = packed_profile(&profile(vec![speed; 2]));
+        let expected = speed.at(3).scaled(PACKING);
+        let found = packed.devices[0].blocks[1].at(3);
+        assert!((found.sum_s() - expected.sum_s()).abs() < 1e-12, "{found:?}");
+        assert!(found.sum_s() > speed.at(3).sum_s());
+    }
+
+    #[test]
+    fn a_change_is_made_once() {
+        for change in ModelChange::ALL {
+            assert!(!change.is_made(&model()));
+            assert!(change.is_made(&change.of(model())));
         }
     }
 
