@@ -362,7 +362,7 @@ sections! {
         fuse: bool = true, Constraint::Flag;
         /// Recomputation in the backward pass: of blocks, or of all but their products.
         recompute: Recompute = Recompute::None, Constraint::OneOf(Recompute::WORDS);
-        /// Number format of activations between blocks and of those kept for the backward pass.
+        /// Number format of activations between blocks, and of those that are kept.
         activations: ActivationFormat = ActivationFormat::F32,
             Constraint::OneOf(ActivationFormat::WORDS);
         /// Arithmetic of matrix products: "mixed" rounds what is multiplied to f16.
