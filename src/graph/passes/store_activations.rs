@@ -4,8 +4,8 @@
 //!
 //! Behind the last node that uses a tensor in the pass and block that compute it, a node packs it.
 //! Each other block unpacks it before its first reader, pass F, B and W each for themselves, and the
-//! block itself does so in its backward pass. Values between blocks are rounded wherever the cuts of
-//! a pipeline are, so that every cut has the same bits, and stages send words.
+//! block itself does so in its backward pass. Values between blocks are rounded whether a pipeline is
+//! cut there or not, so that every cut has the same bits, and stages send words.
 //!
 //! The pass runs after fusion and recomputation. Exact stays what a small difference changes
 //! altogether: statistics, places, and the arguments of functions that jump. What these are computed
@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::gradients::has_slope;
-use crate::op::{Op, Reduction};
+use crate::op::{EpilogueOp, Op, Reduction};
 use crate::shapes::{self, Typed};
 use crate::{Accumulation, Graph, Node, PassKind, Precision, Role, RunsIn, Tensor, Unary};
 use potluck_core::{DType, TensorId};
@@ -28,7 +28,8 @@ pub enum ActivationFormat {
     /// pipelines and ranks of tensor groups send each other. Statistics of norms and of attention,
     /// gates of recurrent layers, places and parts of the loss stay in f32, as do tensors with an
     /// odd number of elements in a sample, inputs and results of custom ops, what the caller reads,
-    /// and what the block with the loss computes and reads itself.
+    /// what the block with the loss computes and reads itself, and, from block to block in the
+    /// forward pass, what a max pool or a function that jumps depends on.
     Bf16,
 }
 
@@ -117,7 +118,9 @@ impl PackedRoots {
         let root = *self.roots.get(tensor.index())?;
         let writer = *self.writers.get(&root)?;
         let (pass, block) = place;
-        if block != writer.1 && !self.exact_between.contains(&root) {
+        let is_own = block == writer.1 || self.read_forward.contains(&(root, block));
+        let is_late = pass != PassKind::Forward && !is_own;
+        if block != writer.1 && (is_late || !self.exact_between.contains(&root)) {
             return Some(WordsOf { root, home: writer });
         }
         // Between the forward and the backward pass of the last block, which has the loss, no other
@@ -125,7 +128,6 @@ impl PackedRoots {
         let is_kept = writer.0 == PassKind::Forward
             && pass != PassKind::Forward
             && self.loss_block != Some(block);
-        let is_own = block == writer.1 || self.read_forward.contains(&(root, block));
         (is_kept && is_own).then_some(WordsOf { root, home: (PassKind::Forward, block) })
     }
 }
@@ -202,7 +204,7 @@ fn exact(graph: &Graph) -> BTreeSet<TensorId> {
         let is_exact =
             is_repeated && node.outputs.iter().any(|id| exact.contains(&graph.root(*id)));
         for (at, input) in node.inputs.iter().enumerate() {
-            if is_exact || node.op.is_custom() || jumps(&node.op, at) {
+            if is_exact || node.op.is_custom() || jumps(node, at) {
                 exact.insert(graph.root(*input));
             }
         }
@@ -210,9 +212,20 @@ fn exact(graph: &Graph) -> BTreeSet<TensorId> {
     exact
 }
 
-/// Returns true if a small difference of an input may change the results of an op altogether.
-fn jumps(op: &Op, input: usize) -> bool {
-    !has_slope(op, input) && *op != Op::Unary(Unary::Detach)
+/// Returns true if a small difference of an input may change the results of a node altogether.
+fn jumps(node: &Node, input: usize) -> bool {
+    let of_op = |op: &Op, input| !has_slope(op, input) && *op != Op::Unary(Unary::Detach);
+    let Op::Fused { root, epilogue } = &node.op else { return of_op(&node.op, input) };
+    let steps: Vec<&EpilogueOp> = epilogue.iter().filter(|step| step.has_operand()).collect();
+    let of_root = node.inputs.len() - steps.len();
+    if input < of_root {
+        return of_op(root, input);
+    }
+    // The operand of a step is the second side of its function.
+    match steps[input - of_root] {
+        EpilogueOp::Binary(function) => of_op(&Op::Binary(*function), 1),
+        _ => false,
+    }
 }
 
 /// Roots of tensors from which the forward pass computes places, by a max pool, or what functions
@@ -220,11 +233,14 @@ fn jumps(op: &Op, input: usize) -> bool {
 /// gradient goes elsewhere.
 fn exact_between(graph: &Graph) -> BTreeSet<TensorId> {
     let mut exact = BTreeSet::new();
-    for node in graph.nodes.iter().rev().filter(|node| node.phase == PassKind::Forward) {
+    for node in graph.nodes.iter().rev() {
+        if node.phase != PassKind::Forward || node.when == RunsIn::Evaluation {
+            continue;
+        }
         let is_pool = matches!(node.op.root_op(), Op::MaxPool2d(_));
         let is_before = node.outputs.iter().any(|id| exact.contains(&graph.root(*id)));
         for (at, input) in node.inputs.iter().enumerate() {
-            if is_pool || is_before || jumps(&node.op, at) {
+            if is_pool || is_before || jumps(node, at) {
                 exact.insert(graph.root(*input));
             }
         }
@@ -291,7 +307,10 @@ impl Storing {
     /// exact.
     fn unpacked(&mut self, tensor: TensorId, place: Place) -> TensorId {
         let Some(of) = self.packed.words_for(tensor, place) else { return tensor };
-        let Some(packed) = self.words.get(&of) else { return tensor };
+        let Some(packed) = self.words.get(&of) else {
+            debug_assert!(false, "{tensor} is read before it is packed");
+            return tensor;
+        };
         let (root, words) = (of.root, packed.words);
         let known = packed.unpacked.get(&place).copied();
         let alias = packed.aliases.get(&(place, tensor)).copied();
@@ -493,6 +512,32 @@ mod tests {
                 "F4 unpack_bf16 fc1.relu in bf16",
             ];
             assert_eq!(forward, expected, "{told:#?}");
+        }
+    }
+
+    /// A condition is exact also where the function that it controls is fused.
+    #[test]
+    fn conditions_of_fused_functions_are_exact() {
+        let mut b = Builder::new();
+        b.block("one");
+        let x = b.input("x", &[1, 8]);
+        let w = b.parameter("w", &[8, 8], Init::Zeros);
+        let condition = b.linear(x, w, None).unwrap();
+        b.block("two");
+        let v = b.parameter("v", &[8, 8], Init::Zeros);
+        let y = b.linear(x, v, None).unwrap();
+        let y = b.select(condition, y, x).unwrap();
+        let y = b.unary(y, Unary::Gelu).unwrap();
+        b.block("last");
+        let target = b.input("target", &[1, 8]);
+        b.squared_error_loss(y, target).unwrap();
+        let forward = b.finish();
+        for is_fused in [false, true] {
+            let model = ModelGraph::training(forward.clone(), is_fused).unwrap();
+            let model = model.with_activations(ActivationFormat::Bf16);
+            assert_planned(model.whole());
+            let told = conversions(model.whole());
+            assert!(!told.iter().any(|line| line.contains("one.matmul")), "{told:#?}");
         }
     }
 

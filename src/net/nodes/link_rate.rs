@@ -16,7 +16,7 @@ pub(super) const BYTES_MAX: usize = 16 << 20;
 /// the rate.
 const SINGLE_BYTES: usize = 3;
 /// Sends one behind the other whose rate is measured, each of a quarter of the bytes that took half
-/// of the time before.
+/// of the time before. All of them fit the queue of a link.
 const SENDS: usize = 16;
 const PARTS: usize = 4;
 /// Longest wait until the other end has received the sent values.

@@ -14,7 +14,7 @@ use potluck_parallel::planner::proposal::{Advice, Candidate, Proposal, layout_na
 use potluck_parallel::planner::search::{SearchRequest, search};
 
 /// Time of a pass with activations in bf16, in f32 1: of GPT-2 124M on the CPU device
-/// (`cargo bench --bench activations`).
+/// (`cargo bench --bench activations`), taken for all devices.
 const PACKING: f64 = 1.07;
 
 /// Change of the options of a model.
@@ -75,7 +75,7 @@ impl ModelChange {
     fn may_help(self, searched: &SearchRequest, proposal: &Proposal) -> bool {
         let chosen = &proposal.chosen;
         let is_short = !proposal.refused.is_empty() || !has_largest_micro_batches(searched, chosen);
-        is_short || self == Self::Bf16 && searched.profile.devices.len() > 1
+        is_short || (self == Self::Bf16 && searched.profile.devices.len() > 1)
     }
 }
 
@@ -101,16 +101,12 @@ pub(super) fn advice(
 
 /// Returns the end of the error that no layout fits, if one with other options of the model does.
 pub(super) fn hint(searched: &SearchRequest, memory: &DeviceMemory) -> Option<String> {
-    let mut fastest: Option<(ModelChange, Candidate)> = None;
+    let mut fitting = Vec::new();
     for change in ModelChange::ALL {
-        if let Some(found) = fastest_with(change, searched, memory)
-            && fastest
-                .as_ref()
-                .is_none_or(|(_, other)| found.prediction.step_s < other.prediction.step_s)
-        {
-            fastest = Some((change, found));
-        }
+        fitting.extend(fastest_with(change, searched, memory).map(|found| (change, found)));
     }
+    let step_s = |found: &Candidate| found.prediction.step_s;
+    let fastest = fitting.into_iter().min_by(|a, b| step_s(&a.1).total_cmp(&step_s(&b.1)));
     let (change, found) = fastest?;
     Some(format!(
         "with {}, {} fits, in about {} ms per step",
