@@ -564,7 +564,7 @@ impl Graph {
             node.phase == PassKind::Forward
                 && node.when == RunsIn::AllPasses
                 && self.tensor(node.outputs[0]).alias_of.is_none()
-                && !matches!(node.op, Op::PackBf16 | Op::UnpackBf16 { .. })
+                && !node.op.converts_format()
         })
     }
 

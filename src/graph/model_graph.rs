@@ -12,8 +12,8 @@ use super::{
 };
 
 /// Graph of a model as devices run it: trained or forward only, fused or not, with or without
-/// recomputation, with the moments of the optimizer and the activations between blocks and passes in
-/// f32 or bf16, and in f32 or mixed precision.
+/// recomputation, with the moments of the optimizer and the activations between blocks and passes
+/// in f32 or bf16, and in f32 or mixed precision.
 /// It is rebuilt from the forward graph for each rank of a tensor group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelGraph {

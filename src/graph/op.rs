@@ -514,6 +514,17 @@ impl Op {
         }
     }
 
+    /// Returns true if the op only writes the same values in another number format.
+    pub fn converts_format(&self) -> bool {
+        matches!(self, Op::PackBf16 | Op::UnpackBf16 { .. })
+    }
+
+    /// Returns true if the op keeps the places of the values that it chooses, to which alone the
+    /// gradient flows.
+    pub fn chooses_places(&self) -> bool {
+        matches!(self.root_op(), Op::MaxPool2d(_))
+    }
+
     /// Returns true if the op is one that is defined outside the crate.
     pub fn is_custom(&self) -> bool {
         matches!(self, Op::Custom(_))

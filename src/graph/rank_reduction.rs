@@ -4,7 +4,8 @@
 use super::{Plan, Reduction};
 use potluck_core::{SegmentId, TensorId};
 
-/// Tensors that a rank reduces with the other ranks of its group behind a segment; none is an alias.
+/// Tensors that a rank reduces with the other ranks of its group behind a segment. None is an
+/// alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReducedTensors {
     pub kind: Reduction,

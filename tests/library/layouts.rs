@@ -263,8 +263,8 @@ fn gradients(
 }
 
 /// The squared error of a tensor's gradient over the squared expectation, or over `typical`, the
-/// mean of all tensors, if that is larger: where terms cancel, such as in a bias of keys, the errors
-/// of rounded terms do not.
+/// mean of all tensors, if that is larger: where terms cancel, such as in a bias of keys, the
+/// errors of rounded terms do not.
 fn rounded_nmse(found: &[f64], expected: &[f64], typical: f64) -> f64 {
     let errors: Vec<f64> = found.iter().zip(expected).map(|(a, b)| a - b).collect();
     squares(&errors) / squares(expected).max(typical)

@@ -164,8 +164,8 @@ fn edge_rows(placement: &ExplainedPlacement) -> String {
     text
 }
 
-/// Table of the all-reduces of tensor groups: the bytes that each rank reads back. It writes as much
-/// after the sum, or twice as much if it sends words of bf16.
+/// Table of the all-reduces of tensor groups: the bytes that each rank reads back. It writes as
+/// much after the sum, or twice as much if it sends words of bf16.
 fn reduction_rows(placement: &ExplainedPlacement) -> String {
     let edges = &placement.laid_out.written.edges;
     let head = ["all-reduce", "tensor", "ranks", "a micro-batch", "a step", "messages"];

@@ -60,6 +60,7 @@ pub fn cnn(config: &CnnConfig) -> Result<Graph, ShapeError> {
 mod tests {
     use super::*;
     use crate::model::MlpLoss;
+    use crate::{ActivationFormat, ModelGraph, PassKind};
 
     /// PyTorch 2: the sum of `p.numel()` of `Conv2d(1, 6, 5)`, `Conv2d(6, 16, 5)`,
     /// `Linear(784, 120)`, `Linear(120, 84)` and `Linear(84, 10)`.
@@ -77,5 +78,43 @@ mod tests {
         assert_eq!(cnn(&config).unwrap().parameter_count(), count);
         let small = PictureSizes { picture: [1, 3, 3], ..config.sizes.clone() };
         assert!(cnn(&CnnConfig { sizes: small, ..config }).is_err());
+    }
+
+    /// With activations in bf16: places of the second pool depend on the result of the first block,
+    /// which therefore goes on in f32, and the second block packs its own copy. What is behind the
+    /// last pool goes on in words.
+    #[test]
+    fn what_places_are_computed_from_is_exact_between_blocks() {
+        let config = CnnConfig {
+            sizes: PictureSizes { picture: [1, 8, 8], outputs: 4, loss: MlpLoss::CrossEntropy },
+            channels: vec![2, 4],
+            hidden: vec![6],
+            activation: Unary::Relu,
+            dropout: 0.0,
+        };
+        let model = ModelGraph::training(cnn(&config).unwrap(), true).unwrap();
+        let model = model.with_activations(ActivationFormat::Bf16);
+        for model in [model.clone(), model.with_merged_backward()] {
+            let graph = model.whole();
+            let mut forward = Vec::new();
+            for node in graph.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
+                if node.op.converts_format() {
+                    let source = &graph.tensor(node.inputs[0]).name;
+                    forward.push(format!("{} {} {source}", node.block, node.op));
+                }
+            }
+            // What is in front of each ReLU, the input of block 2, and what goes on.
+            let expected = [
+                "1 pack_bf16 conv1.add",
+                "2 pack_bf16 conv1.max_pool2d",
+                "2 pack_bf16 conv2.add",
+                "2 pack_bf16 conv2.permute",
+                "3 unpack_bf16 conv2.permute in bf16",
+                "3 pack_bf16 fc1.add",
+                "3 pack_bf16 fc1.relu",
+                "4 unpack_bf16 fc1.relu in bf16",
+            ];
+            assert_eq!(forward, expected);
+        }
     }
 }

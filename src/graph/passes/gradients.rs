@@ -22,7 +22,7 @@ use crate::op::Op;
 use crate::shapes::{self, ShapeError};
 use crate::{Builder, Graph, Node, PassKind};
 use backward::Backward;
-pub(crate) use backward::has_slope;
+pub(crate) use backward::jumps;
 use potluck_core::format::listed;
 use potluck_core::{DType, NodeId, Shape, TensorId};
 

@@ -3,9 +3,9 @@
 //! in bfloat16: half of the memory and of the traffic (Micikevicius et al. 2017 use f16).
 //!
 //! Behind the last node that uses a tensor in the pass and block that compute it, a node packs it.
-//! Each other block unpacks it before its first reader, pass F, B and W each for themselves, and the
-//! block itself does so in its backward pass. Values between blocks are rounded whether a pipeline is
-//! cut there or not, so that every cut has the same bits, and stages send words.
+//! Each other block unpacks it before its first reader, pass F, B and W each for themselves, and
+//! the block itself does so in its backward pass. Values between blocks are rounded whether a
+//! pipeline is cut there or not, so that every cut has the same bits, and stages send words.
 //!
 //! The pass runs after fusion and recomputation. Exact stays what a small difference changes
 //! altogether: statistics, places, and the arguments of functions that jump. What these are computed
@@ -13,10 +13,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::gradients::has_slope;
-use crate::op::{EpilogueOp, Op, Reduction};
+use super::gradients::jumps;
+use crate::op::{Op, Reduction};
 use crate::shapes::{self, Typed};
-use crate::{Accumulation, Graph, Node, PassKind, Precision, Role, RunsIn, Tensor, Unary};
+use crate::{Accumulation, Graph, Node, PassKind, Precision, Role, RunsIn, Tensor};
 use potluck_core::{DType, TensorId};
 
 /// Number format of the activations between blocks and between the forward and the backward pass.
@@ -212,32 +212,16 @@ fn exact(graph: &Graph) -> BTreeSet<TensorId> {
     exact
 }
 
-/// Returns true if a small difference of an input may change the results of a node altogether.
-fn jumps(node: &Node, input: usize) -> bool {
-    let of_op = |op: &Op, input| !has_slope(op, input) && *op != Op::Unary(Unary::Detach);
-    let Op::Fused { root, epilogue } = &node.op else { return of_op(&node.op, input) };
-    let steps: Vec<&EpilogueOp> = epilogue.iter().filter(|step| step.has_operand()).collect();
-    let of_root = node.inputs.len() - steps.len();
-    if input < of_root {
-        return of_op(root, input);
-    }
-    // The operand of a step is the second side of its function.
-    match steps[input - of_root] {
-        EpilogueOp::Binary(function) => of_op(&Op::Binary(*function), 1),
-        _ => false,
-    }
-}
-
 /// Roots of tensors from which the forward pass computes places, by a max pool, or what functions
-/// without a slope jump by, in whatever block: two values that nearly tie are another place, and the
-/// gradient goes elsewhere.
+/// without a slope jump by, in whatever block: two values that nearly tie are another place, and
+/// the gradient goes elsewhere.
 fn exact_between(graph: &Graph) -> BTreeSet<TensorId> {
     let mut exact = BTreeSet::new();
     for node in graph.nodes.iter().rev() {
         if node.phase != PassKind::Forward || node.when == RunsIn::Evaluation {
             continue;
         }
-        let is_pool = matches!(node.op.root_op(), Op::MaxPool2d(_));
+        let is_pool = node.op.chooses_places();
         let is_before = node.outputs.iter().any(|id| exact.contains(&graph.root(*id)));
         for (at, input) in node.inputs.iter().enumerate() {
             if is_pool || is_before || jumps(node, at) {
@@ -381,7 +365,6 @@ impl Storing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{CnnConfig, MlpLoss, PictureSizes, cnn};
     use crate::passes::recompute::tests::assert_planned;
     use crate::{
         Builder, Init, ModelGraph, ParameterSplit, Plan, PlanOptions, Recompute, SplitUnit, Unary,
@@ -480,38 +463,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    /// Places of the second pool depend on the result of the first block, which therefore goes on in
-    /// f32; the second block packs its own copy. What is behind the last pool goes on in words.
-    #[test]
-    fn what_places_are_computed_from_is_exact_between_blocks() {
-        let config = CnnConfig {
-            sizes: PictureSizes { picture: [1, 8, 8], outputs: 4, loss: MlpLoss::CrossEntropy },
-            channels: vec![2, 4],
-            hidden: vec![6],
-            activation: Unary::Relu,
-            dropout: 0.0,
-        };
-        for model in stored(cnn(&config).unwrap(), Recompute::None) {
-            let graph = model.whole();
-            assert_planned(graph);
-            let told = conversions(graph);
-            let forward: Vec<&str> =
-                told.iter().map(String::as_str).filter(|line| line.starts_with('F')).collect();
-            // What is in front of each ReLU, the input of block 2, and what goes on.
-            let expected = [
-                "F1 pack_bf16 conv1.add",
-                "F2 pack_bf16 conv1.max_pool2d",
-                "F2 pack_bf16 conv2.add",
-                "F2 pack_bf16 conv2.permute",
-                "F3 unpack_bf16 conv2.permute in bf16",
-                "F3 pack_bf16 fc1.add",
-                "F3 pack_bf16 fc1.relu",
-                "F4 unpack_bf16 fc1.relu in bf16",
-            ];
-            assert_eq!(forward, expected, "{told:#?}");
         }
     }
 

@@ -69,9 +69,9 @@ fn rate(bytes: usize, took: Duration, round_trip: Duration, processor_s_per_byte
 }
 
 /// Returns the time between the ends of two sends that follow each other: the median of the slopes
-/// over all pairs of ends (Theil 1950, Sen 1968). A loss holds up the ends behind it until the bytes
-/// have come again, which then come together. The last end does not count: nothing follows it, so
-/// that QUIC finds a loss there only after a timeout.
+/// over all pairs of ends (Theil 1950, Sen 1968). A loss holds up the ends behind it until the
+/// bytes have come again, which then come together. The last end does not count: nothing follows
+/// it, so that QUIC finds a loss there only after a timeout.
 fn interval(ends: &[Instant; SENDS]) -> Duration {
     let ends = &ends[..SENDS - 1];
     let mut intervals = Vec::new();

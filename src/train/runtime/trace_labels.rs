@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use potluck_core::{EdgeId, Rank, ReductionId};
-use potluck_graph::{Graph, Node, Op, PassKind, Plan};
+use potluck_graph::{Graph, Node, PassKind, Plan};
 use potluck_parallel::{Edge, EdgeLayout, Operation, PipelineRanks, Token};
 
 /// Names of ranks, edges and all-reduces; empty if every rank has the whole model.
@@ -128,6 +128,6 @@ pub fn edge_source(graph: &Graph, edge: &Edge) -> String {
 
 /// Returns true if a node computes again what the forward pass has computed, or packs such a value.
 fn is_repeated(graph: &Graph, node: &Node) -> bool {
-    let computed = if node.op == Op::PackBf16 { &node.inputs } else { &node.outputs };
+    let computed = if node.op.converts_format() { &node.inputs } else { &node.outputs };
     computed.iter().any(|tensor| graph.tensor(graph.root(*tensor)).repeats.is_some())
 }

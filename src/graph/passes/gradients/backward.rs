@@ -2,7 +2,7 @@
 //! rules of the ops add to them.
 
 use crate::elements::{Binary, BinarySide, Slope, Unary};
-use crate::op::Op;
+use crate::op::{EpilogueOp, Op};
 use crate::shapes::ShapeError;
 use crate::{Accumulation, Graph, Node, ParameterKind, PassKind, Role};
 use potluck_core::format::listed;
@@ -269,7 +269,7 @@ impl Backward {
 }
 
 /// Returns true if a gradient flows through the op to an input.
-pub(crate) fn has_slope(op: &Op, input: usize) -> bool {
+fn has_slope(op: &Op, input: usize) -> bool {
     match op {
         Op::Unary(function) => function.slope() == Slope::Sloped,
         Op::Binary(function) => {
@@ -279,5 +279,22 @@ pub(crate) fn has_slope(op: &Op, input: usize) -> bool {
         Op::Gather { .. } => input == 0,
         Op::ScatterAdd { .. } => input == 1,
         _ => true,
+    }
+}
+
+/// Returns true if a small difference of an input may change the results of a node altogether: an
+/// argument of a function with steps, a condition, an index.
+pub(crate) fn jumps(node: &Node, input: usize) -> bool {
+    let of_op = |op: &Op, input| !has_slope(op, input) && *op != Op::Unary(Unary::Detach);
+    let Op::Fused { root, epilogue } = &node.op else { return of_op(&node.op, input) };
+    let steps: Vec<&EpilogueOp> = epilogue.iter().filter(|step| step.has_operand()).collect();
+    let of_root = node.inputs.len() - steps.len();
+    if input < of_root {
+        return of_op(root, input);
+    }
+    // The operand of a step is the second side of its function.
+    match steps[input - of_root] {
+        EpilogueOp::Binary(function) => of_op(&Op::Binary(*function), 1),
+        _ => false,
     }
 }
