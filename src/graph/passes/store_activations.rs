@@ -8,8 +8,8 @@
 //! pipeline is cut there or not, so that every cut has the same bits, and stages send words.
 //!
 //! The pass runs after fusion and recomputation. Exact stays what a small difference changes
-//! altogether: statistics, places, and the arguments of functions that jump. What these are computed
-//! from is exact between blocks, and a block packs its own copy for its backward pass.
+//! altogether: statistics, places, and the arguments of functions that jump. What these are
+//! computed from is exact between blocks, and a block packs its own copy for its backward pass.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
