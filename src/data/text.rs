@@ -17,14 +17,13 @@ pub enum TokenizerChoice {
 }
 
 impl TokenizerChoice {
-    /// Returns true if the byte order mark of a text has tokens: each byte of a file is one, and
-    /// the characters of a run may have it, as those of files that were joined do.
-    fn has_mark(&self, text: &[u8]) -> bool {
+    /// Returns true if the byte order mark in front of `rest` has tokens: each byte of a file is
+    /// one, and the characters of a run may have it, as those of files that were joined do.
+    fn has_mark(&self, rest: &[u8]) -> bool {
         match self {
             Self::Derived(TokenizerKind::Byte) => true,
             Self::Derived(TokenizerKind::Char) => {
-                let mut rest = without_byte_order_mark(text).windows(BYTE_ORDER_MARK.len());
-                rest.any(|bytes| bytes == BYTE_ORDER_MARK)
+                rest.windows(BYTE_ORDER_MARK.len()).any(|bytes| bytes == BYTE_ORDER_MARK)
             }
             Self::Given(Tokenizer::Byte) => true,
             Self::Given(Tokenizer::Char { chars }) => chars.contains(&'\u{FEFF}'),
@@ -109,7 +108,9 @@ impl TextData {
             return Err(DataError::Empty { name: name.into() });
         }
         let tokenizer = tokenizer.into();
-        let bytes = if tokenizer.has_mark(bytes) { bytes } else { without_byte_order_mark(bytes) };
+        let rest = without_byte_order_mark(bytes);
+        let has_mark = rest.len() < bytes.len() && tokenizer.has_mark(rest);
+        let bytes = if has_mark { bytes } else { rest };
         let tokenizer = match tokenizer {
             TokenizerChoice::Derived(kind) => Tokenizer::derive_named(kind, name, bytes)?,
             TokenizerChoice::Given(tokenizer) => tokenizer,

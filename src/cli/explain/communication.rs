@@ -6,9 +6,9 @@ use std::fmt::Write;
 use super::placement::ExplainedPlacement;
 use potluck_core::format::{counted, listed, size_text};
 use potluck_core::{BucketId, DType, EdgeId, Position, Rank};
-use potluck_graph::{Graph, Plan};
+use potluck_graph::Plan;
 use potluck_parallel::collective::{CollectiveKind, CommCost, RankGroup, Topology, cost};
-use potluck_parallel::{Coordinates, Edge, Mesh};
+use potluck_parallel::{Edge, Mesh};
 use potluck_train::runtime::trace_labels::edge_source;
 
 /// Returns the tables of the edges, the buckets and the messages of each rank.
@@ -123,12 +123,6 @@ fn sent_on(placement: &ExplainedPlacement, edge: &Edge) -> Vec<CommCost> {
     sent
 }
 
-/// Graph of the rank that sends on an edge, in which the edge's tensor has its number.
-fn graph_of<'a>(placement: &'a ExplainedPlacement, edge: &Edge) -> &'a Graph {
-    let Coordinates { tensor, .. } = placement.coordinates(edge.from.index());
-    &placement.laid_out.group.plans[tensor].graph
-}
-
 fn all_of(sent: &[CommCost]) -> CommCost {
     let mut all = CommCost::default();
     for one in sent {
@@ -139,6 +133,7 @@ fn all_of(sent: &[CommCost]) -> CommCost {
 
 /// Table of the tensors that cross from one stage to another.
 fn edge_rows(placement: &ExplainedPlacement) -> String {
+    let plans = &placement.laid_out.written.plans;
     let mut text = format!(
         "  {:<8}{:<28}{:>6}{:>6}{:>16}{:>13}{:>10}\n",
         "edge", "tensor", "from", "to", "a micro-batch", "a step", "messages"
@@ -148,7 +143,7 @@ fn edge_rows(placement: &ExplainedPlacement) -> String {
         let sent = sent_on(placement, edge);
         let largest = sent.iter().map(|one| one.bytes as usize).max().unwrap_or(0);
         let all = all_of(&sent);
-        let tensor = format!("{} {}", edge.tensor, edge_source(graph_of(placement, edge), edge));
+        let tensor = format!("{} {}", edge.tensor, edge_source(plans, edge));
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
@@ -167,6 +162,7 @@ fn edge_rows(placement: &ExplainedPlacement) -> String {
 /// Table of the all-reduces of tensor groups: the bytes that each rank reads back. It writes as
 /// much after the sum, or twice as much if it sends words of bf16.
 fn reduction_rows(placement: &ExplainedPlacement) -> String {
+    let plans = &placement.laid_out.written.plans;
     let edges = &placement.laid_out.written.edges;
     let head = ["all-reduce", "tensor", "ranks", "a micro-batch", "a step", "messages"];
     let [id, tensor, ranks, batch, step, messages] = head;
@@ -182,7 +178,7 @@ fn reduction_rows(placement: &ExplainedPlacement) -> String {
             all = all.then(all_of(&sent));
         }
         let edge = edges.edge(reduction.parts[0][0]);
-        let tensor = format!("{} {}", edge.tensor, edge_source(graph_of(placement, edge), edge));
+        let tensor = format!("{} {}", edge.tensor, edge_source(plans, edge));
         let group = group_text(edge.to.iter().copied());
         // Writing to a string cannot fail.
         let _ = writeln!(

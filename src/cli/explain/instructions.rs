@@ -6,26 +6,21 @@ use potluck_core::{BucketId, EdgeId, Rank, ReductionId, SegmentId};
 use potluck_graph::Plan;
 use potluck_parallel::collective::Collective;
 use potluck_parallel::planner::laid_out::LaidOut;
-use potluck_parallel::{Coordinates, Edge, EdgeLayout, Instruction, Operation, Program};
+use potluck_parallel::{Coordinates, Edge, Instruction, Operation, PipelinePrograms, Program};
 use potluck_train::runtime::trace_labels::edge_source;
 
 /// Returns the programs of the ranks, each below the rank and its samples if there are several.
 pub fn program(placement: &ExplainedPlacement) -> String {
     let LaidOut { written, group, .. } = &placement.laid_out;
     if let [program] = &written.programs[..] {
-        return InstructionNames { plan: &group.plans[0], edges: &written.edges, rank: Rank(0) }
-            .program(program);
+        return InstructionNames { plan: &group.plans[0], written }.program(program);
     }
     let mut texts = Vec::new();
     for (rank, program) in written.programs.iter().enumerate() {
         let title = placement.title(rank);
         let Coordinates { data, tensor, .. } = placement.coordinates(rank);
         let samples = placement.planned.shares[data].count;
-        let names = InstructionNames {
-            plan: &group.plans[tensor],
-            edges: &written.edges,
-            rank: Rank(rank as u32),
-        };
+        let names = InstructionNames { plan: &group.plans[tensor], written };
         let program = names.program(program);
         let samples = counted(samples as usize, "sample", "samples");
         texts.push(format!("rank {rank}: {title}, {samples}\n{program}"));
@@ -37,9 +32,8 @@ pub fn program(placement: &ExplainedPlacement) -> String {
 struct InstructionNames<'a> {
     /// Plan of all stages for the rank's position in a tensor group.
     plan: &'a Plan,
-    /// Edges of pipelines and tensor groups; empty without them.
-    edges: &'a EdgeLayout,
-    rank: Rank,
+    /// Plans of all ranks, and edges of pipelines and tensor groups.
+    written: &'a PipelinePrograms,
 }
 
 impl InstructionNames<'_> {
@@ -87,7 +81,7 @@ impl InstructionNames<'_> {
     }
 
     fn sent(&self, edge: EdgeId) -> String {
-        match self.edges.edges.get(edge.index()) {
+        match self.written.edges.edges.get(edge.index()) {
             Some(edge) if edge.reduction.is_some() => {
                 format!(" ({} -> {})", self.tensor(edge), ranks_text(&edge.to))
             }
@@ -97,7 +91,7 @@ impl InstructionNames<'_> {
     }
 
     fn received(&self, edge: EdgeId) -> String {
-        match self.edges.edges.get(edge.index()) {
+        match self.written.edges.edges.get(edge.index()) {
             Some(edge) => format!(" ({} of {})", self.tensor(edge), edge.from),
             None => String::new(),
         }
@@ -105,17 +99,16 @@ impl InstructionNames<'_> {
 
     /// Tensor of an all-reduce and its ranks: ` (h.1 of ranks 0 and 1)`.
     fn reduced(&self, reduction: ReductionId) -> String {
-        let Some(reduction) = self.edges.reductions.get(reduction.index()) else {
+        let Some(reduction) = self.written.edges.reductions.get(reduction.index()) else {
             return String::new();
         };
-        let mut edges = reduction.edges().map(|edge| self.edges.edge(edge));
-        // The numbers of tensors are those of the rank's own graph.
-        let Some(own) = edges.find(|edge| edge.from == self.rank) else { return String::new() };
-        format!(" ({} of {})", self.tensor(own), ranks_text(&own.to))
+        let mut edges = reduction.edges().map(|edge| self.written.edges.edge(edge));
+        let Some(first) = edges.next() else { return String::new() };
+        format!(" ({} of {})", self.tensor(first), ranks_text(&first.to))
     }
 
     fn tensor(&self, edge: &Edge) -> String {
-        edge_source(&self.plan.graph, edge)
+        edge_source(&self.written.plans, edge)
     }
 
     /// Name of the only tensor of a bucket, or the number of them and their block.

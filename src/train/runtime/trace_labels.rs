@@ -19,7 +19,7 @@ pub struct TraceLabels {
 }
 
 impl TraceLabels {
-    /// Creates the names of these pipelines; `plans` are those of the ranks of a tensor group.
+    /// Creates the names of these pipelines; `plans` are those of all ranks.
     pub fn of(plans: &[Arc<Plan>], pipelines: &[PipelineRanks], edges: &EdgeLayout) -> Self {
         if pipelines.iter().all(|pipeline| pipeline.ranks().count() == 1) {
             return Self::default();
@@ -45,9 +45,9 @@ impl TraceLabels {
         let mut names = Vec::with_capacity(edges.edges.len());
         for (index, edge) in edges.edges.iter().enumerate() {
             let id = EdgeId(index as u32);
-            let source = source_of(plans, pipelines, edge);
+            let source = edge_source(plans, edge);
             names.push(match edge.to[..] {
-                [to] => format!("{id} ({source} -> stage {})", place_of(pipelines, to).0),
+                [to] => format!("{id} ({source} -> stage {})", stage_of(pipelines, to)),
                 _ => format!("{id} ({source} -> tensor group)"),
             });
         }
@@ -55,7 +55,7 @@ impl TraceLabels {
         for (index, reduction) in edges.reductions.iter().enumerate() {
             let id = ReductionId(index as u32);
             let first = reduction.edges().next().map(|edge| edges.edge(edge));
-            let source = first.map(|edge| source_of(plans, pipelines, edge));
+            let source = first.map(|edge| edge_source(plans, edge));
             reductions.push(format!("{id} ({})", source.unwrap_or_default()));
         }
         Self { ranks: ranks.into(), edges: names.into(), reductions: reductions.into() }
@@ -93,26 +93,20 @@ impl TraceLabels {
     }
 }
 
-/// Stage of a rank, and its position in the tensor group.
-fn place_of(pipelines: &[PipelineRanks], rank: Rank) -> (usize, usize) {
+fn stage_of(pipelines: &[PipelineRanks], rank: Rank) -> usize {
     for pipeline in pipelines {
-        for (stage, group) in pipeline.groups.iter().enumerate() {
-            if let Some(position) = group.iter().position(|other| *other == rank) {
-                return (stage, position);
-            }
+        if let Some(stage) = pipeline.groups.iter().position(|group| group.contains(&rank)) {
+            return stage;
         }
     }
-    (0, 0)
-}
-
-fn source_of(plans: &[Arc<Plan>], pipelines: &[PipelineRanks], edge: &Edge) -> String {
-    let (_, position) = place_of(pipelines, edge.from);
-    edge_source(&plans[position].graph, edge)
+    0
 }
 
 /// Returns the name of the tensor of an edge: the block that computes it, `h.1`, or `h.1 again` for
-/// a recomputation, or `gradient from h.2` in a backward pass. `graph` is the one of the sender.
-pub fn edge_source(graph: &Graph, edge: &Edge) -> String {
+/// a recomputation, or `gradient from h.2` in a backward pass. `plans` are those of all ranks: the
+/// tensor has its number in the graph of the sender.
+pub fn edge_source(plans: &[Arc<Plan>], edge: &Edge) -> String {
+    let graph = &plans[edge.from.index()].graph;
     for node in &graph.nodes {
         if node.outputs.iter().any(|tensor| graph.root(*tensor) == edge.tensor) {
             let block = &graph.blocks[node.block as usize];

@@ -59,7 +59,7 @@ pub fn start(
     let options = WorkerGroupOptions {
         reduce_site: reduce_sites,
         all_reduces: false,
-        labels: TraceLabels::of(&model.plans, &arrangement.pipelines, &edges),
+        labels: TraceLabels::of(&plans, &arrangement.pipelines, &edges),
         edges: edges.clone(),
         trace: trace.clone(),
     };
