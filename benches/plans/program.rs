@@ -166,7 +166,7 @@ impl<'a> Place<'a> {
         let mut words = Vec::new();
         let has_taskset = Command::new("taskset").arg("--version").output().is_ok();
         if has_taskset {
-            let cores = if self.machines.is_some() { node.to_string() } else { "0,1".into() };
+            let cores = if self.machines.is_some() { node_core(node) } else { "0,1".into() };
             words.extend(["taskset".to_string(), "-c".into(), cores]);
         }
         let mut line = format!("exec '{}' {line}", env!("CARGO_BIN_EXE_potluck"));
@@ -192,6 +192,12 @@ impl<'a> Place<'a> {
         }
         command
     }
+}
+
+/// Core of a node: the second core for the first node. SwiftShader counts the cores it may use, and
+/// then runs its threads on as many from core 0 on; it is the second node.
+fn node_core(node: usize) -> String {
+    if node == 0 { "1".into() } else { "0".into() }
 }
 
 /// Milliseconds of the steps of a record.

@@ -82,6 +82,7 @@ impl MachinesProfile {
             devices: profiles,
             links: file.links(),
             network_s_per_byte: Vec::new(),
+            receives_inputs: Vec::new(),
             thread_message_s: 0.0,
             half_parts: half_parts(&plans, step.micro_batch),
         };

@@ -119,6 +119,9 @@ pub struct PlanProfile {
     /// By node: seconds of all its cores for each byte that it sends to other nodes, and for as
     /// many that arrive. If empty, the network takes no time from devices.
     pub network_s_per_byte: Vec<f64>,
+    /// By node: true if the first node sends it the inputs of each step. If empty, every node reads
+    /// its own.
+    pub receives_inputs: Vec<bool>,
     /// Seconds of a message between threads of one process.
     pub thread_message_s: f64,
     /// By block: the part of its work that each of two equal ranks of a tensor group has. More than
@@ -277,6 +280,7 @@ mod tests {
             devices: devices.into(),
             links: Vec::new(),
             network_s_per_byte: Vec::new(),
+            receives_inputs: Vec::new(),
             thread_message_s: 0.0,
             half_parts: vec![0.6],
         };

@@ -8,12 +8,12 @@ use super::laid_out::LaidOut;
 use super::price::segment_costs;
 use super::profile::{BlockSpeed, DeviceProfile, PlanProfile};
 use super::tensor::tensor_part;
-use crate::SpreadPrograms;
 use crate::collective::SEND_WINDOW;
-use crate::pipeline::runs;
+use crate::pipeline::{runs, used_inputs};
 use crate::sim::{
     Costs, LinkModel, MachineModel, ModelPart, Scenario, SimulationReport, one_step, run,
 };
+use crate::{Program, SpreadPrograms};
 use potluck_core::{DType, Rank};
 use potluck_graph::Plan;
 
@@ -190,7 +190,12 @@ fn rank_costs(
             }
         }
         let rows = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
-        costs.push(costs_of(device, plan, &speeds, rows));
+        let receives = profile.receives_inputs.get(device.node as usize).copied();
+        let input_elements = match receives {
+            Some(true) => input_elements(plan, program),
+            Some(false) | None => 0,
+        };
+        costs.push(Costs { input_elements, ..costs_of(device, plan, &speeds, rows) });
     }
     Some(costs)
 }
@@ -198,12 +203,23 @@ fn rank_costs(
 fn costs_of(device: &DeviceProfile, plan: &Plan, speeds: &[BlockSpeed], rows: u32) -> Costs {
     Costs {
         segments: segment_costs(plan, speeds),
+        input_elements: 0,
         load_s: device.load_row_s * f64::from(rows),
         update_element_s: device.update_element_s,
         read_back: device.read_back,
         upload: device.upload,
         host: device.host,
     }
+}
+
+/// 4-byte elements of the inputs that a rank uses in a step.
+fn input_elements(plan: &Plan, program: &Program) -> usize {
+    let mut of_row = 0;
+    for input in used_inputs(plan) {
+        of_row += plan.graph.tensor(input).shape.elements(1);
+    }
+    let rows: u32 = program.micro_batches.iter().map(|batch| batch.rows).sum();
+    of_row * rows as usize
 }
 
 /// Links between ranks.

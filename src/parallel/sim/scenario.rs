@@ -53,6 +53,9 @@ pub struct SegmentCost {
 pub struct Costs {
     /// Durations, per segment of the plan.
     pub segments: Vec<SegmentCost>,
+    /// 4-byte elements of inputs that the first rank's node sends with each step; 0 if the rank's
+    /// node reads its own.
+    pub input_elements: usize,
     /// Seconds to load one micro-batch.
     pub load_s: f64,
     /// Seconds to update one element that the rank owns.

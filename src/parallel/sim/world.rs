@@ -301,7 +301,12 @@ impl<'a> Simulation<'a> {
             }
         }
         for (to, message) in messages {
-            let at = self.queue.now() + nanos(self.scenario.control_s) + self.jitter();
+            let now = self.queue.now();
+            let mut at = now + nanos(self.scenario.control_s) + self.jitter();
+            let inputs = self.scenario.costs[to.index()].input_elements;
+            if matches!(message, ToRank::Step(_)) && inputs > 0 {
+                at = at.max(self.pass_link(Rank(0), to, inputs, now, || format!("inputs to {to}")));
+            }
             let last = &mut self.virtual_ranks[to.index()].message_last;
             *last = at.max(*last + 1);
             self.queue.push(*last, Event::ToRank { to, message });

@@ -573,6 +573,7 @@ fn price_of_step_is_that_by_hand() {
     let fixed = |fixed_s| SegmentCost { fixed_s, row_s: 0.0 };
     let costs = Costs {
         segments: vec![fixed(0.010), fixed(0.005), fixed(0.015)],
+        input_elements: 0,
         load_s: 0.0,
         update_element_s: 0.0,
         read_back: LinkModel { latency_s: 0.0, bytes_per_s: 4000.0 },
@@ -592,4 +593,10 @@ fn price_of_step_is_that_by_hand() {
     assert_eq!(report.timeline.busy(Rank(0), VirtualTrack::Device), 30_000_000);
     let printed = report.timeline.to_string();
     assert!(printed.contains("   10.500       15.500     0  device     run s1 on 0"), "{printed}");
+
+    // Inputs for rank 1 take the link for 10 ms, so that its order arrives at 11 ms, not at 0.5.
+    let mut receiving = scenario;
+    receiving.costs[1].input_elements = 5;
+    let report = run(&receiving);
+    assert!((report.seconds - 0.051).abs() < 1e-6, "{} s\n{}", report.seconds, report.timeline);
 }

@@ -60,6 +60,7 @@ mod tests {
             devices: Vec::new(),
             links,
             network_s_per_byte: Vec::new(),
+            receives_inputs: Vec::new(),
             thread_message_s: 0.0,
             half_parts: Vec::new(),
         }

@@ -53,6 +53,7 @@ fn profile(nodes: &[&[f64]], blocks: usize) -> PlanProfile {
         devices,
         links: vec![vec![LAN; nodes.len()]; nodes.len()],
         network_s_per_byte: Vec::new(),
+        receives_inputs: Vec::new(),
         thread_message_s: 0.0,
         half_parts: Vec::new(),
     }

@@ -1,6 +1,7 @@
 //! Tests of the search, with profiles whose best layouts are known.
 
 use super::*;
+use crate::pipeline::used_inputs;
 use crate::planner::cut::BlockTimes;
 use crate::planner::profile::{BlockSpeed, DeviceProfile};
 use crate::sim::LinkModel;
@@ -88,6 +89,7 @@ fn profile(devices: Vec<DeviceProfile>, link: LinkModel) -> PlanProfile {
         devices,
         links: vec![vec![link; nodes]; nodes],
         network_s_per_byte: Vec::new(),
+        receives_inputs: Vec::new(),
         thread_message_s: 0.0,
         half_parts: Vec::new(),
     }
@@ -315,4 +317,30 @@ fn network_takes_time_from_devices_on_the_host_only() {
     assert_eq!(alone_s, step_s(false, 0.0));
     let more_s = step_s(true, byte_s) - alone_s;
     assert!((0.8 * network_s..=1.05 * network_s).contains(&more_s), "{more_s} of {network_s}");
+}
+
+/// A node that does not read its inputs waits for them at the begin of each step.
+#[test]
+fn inputs_from_the_first_node_take_time_on_the_link() {
+    let options = ParallelOptions {
+        excluded: ExcludedDivisions { pipelines: true, tensor_groups: true },
+        ..ParallelOptions::default()
+    };
+    let step_s = |receives_inputs: bool, bytes_per_s: f64| {
+        let link = LinkModel { latency_s: 1e-5, bytes_per_s };
+        let mut profile = profile([0, 1].map(|node| device(0, node, 0.001)).into(), link);
+        profile.receives_inputs = vec![false, receives_inputs];
+        let proposal = searched(&profile, &options, u64::MAX, true).unwrap();
+        assert_eq!(mesh_of(&proposal), (2, 1, 1));
+        proposal.chosen.prediction.step_s
+    };
+    // Tokens and targets: the positions are the same in every step.
+    let plan = model().whole.of_rows(1);
+    let used = used_inputs(&plan);
+    assert_eq!(used.len(), 2);
+    let of_sample: usize = used.iter().map(|input| plan.graph.tensor(*input).bytes(1)).sum();
+    let bytes_per_s = 1e5;
+    let inputs_s = f64::from(BATCH / 2) * of_sample as f64 / bytes_per_s;
+    let more_s = step_s(true, bytes_per_s) - step_s(false, bytes_per_s);
+    assert!((0.98 * inputs_s..=1.02 * inputs_s).contains(&more_s), "{more_s} of {inputs_s}");
 }

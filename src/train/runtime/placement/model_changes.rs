@@ -235,6 +235,7 @@ mod tests {
             devices: vec![device],
             links: vec![vec![LinkModel::INSTANT]],
             network_s_per_byte: Vec::new(),
+            receives_inputs: Vec::new(),
             thread_message_s: 0.0,
             half_parts: Vec::new(),
         }

@@ -166,6 +166,7 @@ pub(crate) fn open_profile(
     let profile = PlanProfile {
         links: links_of(&devices, links),
         network_s_per_byte: network_s_per_byte(links),
+        receives_inputs: request.nodes.receive_inputs(),
         devices,
         thread_message_s,
         half_parts,

@@ -120,6 +120,7 @@ pub fn measure_profile(
         devices: profiles,
         links,
         network_s_per_byte: network_s_per_byte(ring.as_ref()),
+        receives_inputs: request.nodes.receive_inputs(),
         thread_message_s,
         half_parts,
     };

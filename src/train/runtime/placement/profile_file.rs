@@ -14,7 +14,7 @@ use potluck_kernels::device::Selection;
 use potluck_parallel::planner::profile::PlanProfile;
 
 /// Version of the files, and of what is measured.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 
 /// File of the profile of a set of devices for a model.
 pub(crate) struct ProfileFile {

@@ -66,6 +66,15 @@ pub struct RemoteNodes {
     pub hosts: Vec<String>,
 }
 
+impl RemoteNodes {
+    /// Returns by node, the first one first, whether the first node sends it the inputs of steps.
+    pub(crate) fn receive_inputs(&self) -> Vec<bool> {
+        let mut receive = vec![false];
+        receive.extend(self.nodes.iter().map(|node| !node.has_data()));
+        receive
+    }
+}
+
 /// No other nodes: for a run of one node.
 pub static NO_NODES: RemoteNodes =
     RemoteNodes { nodes: Vec::new(), devices: Vec::new(), run: String::new(), hosts: Vec::new() };
