@@ -162,8 +162,8 @@ fn a_server_must_send_a_greeting() {
     });
     let long = dial_answering(b"PTLK\xff\xff", TEST_TIMEOUT);
     assert!(long.to_string().contains("65535 bytes, and at most 4362"), "{long}");
-    let later = dial_answering(b"PTLK\0\x08\0\x0d\x059.8.7", TEST_TIMEOUT);
-    assert!(later.to_string().contains("is dialed potluck 9.8.7 (protocol 13)"), "{later}");
+    let later = dial_answering(b"PTLK\0\x08\0\x0e\x059.8.7", TEST_TIMEOUT);
+    assert!(later.to_string().contains("is dialed potluck 9.8.7 (protocol 14)"), "{later}");
     let other = dial_answering(b"SSH-2.0", TEST_TIMEOUT);
     assert!(matches!(other, NetError::OtherProtocol { .. }), "{other}");
 }

@@ -44,7 +44,7 @@ pub(crate) const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const MAGIC: [u8; 4] = *b"PTLK";
 /// Protocol of everything after the version in a greeting, the messages between nodes included. Any
 /// change makes another protocol.
-pub(crate) const PROTOCOL: u16 = 12;
+pub(crate) const PROTOCOL: u16 = 13;
 const VERSION: u8 = 1;
 
 /// Code with which an application closes a QUIC connection.
@@ -341,7 +341,7 @@ mod tests {
         let error = Greeting::decode(&third[GREETING_HEAD_BYTES..]).unwrap_err();
         let past = GreetingError::OtherProtocol { protocol: 3, version: "0.2.0".into() };
         assert_eq!(error, past);
-        let own = b"PTLK\0\x15\0\x0c\x050.2.0\0\0\0\0\0\0\x05\xdchello";
+        let own = b"PTLK\0\x15\0\x0d\x050.2.0\0\0\0\0\0\0\x05\xdchello";
         assert_eq!(greeting_of(PROTOCOL, "0.2.0", &rest), own);
         let (head, behind) = own.split_first_chunk().unwrap();
         assert_eq!(greeting_length(head), Ok(behind.len()));
@@ -349,14 +349,14 @@ mod tests {
         let decoded = Greeting { hello: b"hello".into(), idle_timeout };
         assert_eq!(Greeting::decode(behind), Ok(decoded));
         // A greeting of a later protocol; only its beginning is known.
-        let later = b"PTLK\0\x0b\0\x0d\x059.8.7\xff\xfe\xfd";
+        let later = b"PTLK\0\x0b\0\x0e\x059.8.7\xff\xfe\xfd";
         let error = Greeting::decode(&later[GREETING_HEAD_BYTES..]).unwrap_err();
-        let own = format!("potluck {} (protocol 12)", env!("CARGO_PKG_VERSION"));
+        let own = format!("potluck {} (protocol 13)", env!("CARGO_PKG_VERSION"));
         assert_eq!(
             error.sentence(true),
             format!(
                 "the node that dials has {own}, and the one that is dialed potluck 9.8.7 \
-                 (protocol 13): install the same version on both"
+                 (protocol 14): install the same version on both"
             )
         );
         assert!(error.sentence(false).starts_with("the node that dials has potluck 9.8.7"));

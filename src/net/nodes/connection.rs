@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use super::incoming_messages::IncomingMessages;
-use super::link_rate;
+use super::link_rate::{self, ProbeArrivals, ProbeBuffer};
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::{
     CONTROL_MAX, CloseReason, Link, LinkStats, PAYLOAD_MAX, Payload, PendingPeer, ReceiveBuffer,
@@ -115,6 +115,12 @@ pub trait NodeConnection: Send + Sync {
     fn measure(&self, _time: Duration) -> Option<LinkRate> {
         None
     }
+
+    /// Returns the bytes per second at which the values of the other node's last measurement have
+    /// arrived; `None` if it has measured nothing since the last call, or in another way.
+    fn take_arrival_rate(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// Link to another node.
@@ -140,6 +146,7 @@ struct LinkReceiver {
     receiver: OnceLock<MessageReceiver>,
     /// Receiver of all values instead of `frames`, once it is set.
     values: RwLock<SetReceiver>,
+    probes: Arc<Lock<ProbeArrivals>>,
 }
 
 #[derive(Default)]
@@ -255,6 +262,10 @@ impl NodeConnection for NodeLink {
     fn measure(&self, time: Duration) -> Option<LinkRate> {
         link_rate::measure(&self.link, time)
     }
+
+    fn take_arrival_rate(&self) -> Option<f64> {
+        self.incoming.probes.lock().take_rate()
+    }
 }
 
 fn tagged(tag: u8, message: &[u8]) -> Vec<u8> {
@@ -297,6 +308,7 @@ impl LinkReceiver {
             messages: Lock::default(),
             receiver: OnceLock::new(),
             values: RwLock::default(),
+            probes: Arc::default(),
         }
     }
 
@@ -386,7 +398,8 @@ impl Receiver for LinkReceiver {
             if bytes > link_rate::BYTES_MAX {
                 return Err(format!("values of {bytes} bytes to measure a link"));
             }
-            return Ok(Box::new(UnusedValues(vec![0; bytes])));
+            let arrivals = Arc::clone(&self.probes);
+            return Ok(Box::new(ProbeBuffer { values: vec![0; bytes], arrivals }));
         }
         if let Some(values) = self.values() {
             return values.landing(tag, bytes);

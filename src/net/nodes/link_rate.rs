@@ -1,10 +1,13 @@
-//! Measurement of the rate at which a link carries values in one direction.
+//! Measurement of the rate at which a link carries values in one direction: by their confirmations
+//! at the sender, and by their arrivals at the receiver. Confirmations may wait behind values of
+//! the other direction, for longer and longer or less and less.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::endpoint_options::cores;
-use crate::{Link, Payload, TAG_BYTES};
+use crate::{Link, Payload, ReceiveBuffer, TAG_BYTES};
+use potluck_core::Lock;
 use potluck_parallel::planner::links::LinkRate;
 
 /// Tag of values that only measure a link; no frame has it.
@@ -61,10 +64,57 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
 
 fn rate(bytes: usize, took: Duration, round_trip: Duration, processor_s_per_byte: f64) -> LinkRate {
     LinkRate {
-        // Without a delay, the time may be below the resolution of the clock.
-        bytes_per_s: bytes as f64 / took.as_secs_f64().max(1e-6),
+        bytes_per_s: bytes_per_s(bytes, took),
         round_trip_s: round_trip.as_secs_f64(),
         processor_s_per_byte,
+    }
+}
+
+fn bytes_per_s(bytes: usize, took: Duration) -> f64 {
+    // Without a delay, the time may be below the resolution of the clock.
+    bytes as f64 / took.as_secs_f64().max(1e-6)
+}
+
+/// Arrivals of the other node's probes: those of one length, the last ones.
+#[derive(Debug, Default)]
+pub(super) struct ProbeArrivals {
+    bytes: usize,
+    ends: Vec<Instant>,
+}
+
+impl ProbeArrivals {
+    fn add(&mut self, bytes: usize, at: Instant) {
+        if bytes != self.bytes {
+            *self = Self { bytes, ends: Vec::with_capacity(SENDS) };
+        }
+        if self.ends.len() < SENDS {
+            self.ends.push(at);
+        }
+    }
+
+    /// Returns the bytes per second at which [`SENDS`] probes have arrived one behind the other,
+    /// and forgets them; `None` if fewer have.
+    pub(super) fn take_rate(&mut self) -> Option<f64> {
+        let Self { bytes, ends } = std::mem::take(self);
+        let ends: [Instant; SENDS] = ends.try_into().ok()?;
+        Some(bytes_per_s(bytes, interval(&ends)))
+    }
+}
+
+/// Place of the values of a probe, which counts its arrival.
+pub(super) struct ProbeBuffer {
+    pub(super) values: Vec<u8>,
+    pub(super) arrivals: Arc<Lock<ProbeArrivals>>,
+}
+
+impl ReceiveBuffer for ProbeBuffer {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.values
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        self.arrivals.lock().add(self.values.len(), Instant::now());
+        Ok(())
     }
 }
 
@@ -165,12 +215,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::nodes::connection::UnusedValues;
     use crate::test_peer::{linked, node, secret};
     use crate::{CloseReason, ReceiveBuffer, Receiver};
 
-    /// Takes payloads of any length.
-    struct Taker;
+    /// Takes probes of any length, and counts their arrivals.
+    #[derive(Default)]
+    struct Taker(Arc<Lock<ProbeArrivals>>);
 
     impl Receiver for Taker {
         fn control(&self, _: Vec<u8>) -> Result<(), String> {
@@ -187,7 +237,7 @@ mod tests {
 
         fn data(&self, tag: &[u8; TAG_BYTES], n: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
             assert!(is_probe(tag) && n <= BYTES_MAX);
-            Ok(Box::new(UnusedValues(vec![0; n])))
+            Ok(Box::new(ProbeBuffer { values: vec![0; n], arrivals: self.0.clone() }))
         }
 
         fn closed(&self, _: &CloseReason) {}
@@ -197,12 +247,16 @@ mod tests {
     fn rate_of_loopback_has_what_the_processor_takes_for_it() {
         let secret = secret();
         let (dialing, accepting) = (node(&secret), node(&secret));
-        let takers = [Arc::new(Taker), Arc::new(Taker)];
+        let takers = [Arc::new(Taker::default()), Arc::new(Taker::default())];
+        let arrivals = takers[1].0.clone();
         let links = linked([&dialing, &accepting], accepting.local_addr(), takers);
         let rate = measure(&links[0], Duration::from_millis(100)).unwrap();
         assert!(rate.checked().is_some(), "{rate:?}");
         // A program in debug mode on a busy machine, and one with hardware for AES.
         assert!((1e6..1e11).contains(&rate.bytes_per_s), "{rate:?}");
+        // No other direction holds confirmations up.
+        let arrived = arrivals.lock().take_rate().unwrap();
+        assert!((0.2..5.0).contains(&(arrived / rate.bytes_per_s)), "{arrived} and {rate:?}");
         if cfg!(unix) {
             let of_a_core = rate.processor_s_per_byte * cores() as f64;
             // From a tenth of a cycle to a thousand in debug mode, for each byte.
@@ -210,6 +264,27 @@ mod tests {
         } else {
             assert_eq!(rate.processor_s_per_byte, 0.0);
         }
+    }
+
+    #[test]
+    fn arrivals_have_a_rate_once_all_of_a_measurement_are_there() {
+        let mut arrivals = ProbeArrivals::default();
+        let began = Instant::now();
+        let at = |nth: usize| began + Duration::from_millis(10 * nth as u64);
+        assert_eq!(arrivals.take_rate(), None);
+        for bytes in [1, 1, 4000] {
+            arrivals.add(bytes, began);
+        }
+        for nth in 0..SENDS - 1 {
+            arrivals.add(1000, at(nth));
+        }
+        assert_eq!(arrivals.take_rate(), None, "one is missing");
+        for nth in 0..SENDS + 3 {
+            arrivals.add(1000, at(nth));
+        }
+        let rate = arrivals.take_rate().unwrap();
+        assert!((rate - 1e5).abs() < 1.0, "{rate}");
+        assert_eq!(arrivals.take_rate(), None, "it was taken");
     }
 
     /// A loss in the middle, at the beginning, and at the end, where it is found late.

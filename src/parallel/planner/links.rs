@@ -20,6 +20,12 @@ impl LinkRate {
         let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
         (is_rate && is_time(round_trip_s) && is_time(processor_s_per_byte)).then_some(self)
     }
+
+    /// Returns the link with the rate at which values have arrived, if that is known and possible.
+    pub fn with_arrivals(self, bytes_per_s: Option<f64>) -> Self {
+        let Some(bytes_per_s) = bytes_per_s else { return self };
+        Self { bytes_per_s, ..self }.checked().unwrap_or(self)
+    }
 }
 
 /// Links of a ring of nodes, by number: each to the next one, and the last one to the first. `None`
@@ -69,6 +75,15 @@ mod tests {
         assert_eq!(links.between(2, 1), slower);
         assert_eq!(RingLinks(vec![None, link(2e6, 0.0)]).between(0, 0), link(2e6, 0.0));
         assert_eq!(RingLinks(vec![None, None]).between(0, 1), None);
+    }
+
+    #[test]
+    fn arrivals_count_if_they_are_known_and_possible() {
+        let confirmed = link(1e6, 0.01).unwrap();
+        assert_eq!(confirmed.with_arrivals(Some(2e6)).bytes_per_s, 2e6);
+        for odd in [None, Some(f64::NAN), Some(0.0), Some(-1.0), Some(f64::INFINITY)] {
+            assert_eq!(confirmed.with_arrivals(odd), confirmed, "{odd:?}");
+        }
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn costs_of(plan: &Plan, program: &Program, times: &[BlockTimes]) -> Costs {
     }
     Costs {
         segments: segment_costs(plan, &speeds),
-        input_elements: 0,
+        inputs: None,
         load_s: 0.0,
         update_element_s: 0.0,
         read_back: LinkModel::INSTANT,

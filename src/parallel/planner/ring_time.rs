@@ -490,7 +490,7 @@ mod tests {
                 });
                 costs.push(Costs {
                     segments: segments.collect(),
-                    input_elements: 0,
+                    inputs: None,
                     load_s: between(random, 0.0, 1e-5),
                     update_element_s: between(random, 0.0, 1e-9),
                     read_back: link(random, 1e-5, 1e9),

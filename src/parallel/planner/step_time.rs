@@ -11,7 +11,8 @@ use super::tensor::tensor_part;
 use crate::collective::SEND_WINDOW;
 use crate::pipeline::{runs, used_inputs};
 use crate::sim::{
-    Costs, LinkModel, MachineModel, ModelPart, Scenario, SimulationReport, one_step, run,
+    Costs, InputTransfer, LinkModel, MachineModel, ModelPart, Scenario, SimulationReport, one_step,
+    run,
 };
 use crate::{Program, SpreadPrograms};
 use potluck_core::{DType, Rank};
@@ -168,6 +169,9 @@ fn rank_costs(
     laid_out: &LaidOut,
     slowdowns: &[f64],
 ) -> Option<Vec<Costs>> {
+    let is_on_first_node = |position: &usize| profile.devices[*position].node == 0;
+    let on_first_node = arrangement.positions.iter().position(is_on_first_node);
+    let on_first_node = on_first_node.map(|rank| Rank(rank as u32));
     let mut costs = Vec::new();
     for (rank, &position) in arrangement.positions.iter().enumerate() {
         let device = &profile.devices[position];
@@ -190,12 +194,13 @@ fn rank_costs(
             }
         }
         let rows = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
-        let receives = profile.receives_inputs.get(device.node as usize).copied();
-        let input_elements = match receives {
-            Some(true) => input_elements(plan, program),
-            Some(false) | None => 0,
-        };
-        costs.push(Costs { input_elements, ..costs_of(device, plan, &speeds, rows) });
+        let mut inputs = None;
+        if profile.receives_inputs.get(device.node as usize) == Some(&true) {
+            // Without a rank on the first node, no link of the ranks carries them.
+            inputs = on_first_node
+                .map(|from| InputTransfer { from, elements: input_elements(plan, program) });
+        }
+        costs.push(Costs { inputs, ..costs_of(device, plan, &speeds, rows) });
     }
     Some(costs)
 }
@@ -203,7 +208,7 @@ fn rank_costs(
 fn costs_of(device: &DeviceProfile, plan: &Plan, speeds: &[BlockSpeed], rows: u32) -> Costs {
     Costs {
         segments: segment_costs(plan, speeds),
-        input_elements: 0,
+        inputs: None,
         load_s: device.load_row_s * f64::from(rows),
         update_element_s: device.update_element_s,
         read_back: device.read_back,

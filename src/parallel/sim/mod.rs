@@ -56,7 +56,8 @@ pub use model_part::ModelPart;
 pub use reference::reference;
 pub use report::{End, RankReport, SimulationReport};
 pub use scenario::{
-    Costs, Detection, FaultTime, LinkModel, Scenario, SeededBug, SegmentCost, SimulatedFault,
+    Costs, Detection, FaultTime, InputTransfer, LinkModel, Scenario, SeededBug, SegmentCost,
+    SimulatedFault,
 };
 pub use timeline::{Timeline, VirtualSpan, VirtualTrack};
 pub use values::hash;

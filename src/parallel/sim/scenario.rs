@@ -48,14 +48,22 @@ pub struct SegmentCost {
     pub row_s: f64,
 }
 
+/// Inputs of a rank that the first node sends with the order of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputTransfer {
+    /// Rank of the first node whose link carries them.
+    pub from: Rank,
+    /// 4-byte elements.
+    pub elements: usize,
+}
+
 /// Speeds of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
     /// Durations, per segment of the plan.
     pub segments: Vec<SegmentCost>,
-    /// 4-byte elements of inputs that the first rank's node sends with each step; 0 if the rank's
-    /// node reads its own.
-    pub input_elements: usize,
+    /// Inputs that come with the order of each step; `None` if the rank's node reads its own.
+    pub inputs: Option<InputTransfer>,
     /// Seconds to load one micro-batch.
     pub load_s: f64,
     /// Seconds to update one element that the rank owns.

@@ -9,7 +9,7 @@ use super::memory::TensorMemory;
 use super::queue::{EventQueue, nanos};
 use super::report::{End, RankReport, SimulationReport};
 use super::ring::Ring;
-use super::scenario::{Detection, FaultTime, Scenario, SeededBug, SimulatedFault};
+use super::scenario::{Detection, FaultTime, InputTransfer, Scenario, SeededBug, SimulatedFault};
 use super::timeline::Timeline;
 use super::values::Model;
 use crate::collective::Positions;
@@ -303,9 +303,10 @@ impl<'a> Simulation<'a> {
         for (to, message) in messages {
             let now = self.queue.now();
             let mut at = now + nanos(self.scenario.control_s) + self.jitter();
-            let inputs = self.scenario.costs[to.index()].input_elements;
-            if matches!(message, ToRank::Step(_)) && inputs > 0 {
-                at = at.max(self.pass_link(Rank(0), to, inputs, now, || format!("inputs to {to}")));
+            let inputs = self.scenario.costs[to.index()].inputs;
+            if let (ToRank::Step(_), Some(inputs)) = (&message, inputs) {
+                let InputTransfer { from, elements } = inputs;
+                at = at.max(self.pass_link(from, to, elements, now, || format!("inputs to {to}")));
             }
             let last = &mut self.virtual_ranks[to.index()].message_last;
             *last = at.max(*last + 1);

@@ -12,9 +12,9 @@ use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::{Plan, PlanOptions, Unary, differentiate, fuse};
 use potluck_parallel::collective::{CollectiveKind, ShardLayout, Topology};
 use potluck_parallel::sim::{
-    Costs, Detection, End, FaultTime, LinkModel, MachineModel, Scenario, SeededBug, SegmentCost,
-    SimulatedFault, SimulationReport, VirtualTrack, check, hash, one_step, reference, run,
-    step_seconds,
+    Costs, Detection, End, FaultTime, InputTransfer, LinkModel, MachineModel, Scenario, SeededBug,
+    SegmentCost, SimulatedFault, SimulationReport, VirtualTrack, check, hash, one_step, reference,
+    run, step_seconds,
 };
 use potluck_parallel::{Instruction, Program, ReduceSite, Share, contiguous_shares, data_parallel};
 
@@ -573,7 +573,7 @@ fn price_of_step_is_that_by_hand() {
     let fixed = |fixed_s| SegmentCost { fixed_s, row_s: 0.0 };
     let costs = Costs {
         segments: vec![fixed(0.010), fixed(0.005), fixed(0.015)],
-        input_elements: 0,
+        inputs: None,
         load_s: 0.0,
         update_element_s: 0.0,
         read_back: LinkModel { latency_s: 0.0, bytes_per_s: 4000.0 },
@@ -596,7 +596,7 @@ fn price_of_step_is_that_by_hand() {
 
     // Inputs for rank 1 take the link for 10 ms, so that its order arrives at 11 ms, not at 0.5.
     let mut receiving = scenario;
-    receiving.costs[1].input_elements = 5;
+    receiving.costs[1].inputs = Some(InputTransfer { from: Rank(0), elements: 5 });
     let report = run(&receiving);
     assert!((report.seconds - 0.051).abs() < 1e-6, "{} s\n{}", report.seconds, report.timeline);
 }

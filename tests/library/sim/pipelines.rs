@@ -527,7 +527,7 @@ fn idle_shares(schedule: PipelineSchedule, shape: PipelineShape, times: StageTim
     let instant = LinkModel::INSTANT;
     let costs = Costs {
         segments: segments.collect(),
-        input_elements: 0,
+        inputs: None,
         load_s: 0.0,
         update_element_s: 0.0,
         read_back: instant,

@@ -122,7 +122,7 @@ pub fn costs(draw: &mut Draw, segments: usize) -> Costs {
     };
     Costs {
         segments: (0..segments).map(|_| cost(draw)).collect(),
-        input_elements: 0,
+        inputs: None,
         load_s: unit_s * 0.1,
         update_element_s: 1e-9,
         read_back: link(draw),
@@ -135,7 +135,7 @@ pub fn costs(draw: &mut Draw, segments: usize) -> Costs {
 pub fn even_costs(segments: usize, link: LinkModel) -> Costs {
     Costs {
         segments: vec![SegmentCost { fixed_s: 1e-4, row_s: 1e-4 }; segments],
-        input_elements: 0,
+        inputs: None,
         load_s: 1e-5,
         update_element_s: 1e-7,
         read_back: link,

@@ -70,6 +70,7 @@ struct NodeState {
     assembling: Option<mpsc::Sender<Result<(), String>>>,
     beginning: Option<mpsc::Sender<BeginAnswer>>,
     measuring: Option<mpsc::Sender<Option<LinkRate>>>,
+    arrivals: Option<mpsc::Sender<Option<f64>>>,
     clock: Option<mpsc::Sender<u64>>,
     flushing: Option<mpsc::Sender<()>>,
     trace: Option<Trace>,
@@ -445,6 +446,32 @@ impl RemoteNode {
         self.connection.measure(LINK_MEASUREMENT)
     }
 
+    /// Asks the node how fast the values of the previous node have arrived, whose measurement is
+    /// over; [`RemoteNode::arrival_rate`] waits for the answer.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the node is lost.
+    pub fn ask_arrival_rate(&self) -> Result<Asked<Option<f64>>, RuntimeError> {
+        let what = "the question for the rate of its link";
+        let asked = self.ask("its link", what, &ToNode::ArrivalRate, |state, sender| {
+            state.arrivals = Some(sender);
+        });
+        Ok(asked?)
+    }
+
+    /// Waits for the bytes per second at which the values of the previous node have arrived.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the node is lost.
+    pub fn arrival_rate(&self, asked: &Asked<Option<f64>>) -> Result<Option<f64>, RuntimeError> {
+        Ok(self.answered(asked)?)
+    }
+
+    /// Returns the bytes per second at which this node's values have arrived here.
+    pub fn take_arrival_rate(&self) -> Option<f64> {
+        self.connection.take_arrival_rate()
+    }
+
     /// Returns the start of a trace by the node's clock, in nanoseconds since its server was
     /// created, and half of the shortest round trip, which bounds the error. From then on, the
     /// node's events are added to the trace.
@@ -537,6 +564,10 @@ impl RemoteNode {
             ToFirst::LinkRate(rate) => {
                 let waiting = state.measuring.take().ok_or("a rate that was not asked for")?;
                 let _ = waiting.send(rate.and_then(LinkRate::checked));
+            }
+            ToFirst::ArrivalRate(rate) => {
+                let waiting = state.arrivals.take().ok_or("arrivals that were not asked for")?;
+                let _ = waiting.send(rate);
             }
             ToFirst::Vote(vote) => {
                 if let Some(coordinator) = state.coordinator_of_vote(&vote)? {

@@ -147,7 +147,8 @@ impl RemoteNodes {
         Some(PlacedCluster { run: self.run.clone(), nodes })
     }
 
-    /// Measures the links of the ring of nodes, all at the same time.
+    /// Measures the links of the ring of nodes, all at the same time, by the arrivals at their
+    /// receivers if these are known.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a node is lost: of its first device among `count` ones, whose
@@ -170,6 +171,20 @@ impl RemoteNodes {
         let mut rates = vec![own];
         for (node, answer) in answers {
             rates.push(node.link_rate(&answer).map_err(|error| at(node, error))?);
+        }
+        let mut answers = Vec::new();
+        for node in &self.nodes {
+            let asked = node.ask_arrival_rate().map_err(|error| at(node, error))?;
+            answers.push((node, asked));
+        }
+        let mut arrivals = Vec::new();
+        for (node, answer) in answers {
+            arrivals.push(node.arrival_rate(&answer).map_err(|error| at(node, error))?);
+        }
+        // The last node's values arrive here.
+        arrivals.push(self.nodes.last().and_then(|last| last.take_arrival_rate()));
+        for (rate, arrived) in rates.iter_mut().zip(arrivals) {
+            *rate = rate.map(|rate| rate.with_arrivals(arrived));
         }
         Ok(RingLinks(rates))
     }

@@ -269,6 +269,12 @@ impl<'h> NodeServer<'h> {
                 let rate = self.nodes[next].measure(LINK_MEASUREMENT);
                 self.reply(&ToFirst::LinkRate(rate));
             }
+            ToNode::ArrivalRate => {
+                let count = self.nodes.len();
+                let previous = (self.number as usize + count - 1) % count;
+                let rate = self.nodes[previous].take_arrival_rate();
+                self.reply(&ToFirst::ArrivalRate(rate));
+            }
             ToNode::Clock => {
                 let since = nanos(self.started.elapsed());
                 self.reply(&ToFirst::Clock(since));

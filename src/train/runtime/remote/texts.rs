@@ -66,6 +66,7 @@ impl ToFirst {
             | Self::Reply { reply: Ok(_), .. }
             | Self::Assembled(Ok(()))
             | Self::LinkRate(_)
+            | Self::ArrivalRate(_)
             | Self::Vote(_)
             | Self::Activity(_)
             | Self::Working

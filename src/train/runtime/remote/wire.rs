@@ -40,6 +40,9 @@ pub enum ToNode {
     Abort { rank: Rank, why: String },
     /// Measures the link to the next node of the ring; [`ToFirst::LinkRate`] answers.
     MeasureLink,
+    /// Asks how fast the values of the previous node of the ring have arrived, which has measured
+    /// its link; [`ToFirst::ArrivalRate`] answers.
+    ArrivalRate,
     /// Asks for the time of the node; [`ToFirst::Clock`] answers.
     Clock,
     /// Asks for the rest of the trace, which [`ToFirst::Flushed`] follows.
@@ -72,6 +75,8 @@ pub enum ToFirst {
     Assembled(Result<(), String>),
     /// Rate of the link to the next node of the ring, if there is a network in between.
     LinkRate(Option<LinkRate>),
+    /// Bytes per second at which the previous node's values have arrived, if it has measured.
+    ArrivalRate(Option<f64>),
     Vote(Vote),
     Finished {
         rank: Rank,

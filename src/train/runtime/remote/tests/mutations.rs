@@ -128,11 +128,17 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         "decided",
         "abort",
         "measure the link",
+        "arrival rate",
         "clock",
         "flush the trace",
     ];
-    let more =
-        [ToNode::End(b"over".into()), ToNode::Clock, ToNode::MeasureLink, ToNode::FlushTrace];
+    let more = [
+        ToNode::End(b"over".into()),
+        ToNode::Clock,
+        ToNode::MeasureLink,
+        ToNode::ArrivalRate,
+        ToNode::FlushTrace,
+    ];
     let more = more.iter().map(|message| postcard::to_allocvec(message).unwrap());
     let to_node = [to_node, more.collect()].concat();
     survive::<ToNode>(&to_node, &names);
@@ -153,6 +159,7 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
             round_trip_s: 1e-3,
             processor_s_per_byte: 1e-9,
         })),
+        ToFirst::ArrivalRate(Some(1e8)),
         ToFirst::Clock(1 << 40),
         ToFirst::Trace(b"{}".into()),
         ToFirst::Flushed,
@@ -167,6 +174,8 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         "tuning",
         "reply",
         "assembled",
+        "link rate",
+        "arrival rate",
         "vote",
         "finished",
         "activity",
