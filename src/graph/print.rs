@@ -328,7 +328,33 @@ fn memory_rows(
     let unshared = size_text(unshared);
     let without = "without sharing of slots";
     let _ = writeln!(text, "  activations of one micro-batch would take {unshared} {without}");
-    text
+    text + &words_line(plan)
+}
+
+/// Line on the tensors that are kept between segments in bf16; empty if none is.
+fn words_line(plan: &Plan) -> String {
+    let is_kept = |tensor: TensorId| match plan.places[tensor.index()] {
+        TensorLocation::Slot(slot) => plan.slots[slot.index()].kind == SlotKind::Stash,
+        _ => false,
+    };
+    let mut count = 0;
+    let mut bytes = 0_usize;
+    for node in plan.graph.nodes.iter().filter(|node| node.op.converts_format()) {
+        let [source, result] = [node.inputs[0], node.outputs[0]];
+        let rows = plan.options.rows;
+        let [before, after] = [source, result].map(|id| plan.graph.tensor(id).bytes(rows));
+        // Packed, not unpacked.
+        if after < before && is_kept(result) {
+            count += 1;
+            bytes = bytes.saturating_add(after);
+        }
+    }
+    if count == 0 {
+        return String::new();
+    }
+    let tensors = counted(count, "tensor", "tensors");
+    let [packed, exact] = [bytes, bytes.saturating_mul(2)].map(size_text);
+    format!("  {tensors} kept in bf16 between segments: {packed}, {exact} in f32\n")
 }
 
 /// Number of trained values that a device with this plan holds.
@@ -389,6 +415,7 @@ fn update_note(bucket: &Bucket) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::passes::store_activations::store_activations;
     use crate::{Builder, Init, PlanOptions, PlanPart, differentiate};
     use potluck_core::SegmentId;
 
@@ -554,5 +581,15 @@ mod tests {
         assert!(text.find("bucket 1").unwrap() < text.find("rank 1").unwrap(), "{text}");
         assert!(memory_table(&whole, 1, 0, "fits").contains("kept between segments, times 1\n"));
         assert_eq!(two.tensor_bytes_max(), 32 * 64 * 4);
+    }
+    #[test]
+    fn tensors_kept_in_bf16_are_told_with_their_bytes() {
+        let table = |graph| memory_table(&Plan::new(graph, PlanOptions::new(4)), 1, 0, "fits");
+        assert!(!table(two_blocks()).contains("bf16"));
+        let text = table(store_activations(two_blocks(), None));
+        // The product of the first layer and its gradient, of 4 rows of 64 values, and the 32
+        // values of each row in front of the loss.
+        let line = "  3 tensors kept in bf16 between segments: 1.25 KiB, 2.50 KiB in f32\n";
+        assert!(text.contains(line), "{text}");
     }
 }

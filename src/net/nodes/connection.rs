@@ -117,7 +117,8 @@ pub trait NodeConnection: Send + Sync {
     }
 
     /// Returns the bytes per second at which the values of the other node's last measurement have
-    /// arrived; `None` if it has measured nothing since the last call, or in another way.
+    /// arrived; `None` if it has measured nothing since the last call, or if too little of it has
+    /// arrived.
     fn take_arrival_rate(&self) -> Option<f64> {
         None
     }
@@ -264,7 +265,7 @@ impl NodeConnection for NodeLink {
     }
 
     fn take_arrival_rate(&self) -> Option<f64> {
-        self.incoming.probes.lock().take_rate()
+        link_rate::take_arrival_rate(&self.incoming.probes)
     }
 }
 

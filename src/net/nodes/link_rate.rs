@@ -1,8 +1,9 @@
 //! Measurement of the rate at which a link carries values in one direction: by their confirmations
-//! at the sender, and by their arrivals at the receiver. Confirmations may wait behind values of
-//! the other direction, for longer and longer or less and less.
+//! at the sender, and by their arrivals at the receiver. Confirmations wait behind values of the
+//! other direction, for a time that grows or shrinks during the measurement.
 
 use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::endpoint_options::cores;
@@ -21,9 +22,15 @@ const SINGLE_BYTES: usize = 3;
 /// Sends one behind the other whose rate is measured, each of a quarter of the bytes that took half
 /// of the time before. All of them fit the queue of a link.
 const SENDS: usize = 16;
+/// Ends of sends that count. Nothing follows the last send, so that QUIC finds a loss there only
+/// after a timeout.
+const ENDS: usize = SENDS - 1;
 const PARTS: usize = 4;
 /// Longest wait until the other end has received the sent values.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Longest wait until confirmed values are read, and time between two looks.
+const READ_MAX: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(2);
 
 pub(super) fn is_probe(tag: &[u8; TAG_BYTES]) -> bool {
     *tag == PROBE
@@ -56,7 +63,7 @@ pub(super) fn measure(link: &Link, time: Duration) -> Option<LinkRate> {
             let ends = send_all(link, part)?;
             let used = processor_time().saturating_sub(before);
             let processor = processor_s_per_byte(used, SENDS * part, cores());
-            return Some(rate(part, interval(&ends), round_trip, processor));
+            return Some(rate(part, interval(&ends[..ENDS]), round_trip, processor));
         }
         bytes *= 2;
     }
@@ -75,7 +82,7 @@ fn bytes_per_s(bytes: usize, took: Duration) -> f64 {
     bytes as f64 / took.as_secs_f64().max(1e-6)
 }
 
-/// Arrivals of the other node's probes: those of one length, the last ones.
+/// Arrivals of the other node's probes: the latest run of equal length.
 #[derive(Debug, Default)]
 pub(super) struct ProbeArrivals {
     bytes: usize,
@@ -92,16 +99,33 @@ impl ProbeArrivals {
         }
     }
 
-    /// Returns the bytes per second at which [`SENDS`] probes have arrived one behind the other,
-    /// and forgets them; `None` if fewer have.
-    pub(super) fn take_rate(&mut self) -> Option<f64> {
-        let Self { bytes, ends } = std::mem::take(self);
-        let ends: [Instant; SENDS] = ends.try_into().ok()?;
-        Some(bytes_per_s(bytes, interval(&ends)))
+    /// Returns the bytes per second at which [`ENDS`] probes have arrived one behind the other, and
+    /// forgets them; `None` if fewer have.
+    fn take_rate(&mut self) -> Option<f64> {
+        let ends = self.ends.get(..ENDS)?;
+        let rate = bytes_per_s(self.bytes, interval(ends));
+        *self = Self::default();
+        Some(rate)
     }
 }
 
-/// Place of the values of a probe, which counts its arrival.
+/// Returns the bytes per second at which the probes of a measurement have arrived, which the sender
+/// knows to be confirmed: they may still have to be read. `None` if too few of them come.
+pub(super) fn take_arrival_rate(arrivals: &Lock<ProbeArrivals>) -> Option<f64> {
+    let until = Instant::now() + READ_MAX;
+    loop {
+        let mut arrivals = arrivals.lock();
+        let rate = arrivals.take_rate();
+        let is_measured = !arrivals.ends.is_empty();
+        drop(arrivals);
+        if rate.is_some() || !is_measured || Instant::now() >= until {
+            return rate;
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// Place of the values of a probe. Their arrival is counted.
 pub(super) struct ProbeBuffer {
     pub(super) values: Vec<u8>,
     pub(super) arrivals: Arc<Lock<ProbeArrivals>>,
@@ -120,10 +144,8 @@ impl ReceiveBuffer for ProbeBuffer {
 
 /// Returns the time between the ends of two sends that follow each other: the median of the slopes
 /// over all pairs of ends (Theil 1950, Sen 1968). A loss holds up the ends behind it until the
-/// bytes have come again, which then come together. The last end does not count: nothing follows
-/// it, so that QUIC finds a loss there only after a timeout.
-fn interval(ends: &[Instant; SENDS]) -> Duration {
-    let ends = &ends[..SENDS - 1];
+/// bytes have come again, which then come together.
+fn interval(ends: &[Instant]) -> Duration {
     let mut intervals = Vec::new();
     for (first, earlier) in ends.iter().enumerate() {
         for (last, later) in ends.iter().enumerate().skip(first + 1) {
@@ -255,7 +277,7 @@ mod tests {
         // A program in debug mode on a busy machine, and one with hardware for AES.
         assert!((1e6..1e11).contains(&rate.bytes_per_s), "{rate:?}");
         // No other direction holds confirmations up.
-        let arrived = arrivals.lock().take_rate().unwrap();
+        let arrived = take_arrival_rate(&arrivals).unwrap();
         assert!((0.2..5.0).contains(&(arrived / rate.bytes_per_s)), "{arrived} and {rate:?}");
         if cfg!(unix) {
             let of_a_core = rate.processor_s_per_byte * cores() as f64;
@@ -275,11 +297,11 @@ mod tests {
         for bytes in [1, 1, 4000] {
             arrivals.add(bytes, began);
         }
-        for nth in 0..SENDS - 1 {
+        for nth in 0..ENDS - 1 {
             arrivals.add(1000, at(nth));
         }
         assert_eq!(arrivals.take_rate(), None, "one is missing");
-        for nth in 0..SENDS + 3 {
+        for nth in ENDS - 1..SENDS + 3 {
             arrivals.add(1000, at(nth));
         }
         let rate = arrivals.take_rate().unwrap();
@@ -293,12 +315,12 @@ mod tests {
         let began = Instant::now();
         let ends: [Instant; SENDS] =
             std::array::from_fn(|nth| began + Duration::from_millis(10 * nth as u64));
-        assert_eq!(interval(&ends), Duration::from_millis(10));
+        assert_eq!(interval(&ends[..ENDS]), Duration::from_millis(10));
         for held_up in [0..4, 5..9, 12..15, 15..16] {
             let mut lossy = ends;
             let found = ends[held_up.end - 1] + Duration::from_millis(5);
             lossy[held_up].fill(found);
-            assert_eq!(interval(&lossy), Duration::from_millis(10));
+            assert_eq!(interval(&lossy[..ENDS]), Duration::from_millis(10));
         }
     }
 

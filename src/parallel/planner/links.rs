@@ -1,6 +1,13 @@
 //! Rates of the links between nodes.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
+
+/// Bytes per second that a link may have: beyond these, the times of a step overflow.
+const RATES: RangeInclusive<f64> = 1.0..=1e13;
+/// The longest round trip, and time for a byte.
+const SECONDS_MAX: f64 = 1e4;
 
 /// Rate of a link in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,8 +23,8 @@ impl LinkRate {
     /// Returns the rate if its figures are possible; figures of another node are not trusted.
     pub fn checked(self) -> Option<Self> {
         let Self { bytes_per_s, round_trip_s, processor_s_per_byte } = self;
-        let is_rate = bytes_per_s.is_normal() && bytes_per_s > 0.0;
-        let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
+        let is_rate = RATES.contains(&bytes_per_s);
+        let is_time = |seconds: f64| (0.0..=SECONDS_MAX).contains(&seconds);
         (is_rate && is_time(round_trip_s) && is_time(processor_s_per_byte)).then_some(self)
     }
 
@@ -81,7 +88,7 @@ mod tests {
     fn arrivals_count_if_they_are_known_and_possible() {
         let confirmed = link(1e6, 0.01).unwrap();
         assert_eq!(confirmed.with_arrivals(Some(2e6)).bytes_per_s, 2e6);
-        for odd in [None, Some(f64::NAN), Some(0.0), Some(-1.0), Some(f64::INFINITY)] {
+        for odd in [None, Some(f64::NAN), Some(1e-300), Some(-1.0), Some(f64::INFINITY)] {
             assert_eq!(confirmed.with_arrivals(odd), confirmed, "{odd:?}");
         }
     }

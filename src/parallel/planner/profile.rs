@@ -119,8 +119,8 @@ pub struct PlanProfile {
     /// By node: seconds of all its cores for each byte that it sends to other nodes, and for as
     /// many that arrive. If empty, the network takes no time from devices.
     pub network_s_per_byte: Vec<f64>,
-    /// By node: true if the first node sends it the inputs of each step. If empty, every node reads
-    /// its own.
+    /// By node: true if the first node sends it the inputs of each step, false if it sends only the
+    /// states that are carried from step to step. If empty, it sends neither.
     pub receives_inputs: Vec<bool>,
     /// Seconds of a message between threads of one process.
     pub thread_message_s: f64,

@@ -3,9 +3,9 @@
 //! arrives one latency later. It is the part of [`crate::sim`] that decides times, without
 //! mailboxes and values, so that it takes rings of 1,000 ranks.
 //!
-//! Equal to the simulation to the nanosecond if gradients are added on the host, readback slots are
-//! not limited, nothing is random, and no two chunks reach one link or ring thread in the same
-//! nanosecond; the simulation draws the order of those.
+//! Equal to the simulation to the nanosecond if gradients are added on the host, every node reads
+//! its own inputs, readback slots are not limited, nothing is random, and no two chunks reach one
+//! link or ring thread in the same nanosecond; the simulation draws the order of those.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

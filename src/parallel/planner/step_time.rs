@@ -11,12 +11,15 @@ use super::tensor::tensor_part;
 use crate::collective::SEND_WINDOW;
 use crate::pipeline::{runs, used_inputs};
 use crate::sim::{
-    Costs, InputTransfer, LinkModel, MachineModel, ModelPart, Scenario, SimulationReport, one_step,
-    run,
+    Costs, InputPath, InputTransfer, LinkModel, MachineModel, ModelPart, Scenario,
+    SimulationReport, one_step, run,
 };
 use crate::{Program, SpreadPrograms};
 use potluck_core::{DType, Rank};
 use potluck_graph::Plan;
+
+/// Number of the node that sends the inputs.
+const FIRST_NODE: u32 = 0;
 
 /// Predicted step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,10 +34,10 @@ pub struct StepTime {
 
 /// Predicts a step of an arrangement of the profile's devices.
 ///
-/// Included are loading, passes, tensors between stages and within tensor groups, reductions and
-/// gathers with their overlap, votes, updates, and what the network takes from devices on the host.
-/// Not included are the sampling of batches, which runs ahead, and work between steps such as
-/// evaluations. `None` if a device cannot run one of its blocks.
+/// Included are inputs from the first node, loading, passes, tensors between stages and within
+/// tensor groups, reductions and gathers with their overlap, votes, updates, and what the network
+/// takes from devices on the host. Not included are the sampling of batches, which runs ahead, and
+/// work between steps such as evaluations. `None` if a device cannot run one of its blocks.
 pub fn step_time(
     profile: &PlanProfile,
     arrangement: &Arrangement,
@@ -169,9 +172,6 @@ fn rank_costs(
     laid_out: &LaidOut,
     slowdowns: &[f64],
 ) -> Option<Vec<Costs>> {
-    let is_on_first_node = |position: &usize| profile.devices[*position].node == 0;
-    let on_first_node = arrangement.positions.iter().position(is_on_first_node);
-    let on_first_node = on_first_node.map(|rank| Rank(rank as u32));
     let mut costs = Vec::new();
     for (rank, &position) in arrangement.positions.iter().enumerate() {
         let device = &profile.devices[position];
@@ -194,12 +194,7 @@ fn rank_costs(
             }
         }
         let rows = program.micro_batches.iter().map(|batch| batch.rows).max().unwrap_or(0);
-        let mut inputs = None;
-        if profile.receives_inputs.get(device.node as usize) == Some(&true) {
-            // Without a rank on the first node, no link of the ranks carries them.
-            inputs = on_first_node
-                .map(|from| InputTransfer { from, elements: input_elements(plan, program) });
-        }
+        let inputs = input_transfer(profile, arrangement, plan, program, position);
         costs.push(Costs { inputs, ..costs_of(device, plan, &speeds, rows) });
     }
     Some(costs)
@@ -217,14 +212,40 @@ fn costs_of(device: &DeviceProfile, plan: &Plan, speeds: &[BlockSpeed], rows: u3
     }
 }
 
-/// 4-byte elements of the inputs that a rank uses in a step.
-fn input_elements(plan: &Plan, program: &Program) -> usize {
+/// Inputs that the first node sends with each step to the rank of a device: all that the rank uses,
+/// or those that are carried from step to step if the node has the data.
+fn input_transfer(
+    profile: &PlanProfile,
+    arrangement: &Arrangement,
+    plan: &Plan,
+    program: &Program,
+    position: usize,
+) -> Option<InputTransfer> {
+    let node = profile.devices[position].node;
+    let has_data = !*profile.receives_inputs.get(node as usize)?;
+    if node == FIRST_NODE {
+        return None;
+    }
     let mut of_row = 0;
     for input in used_inputs(plan) {
-        of_row += plan.graph.tensor(input).shape.elements(1);
+        if !has_data || plan.graph.is_carried(input) {
+            of_row += plan.graph.tensor(input).shape.elements(1);
+        }
+    }
+    if of_row == 0 {
+        return None;
     }
     let rows: u32 = program.micro_batches.iter().map(|batch| batch.rows).sum();
-    of_row * rows as usize
+    // In the usual order of ranks, the last rank of the first node sends to the first one of the
+    // next node.
+    let is_on = |of: u32| move |position: &usize| profile.devices[*position].node == of;
+    let sender = arrangement.positions.iter().rposition(is_on(FIRST_NODE));
+    let receiver = arrangement.positions.iter().position(is_on(node));
+    let path = match (sender, receiver) {
+        (Some(from), Some(to)) => InputPath::Ranks { from: Rank(from as u32), to: Rank(to as u32) },
+        _ => InputPath::Apart(profile.links[FIRST_NODE as usize][node as usize]),
+    };
+    Some(InputTransfer { path, elements: of_row * rows as usize })
 }
 
 /// Links between ranks.

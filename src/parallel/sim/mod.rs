@@ -18,11 +18,12 @@
 //! on; the thread waits for its device as a real one does (the sums of a step, an addition on the
 //! device, a readback), and for messages otherwise. A ring thread processes one message at a time,
 //! adds and forwards. Readback, upload and each link between two ranks carry one message at a time,
-//! and the number of readback slots may be limited ([`Scenario::slots_max`]). Everything takes
-//! the time given by [`Costs`] and [`LinkModel`]s plus a random part that depends on the seed; the
-//! seed also orders simultaneous events. Messages between rings may overtake each other. Ranks
-//! die, between any two events, and hang ([`SimulatedFault`]); the coordinator detects hung ranks
-//! and deadlocks by the activity of the threads, as in a real run. Values are real: gradients are a
+//! inputs that come with the order of a step among them, and the number of readback slots may be
+//! limited ([`Scenario::slots_max`]). Everything takes the time given by [`Costs`] and
+//! [`LinkModel`]s plus a random part that depends on the seed; the seed also orders simultaneous
+//! events. Messages between rings may overtake each other. Ranks die, between any two events, and
+//! hang ([`SimulatedFault`]); the coordinator detects hung ranks and deadlocks by the activity of
+//! the threads, as in a real run. Values are real: gradients are a
 //! function of a rank's samples and its parameters, and they are sent and added as in a real run,
 //! so that results can be compared to the bit with [`reference()`], which has no timing of ranks
 //! and no messages. A device records the tensor and the micro-batch in each copy of each slot of
@@ -56,8 +57,8 @@ pub use model_part::ModelPart;
 pub use reference::reference;
 pub use report::{End, RankReport, SimulationReport};
 pub use scenario::{
-    Costs, Detection, FaultTime, InputTransfer, LinkModel, Scenario, SeededBug, SegmentCost,
-    SimulatedFault,
+    Costs, Detection, FaultTime, InputPath, InputTransfer, LinkModel, Scenario, SeededBug,
+    SegmentCost, SimulatedFault,
 };
 pub use timeline::{Timeline, VirtualSpan, VirtualTrack};
 pub use values::hash;

@@ -49,12 +49,21 @@ pub struct SegmentCost {
 }
 
 /// Inputs of a rank that the first node sends with the order of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InputTransfer {
-    /// Rank of the first node whose link carries them.
-    pub from: Rank,
+    pub path: InputPath,
     /// 4-byte elements.
     pub elements: usize,
+}
+
+/// Way of inputs from the first node to another one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum InputPath {
+    /// The link between two ranks of these nodes, which also carries the inputs of other ranks and
+    /// the values that these two send each other.
+    Ranks { from: Rank, to: Rank },
+    /// A link that no ranks use, because none is on the first node.
+    Apart(LinkModel),
 }
 
 /// Speeds of one rank.

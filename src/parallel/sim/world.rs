@@ -9,7 +9,9 @@ use super::memory::TensorMemory;
 use super::queue::{EventQueue, nanos};
 use super::report::{End, RankReport, SimulationReport};
 use super::ring::Ring;
-use super::scenario::{Detection, FaultTime, InputTransfer, Scenario, SeededBug, SimulatedFault};
+use super::scenario::{
+    Detection, FaultTime, InputPath, InputTransfer, Scenario, SeededBug, SimulatedFault,
+};
 use super::timeline::Timeline;
 use super::values::Model;
 use crate::collective::Positions;
@@ -304,15 +306,25 @@ impl<'a> Simulation<'a> {
             let now = self.queue.now();
             let mut at = now + nanos(self.scenario.control_s) + self.jitter();
             let inputs = self.scenario.costs[to.index()].inputs;
-            if let (ToRank::Step(_), Some(inputs)) = (&message, inputs) {
-                let InputTransfer { from, elements } = inputs;
-                at = at.max(self.pass_link(from, to, elements, now, || format!("inputs to {to}")));
+            if let (ToRank::Step(Round { settles: false, .. }), Some(inputs)) = (&message, inputs) {
+                at = at.max(self.send_inputs(to, inputs, now));
             }
             let last = &mut self.virtual_ranks[to.index()].message_last;
             *last = at.max(*last + 1);
             self.queue.push(*last, Event::ToRank { to, message });
         }
         self.queue_check();
+    }
+
+    /// Returns the time at which the inputs of a rank arrive.
+    fn send_inputs(&mut self, rank: Rank, inputs: InputTransfer, now: Nanos) -> Nanos {
+        let InputTransfer { path, elements } = inputs;
+        match path {
+            InputPath::Ranks { from, to } => {
+                self.pass_link(from, to, elements, now, || format!("inputs of {rank}"))
+            }
+            InputPath::Apart(link) => now + link.busy(elements) + nanos(link.latency_s),
+        }
     }
 
     fn receive_from_coordinator(&mut self, rank: Rank, message: ToRank) {

@@ -311,7 +311,7 @@ impl WorkerGroup {
         }
         let mut round = StepRound::new(self, round, programs);
         // Other nodes first: an order with inputs takes a while to arrive, and would wait behind
-        // the parameters that local ranks send as soon as they have theirs.
+        // the parameters that local ranks send as soon as they have their orders.
         for is_remote in [true, false] {
             for (worker, input) in self.workers.iter().zip(inputs) {
                 if worker.driver.remote().is_some() == is_remote {

@@ -12,9 +12,9 @@ use potluck_graph::model::{GptConfig, gpt};
 use potluck_graph::{Plan, PlanOptions, Unary, differentiate, fuse};
 use potluck_parallel::collective::{CollectiveKind, ShardLayout, Topology};
 use potluck_parallel::sim::{
-    Costs, Detection, End, FaultTime, InputTransfer, LinkModel, MachineModel, Scenario, SeededBug,
-    SegmentCost, SimulatedFault, SimulationReport, VirtualTrack, check, hash, one_step, reference,
-    run, step_seconds,
+    Costs, Detection, End, FaultTime, InputPath, InputTransfer, LinkModel, MachineModel, Scenario,
+    SeededBug, SegmentCost, SimulatedFault, SimulationReport, VirtualTrack, check, hash, one_step,
+    reference, run, step_seconds,
 };
 use potluck_parallel::{Instruction, Program, ReduceSite, Share, contiguous_shares, data_parallel};
 
@@ -596,7 +596,11 @@ fn price_of_step_is_that_by_hand() {
 
     // Inputs for rank 1 take the link for 10 ms, so that its order arrives at 11 ms, not at 0.5.
     let mut receiving = scenario;
-    receiving.costs[1].inputs = Some(InputTransfer { from: Rank(0), elements: 5 });
+    let path = InputPath::Ranks { from: Rank(0), to: Rank(1) };
+    receiving.costs[1].inputs = Some(InputTransfer { path, elements: 5 });
     let report = run(&receiving);
     assert!((report.seconds - 0.051).abs() < 1e-6, "{} s\n{}", report.seconds, report.timeline);
+    // The same over a link of their own.
+    receiving.costs[1].inputs = Some(InputTransfer { path: InputPath::Apart(link), elements: 5 });
+    assert_eq!(run(&receiving).seconds, report.seconds);
 }

@@ -618,6 +618,8 @@ impl RemoteNode {
         state.opening.clear();
         state.assembling = None;
         state.beginning = None;
+        state.measuring = None;
+        state.arrivals = None;
         state.clock = None;
         state.flushing = None;
         let group = state.group.take();

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod mutations;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -34,6 +35,7 @@ use potluck_kernels::exec::{BucketTensor, Executor};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::collective::CollectiveKind;
 use potluck_parallel::comm::{Carrier, Closed, FrameContent, FrameHeader, FrameValues, Mailbox};
+use potluck_parallel::planner::links::{LinkRate, RingLinks};
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::{
     MicroBatch, ParallelOptions, PipelineOptions, Program, Shares, SpreadPrograms,
@@ -88,6 +90,8 @@ struct TestNode {
     is_deaf_to: Mutex<Option<Deafness>>,
     /// Reasons for which this node was given up.
     given_up: Mutex<Vec<String>>,
+    /// True if a network is between it and other nodes, as [`confirmed`] and [`arrived`] tell.
+    is_measured: AtomicBool,
     /// Most bytes of long messages that the first node takes from this one.
     messages_max: AtomicUsize,
     /// First messages that came, without long ones.
@@ -140,9 +144,30 @@ impl NodeConnection for Wire {
         0
     }
 
+    fn measure(&self, _: Duration) -> Option<LinkRate> {
+        let is_measured = self.from.is_measured.load(Ordering::SeqCst);
+        is_measured.then(|| confirmed(self.from.number, self.to.number))
+    }
+
+    fn take_arrival_rate(&self) -> Option<f64> {
+        let is_measured = self.from.is_measured.load(Ordering::SeqCst);
+        is_measured.then(|| arrived(self.to.number, self.from.number).bytes_per_s)
+    }
+
     fn allow_messages(&self, bytes: usize) {
         self.to.messages_max.fetch_max(bytes, Ordering::SeqCst);
     }
+}
+
+/// Made-up rate of a link by its confirmations.
+fn confirmed(from: usize, to: usize) -> LinkRate {
+    let bytes_per_s = 1e6 * (10 * from + to) as f64;
+    LinkRate { bytes_per_s, round_trip_s: 1e-3, processor_s_per_byte: 0.0 }
+}
+
+/// The same by the arrivals.
+fn arrived(from: usize, to: usize) -> LinkRate {
+    LinkRate { bytes_per_s: 1e9 + 1e6 * (10 * from + to) as f64, ..confirmed(from, to) }
 }
 
 impl Carrier for Wire {
@@ -783,12 +808,44 @@ fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
         nodes.end();
     };
     thread::scope(|scope| cases.iter().for_each(|case| drop(scope.spawn(|| check(case)))));
+    let deafness: Deafness = |of| matches!(of, ToNode::MeasureLink | ToNode::ArrivalRate);
+    for asks_for_arrivals in [false, true] {
+        let nodes = Nodes::start(&graph, &[1], "");
+        *nodes.ends[1].is_deaf_to.lock().unwrap() = Some(deafness);
+        let node = &nodes.remote.nodes[0];
+        let error = if asks_for_arrivals {
+            node.arrival_rate(&node.ask_arrival_rate().unwrap()).unwrap_err()
+        } else {
+            node.link_rate(&node.order_link_rate().unwrap()).unwrap_err()
+        };
+        let what =
+            if asks_for_arrivals { "the question for the rate" } else { "the order to measure" };
+        assert!(error.to_string().contains(&format!("neither answered {what}")), "{error}");
+        nodes.end();
+    }
     let nodes = Nodes::start(&graph, &[1], "");
     *nodes.ends[1].is_deaf_to.lock().unwrap() = Some(|of| matches!(of, ToNode::Begin(_)));
     let node = &nodes.remote.nodes[0];
     let answer = node.begin(b"the run".into()).unwrap();
     let text = node.offered(&answer).unwrap_err().to_string();
     assert!(text.contains("neither answered the description of the run nor"), "{text}");
+    nodes.end();
+}
+
+#[test]
+fn links_have_the_rates_of_arrivals_at_their_receivers_where_these_are_known() {
+    let nodes = Nodes::start(&graph(true), &[1, 1], "");
+    let measured = || nodes.remote.measure_links(&BTreeMap::new(), 0).unwrap();
+    assert_eq!(measured(), RingLinks(vec![None; 3]));
+    for end in &nodes.ends[..2] {
+        end.is_measured.store(true, Ordering::SeqCst);
+    }
+    // Node 2 knows neither its link to node 0 nor the arrivals from node 1.
+    let rates = RingLinks(vec![Some(arrived(0, 1)), Some(confirmed(1, 2)), None]);
+    assert_eq!(measured(), rates);
+    nodes.ends[2].is_measured.store(true, Ordering::SeqCst);
+    let all = [(0, 1), (1, 2), (2, 0)].map(|(from, to)| Some(arrived(from, to)));
+    assert_eq!(measured(), RingLinks(all.into()));
     nodes.end();
 }
 

@@ -40,8 +40,8 @@ pub enum ToNode {
     Abort { rank: Rank, why: String },
     /// Measures the link to the next node of the ring; [`ToFirst::LinkRate`] answers.
     MeasureLink,
-    /// Asks how fast the values of the previous node of the ring have arrived, which has measured
-    /// its link; [`ToFirst::ArrivalRate`] answers.
+    /// Asks for the rate at which the values of the previous node's measurement have arrived, which
+    /// is over; [`ToFirst::ArrivalRate`] answers.
     ArrivalRate,
     /// Asks for the time of the node; [`ToFirst::Clock`] answers.
     Clock,
