@@ -181,6 +181,16 @@ impl PlanProfile {
         }
     }
 
+    /// Returns true if the first node sends a device the inputs of each step.
+    pub fn receives_inputs(&self, device: usize) -> bool {
+        self.receives_inputs.get(self.devices[device].node as usize) == Some(&true)
+    }
+
+    /// Returns the bytes per second of the link from the first node to that of a device.
+    pub fn input_bytes_per_s(&self, device: usize) -> f64 {
+        self.links[0][self.devices[device].node as usize].bytes_per_s
+    }
+
     /// Returns the seconds of a message between the coordinator of the votes, on the first node,
     /// and the farthest rank of a run with ranks on these nodes.
     pub fn control_s(&self, nodes: impl Iterator<Item = u32>) -> f64 {

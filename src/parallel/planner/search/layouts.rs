@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 
 use super::{LaidOutCandidate, SearchRequest, StageQuestion};
+use crate::pipeline::used_inputs;
 use crate::planner::arrangement::Arrangement;
 use crate::planner::balance::{ThroughputModel, apportion, give_at_least, give_each_a_sample};
 use crate::planner::cut::{BlockTimes, CutError, CutStage, chunks_of_counts, crossing_elements};
@@ -15,6 +16,7 @@ use crate::schedule::require_fit;
 use crate::sim::LinkModel;
 use crate::{Mesh, PipelineSchedule, PipelineShape, Shares, contiguous_shares};
 use potluck_core::DType;
+use potluck_graph::Plan;
 
 /// Maximum number of reductions of shares that do not fit their devices.
 const SHRINKINGS: usize = 64;
@@ -239,7 +241,8 @@ fn tensor_shares(request: &SearchRequest, set: &[usize], layout: DividedLayout) 
 }
 
 /// Times of the blocks on each tensor group, which is as slow as its slowest rank, by group and
-/// then by block.
+/// then by block. Of nodes that wait for inputs, and others that do not, the former take longer for
+/// the blocks that read them.
 fn group_times(
     request: &SearchRequest,
     set: &[usize],
@@ -248,6 +251,10 @@ fn group_times(
     micro_batch: u32,
 ) -> Vec<Vec<BlockTimes>> {
     let all: u32 = tensor_shares.iter().sum();
+    let mut input_bytes = vec![0.0; request.blocks()];
+    if !set.iter().all(|device| request.profile.receives_inputs(*device)) {
+        input_bytes = input_bytes_by_block(&request.staged.of_rows(micro_batch));
+    }
     let mut times = Vec::with_capacity(groups.len());
     for group in groups {
         let mut of_group: Vec<BlockTimes> = Vec::new();
@@ -259,7 +266,11 @@ fn group_times(
             let slowdown = request.profile.slowdown(*device, set);
             for (block, speed) in request.profile.devices[*device].blocks.iter().enumerate() {
                 let factor = slowdown * request.profile.part_of_block(block, part);
-                let own = speed.at(micro_batch).scaled(factor);
+                let mut own = speed.at(micro_batch).scaled(factor);
+                if request.profile.receives_inputs(*device) {
+                    own.forward_s +=
+                        input_bytes[block] / request.profile.input_bytes_per_s(*device);
+                }
                 match of_group.get_mut(block) {
                     Some(slowest) if slowest.sum_s() >= own.sum_s() => {}
                     Some(slowest) => *slowest = own,
@@ -270,6 +281,20 @@ fn group_times(
         times.push(of_group);
     }
     times
+}
+
+/// Bytes of the inputs that each block is the first to read, of a micro-batch of the most rows of
+/// the plan.
+fn input_bytes_by_block(plan: &Plan) -> Vec<f64> {
+    let mut bytes = vec![0.0; plan.graph.blocks.len()];
+    for input in used_inputs(plan) {
+        let reader = plan.graph.nodes.iter().find(|node| node.inputs.contains(&input));
+        if let Some(reader) = reader {
+            bytes[reader.block as usize] +=
+                plan.graph.tensor(input).bytes(plan.options.rows) as f64;
+        }
+    }
+    bytes
 }
 
 /// Cut of the model over pipelines of groups, and the samples of each.

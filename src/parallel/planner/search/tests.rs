@@ -5,8 +5,8 @@ use crate::pipeline::used_inputs;
 use crate::planner::cut::BlockTimes;
 use crate::planner::profile::{BlockSpeed, DeviceProfile};
 use crate::sim::LinkModel;
-use crate::{ExcludedDivisions, ReduceSite};
-use potluck_graph::model::{GptConfig, gpt};
+use crate::{ExcludedDivisions, PipelineOptions, ReduceSite};
+use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use potluck_graph::print::MemoryUsage;
 use potluck_graph::{ModelGraph, Unary};
 
@@ -101,7 +101,16 @@ fn searched(
     bytes: u64,
     uses_all: bool,
 ) -> Result<Proposal, NoPlan> {
-    let model = model();
+    searched_of(&model(), profile, options, bytes, uses_all)
+}
+
+fn searched_of(
+    model: &Model,
+    profile: &PlanProfile,
+    options: &ParallelOptions,
+    bytes: u64,
+    uses_all: bool,
+) -> Result<Proposal, NoPlan> {
     search(&SearchRequest {
         profile,
         whole: &model.whole,
@@ -346,4 +355,39 @@ fn inputs_from_the_first_node_take_time_on_the_link() {
         let more_s = step_s(nodes, true, bytes_per_s) - step_s(nodes, false, bytes_per_s);
         assert!((0.98 * inputs_s..=1.02 * inputs_s).contains(&more_s), "{more_s} of {inputs_s}");
     }
+}
+
+/// A stage that reads large inputs is on a node that need not wait for them.
+#[test]
+fn the_first_stage_is_where_the_inputs_are() {
+    let config = MlpConfig {
+        widths: vec![4096, 8, 8, 8, 8],
+        activation: Unary::Gelu,
+        dropout: 0.0,
+        loss: MlpLoss::SquaredError,
+    };
+    let graph = ModelGraph::training(mlp(&config).unwrap(), true).unwrap();
+    let model = Model {
+        whole: Plans::new(graph.clone().with_merged_backward()),
+        staged: Plans::new(graph),
+    };
+    let blocks = model.whole.of_rows(1).graph.blocks.len();
+    let stages = |receives_inputs: bool| {
+        let link = LinkModel { latency_s: 1e-5, bytes_per_s: 1e7 };
+        let mut devices = [1, 0].map(|node| device(0, node, 0.001));
+        for device in &mut devices {
+            device.blocks.truncate(blocks);
+        }
+        let mut profile = profile(devices.into(), link);
+        profile.receives_inputs = vec![false, receives_inputs];
+        let options = ParallelOptions {
+            pipeline: PipelineOptions { stages: 2, ..PipelineOptions::default() },
+            ..ParallelOptions::default()
+        };
+        let proposal = searched_of(&model, &profile, &options, u64::MAX, true).unwrap();
+        assert_eq!(mesh_of(&proposal), (1, 2, 1));
+        proposal.chosen.arrangement.positions
+    };
+    assert_eq!(stages(false), [0, 1]);
+    assert_eq!(stages(true), [1, 0]);
 }
