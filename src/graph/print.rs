@@ -354,7 +354,10 @@ fn words_line(plan: &Plan) -> String {
     }
     let tensors = counted(count, "tensor", "tensors");
     let [packed, exact] = [bytes, bytes.saturating_mul(2)].map(size_text);
-    format!("  {tensors} kept in bf16 between segments: {packed}, {exact} in f32\n")
+    format!(
+        "  {tensors} kept in bf16 between segments: {packed} of one micro-batch without sharing of \
+         slots, {exact} in f32\n"
+    )
 }
 
 /// Number of trained values that a device with this plan holds.
@@ -589,7 +592,8 @@ mod tests {
         let text = table(store_activations(two_blocks(), None));
         // The product of the first layer and its gradient, of 4 rows of 64 values, and the 32
         // values of each row in front of the loss.
-        let line = "  3 tensors kept in bf16 between segments: 1.25 KiB, 2.50 KiB in f32\n";
+        let line = "  3 tensors kept in bf16 between segments: 1.25 KiB of one micro-batch without \
+                    sharing of slots, 2.50 KiB in f32\n";
         assert!(text.contains(line), "{text}");
     }
 }

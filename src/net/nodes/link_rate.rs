@@ -278,7 +278,7 @@ mod tests {
         assert!((1e6..1e11).contains(&rate.bytes_per_s), "{rate:?}");
         // No other direction holds confirmations up.
         let arrived = take_arrival_rate(&arrivals).unwrap();
-        assert!((0.2..5.0).contains(&(arrived / rate.bytes_per_s)), "{arrived} and {rate:?}");
+        assert!((0.1..10.0).contains(&(arrived / rate.bytes_per_s)), "{arrived} and {rate:?}");
         if cfg!(unix) {
             let of_a_core = rate.processor_s_per_byte * cores() as f64;
             // From a tenth of a cycle to a thousand in debug mode, for each byte.

@@ -5,9 +5,11 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 /// Bytes per second that a link may have: beyond these, the times of a step overflow.
-const RATES: RangeInclusive<f64> = 1.0..=1e13;
-/// The longest round trip, and time for a byte.
-const SECONDS_MAX: f64 = 1e4;
+const RATES: RangeInclusive<f64> = 1e3..=1e13;
+/// Seconds that a round trip may take.
+const ROUND_TRIPS: RangeInclusive<f64> = 0.0..=1e4;
+/// Seconds that a processor may take for a byte.
+const PROCESSOR_TIMES: RangeInclusive<f64> = 0.0..=1e-3;
 
 /// Rate of a link in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,9 +25,10 @@ impl LinkRate {
     /// Returns the rate if its figures are possible; figures of another node are not trusted.
     pub fn checked(self) -> Option<Self> {
         let Self { bytes_per_s, round_trip_s, processor_s_per_byte } = self;
-        let is_rate = RATES.contains(&bytes_per_s);
-        let is_time = |seconds: f64| (0.0..=SECONDS_MAX).contains(&seconds);
-        (is_rate && is_time(round_trip_s) && is_time(processor_s_per_byte)).then_some(self)
+        let is_possible = RATES.contains(&bytes_per_s)
+            && ROUND_TRIPS.contains(&round_trip_s)
+            && PROCESSOR_TIMES.contains(&processor_s_per_byte);
+        is_possible.then_some(self)
     }
 
     /// Returns the link with the rate at which values have arrived, if that is known and possible.
@@ -99,7 +102,10 @@ mod tests {
             LinkRate { bytes_per_s, round_trip_s, processor_s_per_byte: 0.0 }.checked()
         };
         assert!(rate(1e6, 0.0).is_some() && rate(1e9, 1.0).is_some());
-        for processor_s_per_byte in [-1e-9, f64::NAN, f64::INFINITY] {
+        assert!(rate(1e3, 1e4).is_some() && rate(1e13, 0.0).is_some());
+        assert!(rate(999.0, 0.0).is_none() && rate(1.1e13, 0.0).is_none());
+        assert!(rate(1e6, 1.1e4).is_none());
+        for processor_s_per_byte in [-1e-9, 2e-3, f64::NAN, f64::INFINITY] {
             let odd = LinkRate { bytes_per_s: 1e6, round_trip_s: 0.0, processor_s_per_byte };
             assert_eq!(odd.checked(), None);
         }

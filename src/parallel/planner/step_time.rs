@@ -36,8 +36,9 @@ pub struct StepTime {
 ///
 /// Included are inputs from the first node, loading, passes, tensors between stages and within
 /// tensor groups, reductions and gathers with their overlap, votes, updates, and what the network
-/// takes from devices on the host. Not included are the sampling of batches, which runs ahead, and
-/// work between steps such as evaluations. `None` if a device cannot run one of its blocks.
+/// takes from devices on the host. Not included are the sampling of batches, which runs ahead,
+/// states that ranks of other nodes send back, and work between steps such as evaluations. `None`
+/// if a device cannot run one of its blocks.
 pub fn step_time(
     profile: &PlanProfile,
     arrangement: &Arrangement,
@@ -236,14 +237,14 @@ fn input_transfer(
         return None;
     }
     let rows: u32 = program.micro_batches.iter().map(|batch| batch.rows).sum();
-    // In the usual order of ranks, the last rank of the first node sends to the first one of the
-    // next node.
+    // In a ring or a pipeline over consecutive ranks of each node, the last rank of the first node
+    // sends to the first one of the next node. In other layouts, values and inputs do not meet.
     let is_on = |of: u32| move |position: &usize| profile.devices[*position].node == of;
     let sender = arrangement.positions.iter().rposition(is_on(FIRST_NODE));
     let receiver = arrangement.positions.iter().position(is_on(node));
     let path = match (sender, receiver) {
         (Some(from), Some(to)) => InputPath::Ranks { from: Rank(from as u32), to: Rank(to as u32) },
-        _ => InputPath::Apart(profile.links[FIRST_NODE as usize][node as usize]),
+        _ => InputPath::Apart { node, link: profile.links[FIRST_NODE as usize][node as usize] },
     };
     Some(InputTransfer { path, elements: of_row * rows as usize })
 }
@@ -272,6 +273,7 @@ fn spread(
 
 fn with_free_messages(costs: &Costs) -> Costs {
     Costs {
+        inputs: None,
         read_back: LinkModel::INSTANT,
         upload: LinkModel::INSTANT,
         host: LinkModel::INSTANT,

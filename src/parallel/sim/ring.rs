@@ -257,10 +257,10 @@ impl Simulation<'_> {
         let link = &self.scenario.links[from.index()][to.index()];
         let free_at = &mut self.links_free_at[from.index()][to.index()];
         let start = at.max(*free_at);
-        let gone = start + link.busy(elements);
+        let gone = start.saturating_add(link.busy(elements));
         self.elements_sent[from.index()][to.index()] += elements as u64;
         *free_at = gone;
-        let there = gone + nanos(link.latency_s) + self.jitter();
+        let there = gone.saturating_add(nanos(link.latency_s)).saturating_add(self.jitter());
         self.timeline.add(from, VirtualTrack::Link, (start, there), name);
         there
     }

@@ -62,8 +62,8 @@ pub enum InputPath {
     /// The link between two ranks of these nodes, which also carries the inputs of other ranks and
     /// the values that these two send each other.
     Ranks { from: Rank, to: Rank },
-    /// A link that no ranks use, because none is on the first node.
-    Apart(LinkModel),
+    /// A link to this node that no ranks use, because none is on the first node.
+    Apart { node: u32, link: LinkModel },
 }
 
 /// Speeds of one rank.

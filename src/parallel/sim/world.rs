@@ -169,6 +169,8 @@ pub(super) struct Simulation<'a> {
     pub pieces: u64,
     /// Number of elements that were sent, by sender and receiver.
     pub(crate) elements_sent: Vec<Vec<u64>>,
+    /// By node: end of the last inputs on a link that no ranks use.
+    inputs_free_at: HashMap<u32, Nanos>,
     /// By rank: elements of tensors that were copied to be sent and not written since.
     pub(crate) in_flight: Vec<usize>,
     /// Number of ranks that have not taken each piece in flight yet.
@@ -220,6 +222,7 @@ impl<'a> Simulation<'a> {
             links_free_at: vec![vec![0; world]; world],
             messages: 0,
             elements_sent: vec![vec![0; world]; world],
+            inputs_free_at: HashMap::new(),
             pieces: 0,
             in_flight: vec![0; world],
             unread: HashMap::new(),
@@ -323,7 +326,11 @@ impl<'a> Simulation<'a> {
             InputPath::Ranks { from, to } => {
                 self.pass_link(from, to, elements, now, || format!("inputs of {rank}"))
             }
-            InputPath::Apart(link) => now + link.busy(elements) + nanos(link.latency_s),
+            InputPath::Apart { node, link } => {
+                let free_at = self.inputs_free_at.entry(node).or_default();
+                *free_at = now.max(*free_at).saturating_add(link.busy(elements));
+                free_at.saturating_add(nanos(link.latency_s))
+            }
         }
     }
 

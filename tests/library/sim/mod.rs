@@ -601,6 +601,10 @@ fn price_of_step_is_that_by_hand() {
     let report = run(&receiving);
     assert!((report.seconds - 0.051).abs() < 1e-6, "{} s\n{}", report.seconds, report.timeline);
     // The same over a link of their own.
-    receiving.costs[1].inputs = Some(InputTransfer { path: InputPath::Apart(link), elements: 5 });
+    let path = InputPath::Apart { node: 1, link };
+    receiving.costs[1].inputs = Some(InputTransfer { path, elements: 5 });
     assert_eq!(run(&receiving).seconds, report.seconds);
+    // Two ranks of a node receive one behind the other.
+    receiving.costs[0].inputs = Some(InputTransfer { path, elements: 5 });
+    assert!((run(&receiving).seconds - 0.061).abs() < 1e-6, "{}", run(&receiving).timeline);
 }
