@@ -8,6 +8,9 @@ use super::balance::ThroughputModel;
 use super::cut::BlockTimes;
 use crate::sim::LinkModel;
 
+/// Number of the node that sends the inputs.
+pub const FIRST_NODE: u32 = 0;
+
 /// Times of the passes of one block on one device, as a line over the samples of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockSpeed {
@@ -186,9 +189,9 @@ impl PlanProfile {
         self.receives_inputs.get(self.devices[device].node as usize) == Some(&true)
     }
 
-    /// Returns the bytes per second of the link from the first node to that of a device.
-    pub fn input_bytes_per_s(&self, device: usize) -> f64 {
-        self.links[0][self.devices[device].node as usize].bytes_per_s
+    /// Returns the link from the first node to that of a device.
+    pub fn input_link(&self, device: usize) -> LinkModel {
+        self.links[FIRST_NODE as usize][self.devices[device].node as usize]
     }
 
     /// Returns the seconds of a message between the coordinator of the votes, on the first node,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::arrangement::Arrangement;
 use super::laid_out::LaidOut;
 use super::price::segment_costs;
-use super::profile::{BlockSpeed, DeviceProfile, PlanProfile};
+use super::profile::{BlockSpeed, DeviceProfile, FIRST_NODE, PlanProfile};
 use super::tensor::tensor_part;
 use crate::collective::SEND_WINDOW;
 use crate::pipeline::{runs, used_inputs};
@@ -17,9 +17,6 @@ use crate::sim::{
 use crate::{Program, SpreadPrograms};
 use potluck_core::{DType, Rank};
 use potluck_graph::Plan;
-
-/// Number of the node that sends the inputs.
-const FIRST_NODE: u32 = 0;
 
 /// Predicted step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -223,10 +220,10 @@ fn input_transfer(
     position: usize,
 ) -> Option<InputTransfer> {
     let node = profile.devices[position].node;
-    let has_data = !*profile.receives_inputs.get(node as usize)?;
-    if node == FIRST_NODE {
+    if node == FIRST_NODE || profile.receives_inputs.is_empty() {
         return None;
     }
+    let has_data = !profile.receives_inputs(position);
     let mut of_row = 0;
     for input in used_inputs(plan) {
         if !has_data || plan.graph.is_carried(input) {
@@ -244,7 +241,7 @@ fn input_transfer(
     let receiver = arrangement.positions.iter().position(is_on(node));
     let path = match (sender, receiver) {
         (Some(from), Some(to)) => InputPath::Ranks { from: Rank(from as u32), to: Rank(to as u32) },
-        _ => InputPath::Apart { node, link: profile.links[FIRST_NODE as usize][node as usize] },
+        _ => InputPath::Apart { node, link: profile.input_link(position) },
     };
     Some(InputTransfer { path, elements: of_row * rows as usize })
 }

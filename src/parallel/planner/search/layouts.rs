@@ -251,8 +251,9 @@ fn group_times(
     micro_batch: u32,
 ) -> Vec<Vec<BlockTimes>> {
     let all: u32 = tensor_shares.iter().sum();
+    let receive = set.iter().filter(|device| request.profile.receives_inputs(**device)).count();
     let mut input_bytes = vec![0.0; request.blocks()];
-    if !set.iter().all(|device| request.profile.receives_inputs(*device)) {
+    if receive > 0 && receive < set.len() {
         input_bytes = input_bytes_by_block(&request.staged.of_rows(micro_batch));
     }
     let mut times = Vec::with_capacity(groups.len());
@@ -268,8 +269,8 @@ fn group_times(
                 let factor = slowdown * request.profile.part_of_block(block, part);
                 let mut own = speed.at(micro_batch).scaled(factor);
                 if request.profile.receives_inputs(*device) {
-                    own.forward_s +=
-                        input_bytes[block] / request.profile.input_bytes_per_s(*device);
+                    let link = request.profile.input_link(*device);
+                    own.forward_s += input_bytes[block] / link.bytes_per_s;
                 }
                 match of_group.get_mut(block) {
                     Some(slowest) if slowest.sum_s() >= own.sum_s() => {}

@@ -253,7 +253,10 @@ impl RemoteNode {
     }
 
     /// Waits for the answer to a question.
-    fn answered<T>(&self, asked: &Asked<T>) -> Result<T, DeviceError> {
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if the node is lost.
+    pub fn answered<T>(&self, asked: &Asked<T>) -> Result<T, DeviceError> {
         self.answer(asked.adapter, asked.what, &asked.answer)
     }
 
@@ -417,8 +420,8 @@ impl RemoteNode {
         self.answered(asked)?.map_err(RuntimeError::InvalidRequest)
     }
 
-    /// Orders the node to measure its link to the next one; [`RemoteNode::link_rate`] waits for the
-    /// answer.
+    /// Orders the node to measure its link to the next one; [`RemoteNode::answered`] waits for the
+    /// rate.
     ///
     /// # Errors
     /// Returns `RuntimeError` if the node is lost.
@@ -430,24 +433,13 @@ impl RemoteNode {
         Ok(asked?)
     }
 
-    /// Waits for the rate of the node's link to the next one.
-    ///
-    /// # Errors
-    /// Returns `RuntimeError` if the node is lost.
-    pub fn link_rate(
-        &self,
-        asked: &Asked<Option<LinkRate>>,
-    ) -> Result<Option<LinkRate>, RuntimeError> {
-        Ok(self.answered(asked)?)
-    }
-
     /// Measures the link to this node.
     pub fn measure_link(&self) -> Option<LinkRate> {
         self.connection.measure(LINK_MEASUREMENT)
     }
 
     /// Asks the node how fast the values of the previous node have arrived, whose measurement is
-    /// over; [`RemoteNode::arrival_rate`] waits for the answer.
+    /// over; [`RemoteNode::answered`] waits for the bytes per second.
     ///
     /// # Errors
     /// Returns `RuntimeError` if the node is lost.
@@ -457,14 +449,6 @@ impl RemoteNode {
             state.arrivals = Some(sender);
         });
         Ok(asked?)
-    }
-
-    /// Waits for the bytes per second at which the values of the previous node have arrived.
-    ///
-    /// # Errors
-    /// Returns `RuntimeError` if the node is lost.
-    pub fn arrival_rate(&self, asked: &Asked<Option<f64>>) -> Result<Option<f64>, RuntimeError> {
-        Ok(self.answered(asked)?)
     }
 
     /// Returns the bytes per second at which this node's values have arrived here.

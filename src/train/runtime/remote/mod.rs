@@ -170,7 +170,7 @@ impl RemoteNodes {
         let own = self.nodes.first().and_then(|next| next.measure_link());
         let mut rates = vec![own];
         for (node, answer) in answers {
-            rates.push(node.link_rate(&answer).map_err(|error| at(node, error))?);
+            rates.push(node.answered(&answer).map_err(|error| at(node, error.into()))?);
         }
         let mut answers = Vec::new();
         for node in &self.nodes {
@@ -179,7 +179,7 @@ impl RemoteNodes {
         }
         let mut arrivals = Vec::new();
         for (node, answer) in answers {
-            arrivals.push(node.arrival_rate(&answer).map_err(|error| at(node, error))?);
+            arrivals.push(node.answered(&answer).map_err(|error| at(node, error.into()))?);
         }
         // The last node's values arrive here.
         arrivals.push(self.nodes.last().and_then(|last| last.take_arrival_rate()));

@@ -814,9 +814,9 @@ fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
         *nodes.ends[1].is_deaf_to.lock().unwrap() = Some(deafness);
         let node = &nodes.remote.nodes[0];
         let error = if asks_for_arrivals {
-            node.arrival_rate(&node.ask_arrival_rate().unwrap()).unwrap_err()
+            node.answered(&node.ask_arrival_rate().unwrap()).unwrap_err()
         } else {
-            node.link_rate(&node.order_link_rate().unwrap()).unwrap_err()
+            node.answered(&node.order_link_rate().unwrap()).unwrap_err()
         };
         let what =
             if asks_for_arrivals { "the question for the rate" } else { "the order to measure" };
