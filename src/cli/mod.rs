@@ -163,7 +163,7 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(error) = error.downcast_ref::<PlanMachinesError>() {
         return match error {
             PlanMachinesError::Train(error) => error.exit_code(),
-            PlanMachinesError::Machines(_) | PlanMachinesError::NoRoom(_) => EXIT_CONFIGURATION,
+            PlanMachinesError::Machines(_) | PlanMachinesError::NoLayout(_) => EXIT_CONFIGURATION,
         };
     }
     if let Some(InterruptedError(signal)) = error.downcast_ref() {

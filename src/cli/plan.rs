@@ -19,7 +19,9 @@ use potluck_core::NodeRank;
 use potluck_core::metrics::{Event, Sink};
 use potluck_kernels::autotune::TuneOptions;
 use potluck_kernels::device::select_all;
+use potluck_parallel::collective::Topology;
 use potluck_parallel::planner::plans::Plans;
+use potluck_parallel::{ParallelOptions, PipelineSchedule, Shares};
 use potluck_train::error::TrainError;
 use potluck_train::nodes::{NodesResult, RunFailure, RunNodes};
 use potluck_train::run::event_of_tuning;
@@ -51,6 +53,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             return Err(UsageError(why.into()).into());
         }
         nodes::refuse_node_flags(&args.train)?;
+        refuse_unpriced(&spec.parallel)?;
         return plan_elsewhere(file, args.json, &spec, &resumed.data);
     }
     // Nodes of a resumed run have their numbers again, to which its shares and cuts belong.
@@ -128,6 +131,29 @@ fn plan_here(
         nodes: nodes.map_or(1, RunNodes::count),
     };
     Ok(if args.json { report.json() } else { report.text() })
+}
+
+/// Checks that a plan for the machines of a file prices what is given.
+fn refuse_unpriced(parallel: &ParallelOptions) -> Result<(), UsageError> {
+    let ParallelOptions { shares, topology, pipeline, tensor, .. } = parallel;
+    let has_other_schedule =
+        pipeline.has_stages() && pipeline.schedule != PipelineSchedule::OneFOneB;
+    let unpriced = [
+        (matches!(shares, Shares::Fixed(_)), "parallel.shares"),
+        (*shares == Shares::Even, "parallel.balance"),
+        (!pipeline.blocks_per_stage.is_empty(), "parallel.blocks_per_stage"),
+        (!tensor.shares.is_empty(), "parallel.tensor_shares"),
+        (*topology != Topology::Ring, "parallel.collective"),
+        (has_other_schedule, "--schedule, as pipelines are priced with 1f1b"),
+        (pipeline.has_stages() && tensor.has_groups(), "--tensor or --pipeline, one of both"),
+    ];
+    match unpriced.iter().find(|(is_given, _)| *is_given) {
+        Some((_, what)) => Err(UsageError(format!(
+            "--machines chooses the layout of the whole file, and does not price all layouts: \
+             leave out {what}"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Plans a run on the machines of a file.

@@ -80,6 +80,16 @@ fn given_layouts_are_kept_and_each_is_explained() {
     let line = format!("plan {SMALL} --machines machines.toml --listen 127.0.0.1:0");
     let error = desk.run(&line).ended(78);
     assert!(error.line("error:").contains("need --nodes"), "{}", error.err);
+    for (given, told) in [
+        ("--pipeline 2 --schedule gpipe", "--schedule"),
+        ("--pipeline 2 --tensor 2", "--tensor"),
+        ("--set parallel.balance=fixed", "parallel.balance"),
+        ("--set parallel.collective=star", "parallel.collective"),
+    ] {
+        let line = format!("plan {SMALL} --machines machines.toml {given}");
+        let error = desk.run(&line).ended(78);
+        assert!(error.line("error:").contains(&format!("leave out {told}")), "{}", error.err);
+    }
 }
 
 #[test]

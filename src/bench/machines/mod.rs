@@ -16,7 +16,9 @@ use self::file::{MachinesFile, NodeEntry, Source};
 use self::rates::rates;
 use self::work::model_work;
 use potluck_parallel::ParallelOptions;
-use potluck_parallel::planner::many_nodes::{ManyNodesRequest, NoRoom, NodesProposal, propose};
+use potluck_parallel::planner::many_nodes::{
+    ManyNodesRequest, NoNodesLayout, NodesProposal, propose,
+};
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::profile::{DeviceProfile, PlanProfile};
 use potluck_parallel::planner::rates::DeviceRates;
@@ -35,7 +37,7 @@ pub enum PlanMachinesError {
     #[error(transparent)]
     Train(#[from] TrainError),
     #[error(transparent)]
-    NoRoom(#[from] NoRoom),
+    NoLayout(#[from] NoNodesLayout),
 }
 
 /// Machines of a file with the times of a model on them, which is all that a planner needs.

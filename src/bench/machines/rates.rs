@@ -15,6 +15,9 @@ const ATTENTION: f64 = 0.7;
 const MEMORY_USABLE: f64 = 0.9;
 /// Fraction of its host's memory that a processor may take.
 const HOST_MEMORY_USABLE: f64 = 0.7;
+/// Figures of a report that are read, besides those of products.
+const RATES: [&str; 5] =
+    ["memory.triad", "memory.copy", "transfer.upload", "transfer.readback", "precision.mixed"];
 const GIB: f64 = (1u64 << 30) as f64;
 const CPU: &str = "cpu:";
 
@@ -65,6 +68,7 @@ fn of_report(report: &Report, entry: &MeasuredEntry, host_gib: f64) -> Result<De
         format!("{name} has no figure of {part}; measure it with potluck bench --only {part}")
     };
     let product_flops = products(device).ok_or_else(|| missing("matmul"))?;
+    require_positive(device)?;
     let figure = |name: &str| device.figure(name).map(|figure| figure.median);
     let memory = figure("memory.triad").or_else(|| figure("memory.copy"));
     let bytes_per_s = 1e9 * memory.ok_or_else(|| missing("peaks"))?;
@@ -88,6 +92,20 @@ fn of_report(report: &Report, entry: &MeasuredEntry, host_gib: f64) -> Result<De
         read_back_bytes_per_s: copy("transfer.readback"),
         memory: memory_gib.map(|gib| (gib * GIB) as u64),
     })
+}
+
+/// Checks that the figures from which times are computed are numbers above 0.
+fn require_positive(device: &DeviceReport) -> Result<(), String> {
+    for figure in &device.figures {
+        let is_read = figure.kind == FigureKind::Matmul || RATES.contains(&figure.name.as_str());
+        if is_read && !(figure.median.is_finite() && figure.median > 0.0) {
+            return Err(format!(
+                "the figure {} of {} is {}, and must be above 0",
+                figure.name, device.name, figure.median
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn device_of<'a>(report: &'a Report, name: Option<&str>) -> Result<&'a DeviceReport, String> {
@@ -188,6 +206,18 @@ mod tests {
         assert_eq!(refused(Some("card y")), names);
         let missing = refused(Some("PROCESSOR"));
         assert!(missing.contains("a processor has no figure of peaks"), "{missing}");
+        for value in [0.0, f64::NAN] {
+            let figures = [
+                (FigureKind::Matmul, "matmul.x", 9.0),
+                (FigureKind::Memory, "memory.triad", value),
+            ];
+            let report = Report::new(Effort::Quick, vec![device("Card", "vulkan", &figures)]);
+            let refused = of_report(&report, &entry(None, None), 64.0).unwrap_err();
+            assert_eq!(
+                refused,
+                format!("the figure memory.triad of Card is {value}, and must be above 0")
+            );
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use potluck_graph::Graph;
 use potluck_parallel::planner::proposal::{Candidate, Proposal, layout_name};
 use potluck_train::runtime::expected_step::ExpectedStep;
 use potluck_train::runtime::placement::candidate_flags::{SelectableDevices, candidate_flags};
-use potluck_train::runtime::placement::names::is_named;
+use potluck_train::runtime::placement::names::is_auto;
 use potluck_train::runtime::placement::planned::PlannedRun;
 use potluck_train::spec::RunSpec;
 use serde_json::{Value, json};
@@ -73,11 +73,11 @@ impl PlanReport<'_> {
         let expected = ExpectedStep::of(&self.planned.proposal, &names.collect::<Vec<String>>());
         if let Some(alone) = expected.fastest
             && alone.step_s < step_s
-            && is_named(&self.spec.devices)
+            && !is_auto(&self.spec.devices)
             && !self.spec.parallel.is_divided()
         {
             notes.push(format!(
-                "{} alone is faster, with {} ms per step; named devices all take part",
+                "{} alone is faster, with {} ms per step: --devices auto may leave out the others",
                 alone.name,
                 milliseconds(alone.step_s)
             ));

@@ -87,6 +87,15 @@ impl RuntimeError {
         )
     }
 
+    /// Returns true if memory is short, which other programs may have.
+    pub(crate) fn is_lack_of_memory(&self) -> bool {
+        self.is_capacity_error()
+            && !matches!(
+                self,
+                Self::Device(DeviceError::TooLarge { .. } | DeviceError::LoopTooLong { .. })
+            )
+    }
+
     /// Attributes the error to the device at a position in the list of `count` devices, if other
     /// devices may not have it.
     pub fn of_position(self, position: usize, count: usize) -> Self {

@@ -171,6 +171,16 @@ pub(crate) fn fits_amply(selection: &Selection, setting: u64, plan: &Plan, bytes
     binds_tensors && limit.is_none_or(|(has, _)| bytes as u64 <= has / 10 * 9)
 }
 
+/// Returns true if a device without memory for `needed` bytes may have it later: other programs may
+/// have it now. A limit that is set does not change.
+pub(crate) fn may_fit_later(selection: &Selection, setting: u64, needed: usize) -> bool {
+    let most = match (selection, setting) {
+        (Selection::Adapter(adapter), 0) => adapter.memory.bytes,
+        _ => limit(selection, setting).map(|(bytes, _)| bytes),
+    };
+    most.is_none_or(|most| needed as u64 <= most)
+}
+
 /// Returns the limit of a device's memory in bytes, with its basis; `None` without a limit.
 pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, LimitBasis)> {
     match (selection, setting) {
@@ -277,6 +287,9 @@ mod tests {
         // A lack of one byte shows in the figures.
         let error = require_of(Some(2 << 20), (2 << 20) + 1).unwrap_err().to_string();
         assert!(error.contains("needs 2.1 MiB of memory and 2.0 MiB are available"), "{error}");
+        // A limit that is set stays, and a driver may have more later.
+        assert!(!may_fit_later(&cpu, 4, needs) && may_fit_later(&cpu, 5, needs));
+        assert!(may_fit_later(&cpu, 0, usize::MAX));
         assert!(require(0).is_ok() && require_of(None, usize::MAX).is_ok());
         assert_eq!(require_of(Some(3), 4).unwrap_err().exit_code(), 78);
     }

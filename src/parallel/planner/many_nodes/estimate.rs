@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::ManyNodesRequest;
 use super::sharing::share_out;
 use super::units::{ModelSizes, UnitSpeed, Units};
-use crate::planner::balance::ThroughputModel;
+use crate::planner::balance::{ThroughputModel, give_at_least};
 use crate::planner::ring_time::RingRank;
 use crate::sim::LinkModel;
 use potluck_core::DType;
@@ -51,7 +51,8 @@ impl RingEstimate<'_> {
             }
             let throughputs: Vec<ThroughputModel> =
                 speeds.iter().map(|speed| speed.throughput).collect();
-            let counts = share_out(self.request.batch, &throughputs);
+            let mut counts = share_out(self.request.batch, &throughputs);
+            give_at_least(&mut counts, self.sizes.samples_min);
             let mut kept = Vec::with_capacity(able.len());
             for (unit, count) in able.iter().zip(&counts) {
                 if *count > 0 {

@@ -85,10 +85,27 @@ fn slow_groups(
         groups.push(group(units, &useful, reason));
     }
     if !idle.is_empty() {
-        let reason = "they are too slow for a single sample of the batch".into();
+        let reason = no_sample(search, chosen).unwrap_or_else(|| match search.sizes.samples_min {
+            1 => "they are too slow for a single sample of the batch".into(),
+            least => format!("they are too slow for {least} samples of the batch"),
+        });
         groups.push(group(units, &idle, reason));
     }
     groups
+}
+
+/// The reason that more units have no samples, if the chosen ones have all.
+fn no_sample(search: &NodesSearch<'_>, chosen: &BestOfLayout) -> Option<String> {
+    let least = search.sizes.samples_min;
+    if chosen.trial.units.len() < (search.request.batch / least) as usize {
+        return None;
+    }
+    Some(match least {
+        1 => "the batch has no sample for them".into(),
+        _ => format!(
+            "the batch has too few samples for them: batch normalization needs {least} for each"
+        ),
+    })
 }
 
 fn group(units: &Units, set: &[usize], reason: String) -> LeftOutGroup {
@@ -109,8 +126,8 @@ fn spare_reason(within: WithinNode) -> String {
 /// The step with one unit more, the best of those that are left out, as the end of a sentence.
 fn with_one(search: &mut NodesSearch<'_>, chosen: &BestOfLayout, unit: usize) -> String {
     let without_s = chosen.trial.step_s;
-    if chosen.trial.units.len() >= search.request.batch as usize {
-        return "the batch has no sample for one more device".into();
+    if let Some(why) = no_sample(search, chosen) {
+        return why;
     }
     let mut set = chosen.trial.units.clone();
     set.push(unit);

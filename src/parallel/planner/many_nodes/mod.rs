@@ -17,7 +17,7 @@ use std::ops::Range;
 use self::estimate::{RingEstimate, RingTrial};
 use self::left_out::left_out;
 use self::order::{node_costs, ring_order};
-use self::units::{DeviceUnit, ModelSizes, Units};
+use self::units::{DeviceUnit, ModelSizes, UNIT_MAX, Units};
 use super::balance::GAIN_MIN;
 use super::laid_out::layout;
 use super::plans::Plans;
@@ -139,33 +139,58 @@ pub fn duration(seconds: f64) -> String {
     if seconds < 10.0 { format!("{} ms", milliseconds(seconds)) } else { format!("{seconds:.1} s") }
 }
 
-/// No device can run the model.
+/// No layout is possible on these nodes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no device has the memory for one sample of this model: {why}")]
-pub struct NoRoom {
-    /// Need of the device that lacks least.
-    pub why: String,
+pub enum NoNodesLayout {
+    /// The model fits on no device, in no layout; with the need of the device that lacks least.
+    #[error("no device has the memory for one sample of this model: {0}")]
+    NoRoom(String),
+    /// No node has the devices of the given pipelines or tensor groups.
+    #[error(
+        "no node of the file has {devices} devices for the given pipelines or tensor groups, which \
+         are of at most {UNIT_MAX} devices here"
+    )]
+    TooFewDevices { devices: usize },
+    /// The model cannot be divided as given.
+    #[error("{layouts} is not possible: {reason}")]
+    Impossible { layouts: String, reason: String },
 }
 
 /// Proposes a layout for many nodes.
 ///
 /// # Errors
-/// Returns [`NoRoom`] if the model fits on no device, in no layout.
-pub fn propose(request: &ManyNodesRequest<'_>) -> Result<NodesProposal, NoRoom> {
+/// Returns [`NoNodesLayout`] if the model fits on no device, in no layout, or not in a given one.
+pub fn propose(request: &ManyNodesRequest<'_>) -> Result<NodesProposal, NoNodesLayout> {
     let sizes = ModelSizes::of(request);
     let node_order = ring_order(request.profile, sizes.bytes());
     let mut search = NodesSearch { request, sizes: &sizes, node_order, tried: 0, scale: 1.0 };
     let mut found = Vec::new();
     let mut refused = Vec::new();
-    for within in WithinNode::of_nodes(request.profile) {
-        match Units::new(request, &sizes, within) {
-            Ok(units) => found.extend(search.best_of(units)),
-            Err(why) => refused.push(Refused { layouts: within.to_string(), reason: why }),
+    let layouts = WithinNode::of_nodes(request.profile, request.options);
+    if layouts.is_empty() {
+        return Err(NoNodesLayout::TooFewDevices {
+            devices: request.options.devices_per_pipeline(),
+        });
+    }
+    for within in &layouts {
+        let refusal = |reason| Refused { layouts: within.to_string(), reason };
+        match Units::new(request, &sizes, *within).map(|units| search.best_of(units)) {
+            Ok(Some(best)) => found.push(best),
+            Ok(None) if *within != WithinNode::Fastest => {
+                refused.push(refusal("no device has the memory for its part of the model".into()));
+            }
+            Ok(None) => {}
+            Err(why) => refused.push(refusal(why)),
         }
     }
     found.sort_by(|a, b| a.trial.step_s.total_cmp(&b.trial.step_s));
     let Some(best_s) = found.first().map(|layout| layout.trial.step_s) else {
-        return Err(NoRoom { why: units::least_need(request, &sizes) });
+        return Err(match refused.into_iter().next() {
+            Some(Refused { layouts, reason }) if request.options.is_divided() => {
+                NoNodesLayout::Impossible { layouts, reason }
+            }
+            _ => NoNodesLayout::NoRoom(units::least_need(request, &sizes)),
+        });
     };
     let mut candidates = Vec::new();
     for layout in &found {
@@ -246,7 +271,7 @@ impl NodesSearch<'_> {
             for index in indices {
                 let mut fast = by_speed.clone();
                 fast.retain(|unit| costs[units.all[*unit].node as usize] <= limits[index]);
-                fast.truncate(self.request.batch as usize);
+                fast.truncate((self.request.batch / self.sizes.samples_min) as usize);
                 let found = self.trials_of(&units, &fast);
                 let found_s = shortest(&found);
                 if found_s < best_s {

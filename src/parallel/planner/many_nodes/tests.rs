@@ -6,7 +6,7 @@ use crate::planner::profile::{BlockSpeed, DeviceProfile};
 use crate::sim::LinkModel;
 use crate::sim::queue::Random;
 use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
-use potluck_graph::{ModelGraph, Unary};
+use potluck_graph::{Builder, Init, ModelGraph, Unary};
 
 fn plans() -> Plans {
     let config = MlpConfig {
@@ -156,6 +156,68 @@ fn model_too_large_for_a_device_is_divided() {
     }
     let error = propose(&request(&small, &plans, &options, 64)).unwrap_err().to_string();
     assert!(error.starts_with("no device has the memory for one sample"), "{error}");
+}
+
+#[test]
+fn given_and_excluded_layouts_are_kept() {
+    let plans = plans();
+    let mut options = ParallelOptions::default();
+    let machines = profile(&[&[0.02; 4], &[0.02; 4]], blocks());
+    let within = |options: &ParallelOptions| {
+        let found = propose(&request(&machines, &plans, options, 64)).map_err(|e| e.to_string())?;
+        let mut all = vec![found.chosen.within];
+        all.extend(found.others.iter().map(|other| other.within));
+        Ok::<_, String>(all)
+    };
+    options.tensor.ranks = 2;
+    assert!(within(&options).unwrap().iter().all(|one| *one == WithinNode::Tensor(2)));
+    // Three of four devices, which are not compared unless they are asked for.
+    (options.tensor.ranks, options.pipeline.stages) = (1, 3);
+    assert!(within(&options).unwrap().iter().all(|one| *one == WithinNode::Pipeline(3)));
+    options.pipeline.stages = 5;
+    let error = within(&options).unwrap_err();
+    assert!(error.starts_with("no node of the file has 5 devices for the given"), "{error}");
+    options.pipeline.stages = 1;
+    (options.excluded.pipelines, options.excluded.tensor_groups) = (true, true);
+    let is_whole = |one: &WithinNode| matches!(one, WithinNode::Apart | WithinNode::Fastest);
+    assert!(within(&options).unwrap().iter().all(is_whole));
+}
+
+/// With a share of two samples, a pipeline has micro-batches of two.
+#[test]
+fn pipelines_may_have_fewer_samples_than_a_given_micro_batch() {
+    let (plans, mut options) = (plans(), ParallelOptions::default());
+    options.pipeline.stages = 2;
+    let pair: &[f64] = &[0.02; 2];
+    let machines = profile(&[pair; 16], blocks());
+    let of_32 = request(&machines, &plans, &options, 32);
+    let given = ManyNodesRequest { micro_batch: 4, fits_micro_batch: false, ..of_32 };
+    let found = propose(&given).unwrap();
+    assert!(found.chosen.units.iter().all(|unit| unit.micro_batch <= unit.samples), "{found:?}");
+    assert!(found.refused.is_empty(), "{:?}", found.refused);
+}
+
+#[test]
+fn units_have_the_samples_that_batch_normalization_needs() {
+    let mut b = Builder::new();
+    let (x, targets) = (b.input("x", &[1, 8]), b.input("targets", &[1, 8]));
+    let w = b.parameter("w", &[8, 8], Init::Normal { std: 0.1 });
+    let y = b.linear(x, w, None).unwrap();
+    let y = b.batch_norm("bn", y).unwrap();
+    b.squared_error_loss(y, targets).unwrap();
+    let plans = Plans::new(ModelGraph::training(b.finish(), true).unwrap());
+    let options = ParallelOptions::default();
+    let speeds: &[f64] = &[0.5];
+    let nodes = profile(&[speeds; 32], plans.model().whole().blocks.len());
+    let found = propose(&request(&nodes, &plans, &options, 64)).unwrap();
+    let samples: Vec<u32> = found.chosen.units.iter().map(|unit| unit.samples).collect();
+    assert_eq!(samples, [8; 8]);
+    let [left] = &found.left_out[..] else { panic!("{:?}", found.left_out) };
+    let why = "the batch has too few samples for them: batch normalization needs 8 for each";
+    assert_eq!((left.devices.len(), left.reason.as_str()), (24, why));
+    // A batch below that is that of one device.
+    let few = propose(&request(&nodes, &plans, &options, 4)).unwrap();
+    assert_eq!(few.chosen.units.len(), 1);
 }
 
 /// A ring of unequal units, by the estimate and by the recurrence.

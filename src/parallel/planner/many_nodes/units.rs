@@ -6,20 +6,20 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::ManyNodesRequest;
-use crate::PipelineSchedule;
 use crate::planner::balance::ThroughputModel;
 use crate::planner::cut::{BlockTimes, Cut, CutRequest, CutStage, crossing_elements, cut};
 use crate::planner::price::segment_costs;
 use crate::planner::profile::{BlockSpeed, DeviceProfile, PlanProfile};
 use crate::planner::proposal::MemoryNeed;
 use crate::sim::LinkModel;
+use crate::{ParallelOptions, PipelineSchedule};
 use potluck_core::format::gibibytes_up;
 use potluck_core::{BucketId, DType, SegmentId};
 use potluck_graph::Plan;
 use potluck_graph::print::MemoryUsage;
 
 /// Most devices of a node that form a unit together.
-const UNIT_MAX: usize = 8;
+pub(super) const UNIT_MAX: usize = 8;
 
 /// Layout within a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +48,9 @@ impl fmt::Display for WithinNode {
 }
 
 impl WithinNode {
-    /// Layouts that nodes with these devices may have.
-    pub(super) fn of_nodes(profile: &PlanProfile) -> Vec<Self> {
+    /// Layouts that nodes with these devices may have: the given one, or else all but those that
+    /// are excluded.
+    pub(super) fn of_nodes(profile: &PlanProfile, options: &ParallelOptions) -> Vec<Self> {
         let mut layouts = vec![Self::Apart];
         let sizes: BTreeSet<usize> =
             by_node(profile).iter().map(|devices| devices.len().min(UNIT_MAX)).collect();
@@ -58,12 +59,26 @@ impl WithinNode {
         }
         for size in 2..=UNIT_MAX {
             // All devices of some node, or a power of two of them.
-            let is_worthwhile = size.is_power_of_two() || sizes.contains(&size);
+            let is_given = size == options.devices_per_pipeline();
+            let is_worthwhile = is_given || size.is_power_of_two() || sizes.contains(&size);
             if is_worthwhile && sizes.iter().any(|most| *most >= size) {
                 layouts.extend([Self::Tensor(size), Self::Pipeline(size)]);
             }
         }
+        layouts.retain(|layout| layout.is_asked(options));
         layouts
+    }
+
+    /// Returns true for the given layout, or for one that is not excluded if none is given.
+    fn is_asked(self, options: &ParallelOptions) -> bool {
+        let given = [options.stages(), options.tensor.ranks as usize];
+        match self {
+            Self::Apart | Self::Fastest => !options.is_divided(),
+            Self::Pipeline(stages) if options.is_divided() => given == [stages, 1],
+            Self::Tensor(ranks) if options.is_divided() => given == [1, ranks],
+            Self::Pipeline(_) => !options.excluded.pipelines,
+            Self::Tensor(_) => !options.excluded.tensor_groups,
+        }
     }
 }
 
@@ -114,13 +129,16 @@ pub(super) struct ModelSizes {
     cut_bytes: Vec<f64>,
     /// Sizes of micro-batches: the requested one, and its halves if they may be smaller.
     rows: Vec<u32>,
+    /// Fewest samples of a unit: of a micro-batch with statistics, or else one.
+    pub samples_min: u32,
 }
 
 impl ModelSizes {
     pub(super) fn of(request: &ManyNodesRequest<'_>) -> Self {
         let plan = request.plans.of_rows(1);
+        let samples_min = plan.rows_min().min(request.batch).max(1);
         let mut rows = vec![request.micro_batch.min(request.batch).max(1)];
-        while let Some(last) = rows.last().copied().filter(|last| *last > 1)
+        while let Some(last) = rows.last().copied().filter(|last| last / 2 >= samples_min)
             && request.fits_micro_batch
         {
             rows.push(last / 2);
@@ -159,7 +177,7 @@ impl ModelSizes {
         for elements in crossing_elements(&plan) {
             cut_bytes.push((elements * DType::F32.bytes()) as f64);
         }
-        Self { order, lengths, elements, segments, stages, memory, cut_bytes, rows }
+        Self { order, lengths, elements, segments, stages, memory, cut_bytes, rows, samples_min }
     }
 
     /// Bytes of all gradients.
@@ -487,14 +505,17 @@ impl UnitRequest<'_> {
         self.speed(ThroughputModel { fixed_s, row_s, micro_batch: rows }, memory)
     }
 
-    /// The pipeline of the size of micro-batches that is done first with an equal share.
+    /// The pipeline of the size of micro-batches that is done first with an equal share. Of the
+    /// sizes above that share, which then has one smaller micro-batch, the least counts.
     fn of_pipeline(&self) -> Option<UnitSpeed> {
         let mut best: Option<UnitSpeed> = None;
+        let share = self.share.max(1);
+        let sizes = self.sizes.rows.len();
         for (size, rows) in self.sizes.rows.iter().enumerate() {
-            if *rows > self.share.max(1) {
+            if *rows > share && size + 1 < sizes {
                 continue;
             }
-            let Some(speed) = self.pipeline_of(size) else { continue };
+            let Some(speed) = self.pipeline_of(size, (*rows).min(share)) else { continue };
             let seconds = speed.seconds(self.share);
             if best.as_ref().is_none_or(|best| seconds < best.seconds(self.share)) {
                 best = Some(speed);
@@ -503,9 +524,8 @@ impl UnitRequest<'_> {
         best
     }
 
-    /// The pipeline for the micro-batches of this number in the list of sizes.
-    fn pipeline_of(&self, size: usize) -> Option<UnitSpeed> {
-        let rows = self.sizes.rows[size];
+    /// The pipeline for micro-batches of `rows` samples, with the memory of a size in the list.
+    fn pipeline_of(&self, size: usize, rows: u32) -> Option<UnitSpeed> {
         let stages = self.devices.len();
         let mut times = Vec::with_capacity(stages);
         let mut cut_s = Vec::with_capacity(stages);

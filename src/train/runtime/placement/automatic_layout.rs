@@ -208,7 +208,7 @@ fn planned_in_parts(
     };
     let proposal = &planned.proposal;
     if !proposal.chosen.arrangement.mesh.is_divided() {
-        // Some of the devices hold the whole model, and are faster without the others.
+        // Some of the devices hold the whole model, and may leave out the others.
         return Ok(None);
     }
     let expected = ExpectedStep::of(proposal, devices.names);

@@ -250,10 +250,7 @@ fn alone(device: &mut dyn Executor, asked: SoloRequest) -> Result<SoloTiming, De
         let rows = timing.micro_batch as usize;
         timing.blocks = device.time_blocks(&probe(rows), rows, 1)?;
     }
-    let elements = updated_elements(device.plan()).max(1) as f64;
-    let (read_s, write_s) = device.time_exchange()?;
-    timing.read_s = read_s / elements;
-    timing.write_s = write_s / elements;
+    [timing.read_s, timing.write_s] = transfer_seconds(device)?;
     match device.set_moments(reserve) {
         Ok(()) => timing.update_element_s = device.time_update(&update)?,
         // The shard of a smaller group may fit.
@@ -261,6 +258,13 @@ fn alone(device: &mut dyn Executor, asked: SoloRequest) -> Result<SoloTiming, De
         Err(error) => return Err(error),
     }
     Ok(timing)
+}
+
+/// Seconds to read an element of the gradients back, and to write one of the parameters.
+pub(super) fn transfer_seconds(device: &mut dyn Executor) -> Result<[f64; 2], DeviceError> {
+    let elements = updated_elements(device.plan()).max(1) as f64;
+    let (read_s, write_s) = device.time_exchange()?;
+    Ok([read_s / elements, write_s / elements])
 }
 
 fn updated_elements(plan: &Plan) -> usize {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::device_memory::DeviceMemory;
 use super::model_changes;
-use super::names::is_named;
+use super::names::{is_auto, is_named};
 use super::open_one::RequestedDevices;
 use super::pipeline::checks::{require_devices, require_model};
 use super::profile::{MeasuredProfile, measure_profile};
@@ -43,7 +43,7 @@ pub enum PlanPurpose {
 
 /// Measures the requested devices, one block of the model at a time, and searches for the fastest
 /// layout of a run on them. All named devices take part, and all devices of given pipelines and
-/// tensor groups.
+/// tensor groups; with `all`, all devices if there is such a layout.
 ///
 /// # Errors
 /// Returns `RuntimeError::Unplaceable` if there are too many devices or no layout is possible, and
@@ -78,20 +78,21 @@ pub fn plan_run(
     } else {
         let MeasuredProfile { profile, is_complete } =
             measure_profile(&of_stages, devices, purpose, report)?;
-        if is_complete && let Some(file) = &kept {
+        if let Some(file) = &kept {
             // Without a cache, the next plan measures again.
-            let _ = file.write(&profile);
+            let _ = if is_complete { file.write(&profile) } else { file.remove() };
         }
         profile
     };
     let measured_s = begun.elapsed().as_secs_f64();
     let memory = DeviceMemory { request, devices, staged: &staged, available: available_memory() };
-    let searched = SearchRequest {
+    let are_required = is_named(request.selector) || request.parallel.is_divided();
+    let mut searched = SearchRequest {
         profile: &profile,
         whole: &whole,
         staged: &staged,
         options: request.parallel,
-        uses_all: is_named(request.selector) || request.parallel.is_divided(),
+        uses_all: are_required || !is_auto(request.selector),
         batch: request.batch,
         micro_batch: request.micro_batch,
         fits_micro_batch: request.fits_micro_batch,
@@ -99,7 +100,13 @@ pub fn plan_run(
         may_divide: true,
         memory: &memory,
     };
-    let mut proposal = match search(&searched) {
+    let mut found = search(&searched);
+    if found.is_err() && searched.uses_all && !are_required {
+        // A device without memory for its part is left out.
+        searched.uses_all = false;
+        found = search(&searched);
+    }
+    let mut proposal = match found {
         Ok(proposal) => proposal,
         Err(error) => return Err(no_plan(&error, model_changes::hint(&searched, &memory))),
     };

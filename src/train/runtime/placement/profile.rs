@@ -8,7 +8,7 @@ use super::block_work::half_parts;
 use super::candidates::{is_on_host, node_of};
 use super::links::measured_links;
 use super::open_one::{BegunOpening, RankOpening, RequestedDevices};
-use super::open_profile::measurement_s_max;
+use super::open_profile::{measurement_s_max, transfer_seconds};
 use super::pipeline::{MeasuredBlocks, TIMING_MIN, measure_blocks, part_of};
 use super::planned::PlanPurpose;
 use super::types::PlacementRequest;
@@ -51,7 +51,7 @@ const WHOLE_BY_BLOCKS: [f64; 2] = [0.5, 2.0];
 pub struct MeasuredProfile {
     pub profile: PlanProfile,
     /// False if a run had too little time for the second size of micro-batches, or too little time
-    /// or free memory of the host for the whole model.
+    /// for the whole model, or if memory was short that other programs may have had.
     pub is_complete: bool,
 }
 
@@ -82,27 +82,27 @@ pub fn measure_profile(
     };
     let whole = request.plans.of_rows(many_rows);
     let host = LinkModel { latency_s: 0.0, bytes_per_s: addition_rate() };
-    let input_bytes = input_bytes_per_row(&whole.graph);
     let mut profiles = Vec::new();
     for (position, selection) in devices.selections.iter().enumerate() {
-        let [read_s, write_s] = many.transfers_s[position];
-        profiles.push(DeviceProfile {
+        let mut profile = DeviceProfile {
             name: devices.names[position].clone(),
             kind: many.kinds[position],
             node: node_of(selection),
             is_on_host: is_on_host(selection),
             blocks: block_speeds(position, &many, few.as_ref()),
-            load_row_s: input_bytes as f64 / DType::F32.bytes() as f64 * write_s,
+            load_row_s: 0.0,
             update_element_s: 0.0,
-            read_back: LinkModel::of_element_s(read_s),
-            upload: LinkModel::of_element_s(write_s),
+            read_back: LinkModel::INSTANT,
+            upload: LinkModel::INSTANT,
             host,
             shares: None,
             memory: memory::limit(selection, request.opening.device_memory_mib)
                 .map(|(bytes, _)| bytes),
             micro_batch: None,
             refusals: refusals_of(&few.as_ref().unwrap_or(&many).refusals[position]),
-        });
+        };
+        set_transfers(&mut profile, &whole, many.transfers_s[position]);
+        profiles.push(profile);
     }
     let most_s = match purpose {
         PlanPurpose::Run => measurement_s(request, &many) - begun.elapsed().as_secs_f64(),
@@ -113,7 +113,9 @@ pub fn measure_profile(
     let nodes = profiles.iter().map(|device| device.node);
     let ring = measured_links(request, nodes.zip(0..), profiles.len())?;
     let links = links_of(&profiles, ring.as_ref());
-    let is_complete = is_whole && (few.is_some() || few_rows == many_rows);
+    let may_fit_later =
+        [Some(&many), few.as_ref()].into_iter().flatten().any(|one| one.may_fit_later);
+    let is_complete = is_whole && !may_fit_later && (few.is_some() || few_rows == many_rows);
     let thread_message_s = thread_message_s();
     let half_parts = half_parts(request.plans, many_rows);
     let profile = PlanProfile {
@@ -163,6 +165,14 @@ fn refusals_of(reasons: &[Option<Wording>]) -> Vec<BlockRefusal> {
         }
     }
     refusals
+}
+
+/// Sets the transfers of a device by its seconds to read an element back and to write one.
+fn set_transfers(profile: &mut DeviceProfile, whole: &Plan, [read_s, write_s]: [f64; 2]) {
+    let elements = input_bytes_per_row(&whole.graph) as f64 / DType::F32.bytes() as f64;
+    profile.load_row_s = elements * write_s;
+    profile.read_back = LinkModel::of_element_s(read_s);
+    profile.upload = LinkModel::of_element_s(write_s);
 }
 
 /// Bytes of the inputs of a sample.
@@ -302,7 +312,7 @@ impl OpenedTogether<'_> {
     /// Measures updates on each kind of device, the micro-batch of the whole model where it fits,
     /// and the slowdown of the devices of each node that has several while all of them compute.
     /// Returns false if some device that can run every block had no time for all of them, or no
-    /// memory of a host that other programs may have.
+    /// memory that other programs may have had.
     fn measure(
         &self,
         profiles: &mut [DeviceProfile],
@@ -327,6 +337,14 @@ impl OpenedTogether<'_> {
                 continue;
             }
             updated_kinds.push(kind);
+            if profiles[one.position].read_back == LinkModel::INSTANT {
+                // No block reads a tensor of another one, such as the only block of a model.
+                let seconds = one.device.driver.run("timing transfers", transfer_seconds);
+                let transfers_s = self.at(one, seconds)?;
+                for equal in profiles.iter_mut().filter(|other| other.kind == kind) {
+                    set_transfers(equal, self.whole, transfers_s);
+                }
+            }
             let update_s = self.at(one, update_seconds(self.request, one))?;
             for equal in profiles.iter_mut().filter(|other| other.kind == kind) {
                 equal.update_element_s = update_s;
@@ -375,13 +393,19 @@ impl OpenedTogether<'_> {
                 let has_memory = self.fits_host(position, self.whole, available, held);
                 is_whole &= has_time && has_memory;
                 if has_time && has_memory {
-                    part = self.open_part(position, None, self.whole.clone(), report)?;
+                    part = match self.open_part(position, None, self.whole.clone(), report)? {
+                        Ok(part) => Some(part),
+                        Err(error) => {
+                            is_whole &= !self.may_fit_later(position, &error);
+                            None
+                        }
+                    };
                 }
             }
             if part.is_none() {
                 let plan = Arc::new(part_of(self.whole, block));
                 if self.fits_host(position, &plan, available, held) {
-                    part = self.open_part(position, Some(block), plan, report)?;
+                    part = self.open_part(position, Some(block), plan, report)?.ok();
                 }
             }
             if let Some(part) = part {
@@ -396,6 +420,14 @@ impl OpenedTogether<'_> {
         Moments::from(self.request.optimizer.moments())
     }
 
+    /// True if a device that does not hold the whole model, by this error, may hold it later.
+    fn may_fit_later(&self, position: usize, error: &RuntimeError) -> bool {
+        let selection = &self.devices.selections[position];
+        let setting = self.request.opening.device_memory_mib;
+        let needed = memory::needed(selection, self.whole, &self.moments());
+        error.is_lack_of_memory() && memory::may_fit_later(selection, setting, needed)
+    }
+
     /// True if the host has memory for a plan on a device, beside `held` bytes of other devices.
     fn fits_host(&self, position: usize, plan: &Plan, available: Option<u64>, held: u64) -> bool {
         let selection = &self.devices.selections[position];
@@ -404,15 +436,15 @@ impl OpenedTogether<'_> {
         memory::require_of(left, bytes).is_ok()
     }
 
-    /// Opens a device with a block, or the whole model, and the moments of its parameters; `None`
-    /// if they do not fit.
+    /// Opens a device with a block, or the whole model, and the moments of its parameters. The
+    /// inner error is that they do not fit.
     fn open_part(
         &self,
         position: usize,
         block: Option<u32>,
         plan: Arc<Plan>,
         report: &mut dyn FnMut(&str, autotune::TuneProgress),
-    ) -> Result<Option<OpenPart>, RuntimeError> {
+    ) -> Result<Result<OpenPart, RuntimeError>, RuntimeError> {
         let selection = &self.devices.selections[position];
         let moments = self.moments();
         let bytes = memory::needed(selection, &plan, &moments);
@@ -429,15 +461,15 @@ impl OpenedTogether<'_> {
             .and_then(|opening| opening.finish(self.request, report));
         let device = match opened {
             Ok(device) => device,
-            Err(error) if error.is_capacity_error() => return Ok(None),
+            Err(error) if error.is_capacity_error() => return Ok(Err(error)),
             Err(error) => return Err(error.of_position(position, self.devices.selections.len())),
         };
         let seed = self.request.seed;
         let ready = device.driver.run("initialization", move |device| device.initialize(seed));
         let part = OpenPart { position, device, bytes, host_bytes, block };
         match self.at(&part, ready) {
-            Ok(()) => Ok(Some(part)),
-            Err(error) if error.is_capacity_error() => Ok(None),
+            Ok(()) => Ok(Ok(part)),
+            Err(error) if error.is_capacity_error() => Ok(Err(error)),
             Err(error) => Err(error),
         }
     }

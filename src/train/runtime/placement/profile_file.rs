@@ -72,4 +72,12 @@ impl ProfileFile {
         let bytes = postcard::to_allocvec(profile).map_err(io::Error::other)?;
         files::replace(&self.path, &bytes)
     }
+
+    /// Removes an earlier profile.
+    ///
+    /// # Errors
+    /// Returns the system's error, also if there is none.
+    pub fn remove(&self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
 }

@@ -38,6 +38,8 @@ pub struct MeasuredBlocks {
     pub transfers_s: Vec<[f64; 2]>,
     /// Reason that a device cannot run a block, if it cannot, by requested device and block.
     pub refusals: Vec<Vec<Option<Wording>>>,
+    /// True if such a block would fit a device without other programs.
+    pub may_fit_later: bool,
 }
 
 /// Times the blocks of a model on the requested devices, for micro-batches of `rows` samples.
@@ -70,6 +72,7 @@ pub fn measure_blocks(
         cut_s: Vec::new(),
         transfers_s: Vec::new(),
         refusals: Vec::new(),
+        may_fit_later: false,
     };
     for position in 0..devices.selections.len() {
         let kind = measured.kinds[position];
@@ -80,13 +83,20 @@ pub fn measure_blocks(
             measured.refusals.push(measured.refusals[kind].clone());
             continue;
         }
+        let selection = &devices.selections[position];
+        let setting = request.opening.device_memory_mib;
         let mut timings = Vec::new();
         let mut fault = injected(request, &measured.kinds, kind);
         for block in &blocks.first {
             let held = HeldBlock { block: *block, plan: Arc::new(part_of(&whole, *block)) };
+            let needed = memory::needed(selection, &held.plan, &Moments::default());
             timings.push(match time_on(request, devices, position, held, fault.take(), report)? {
                 Ok(timing) => (timing, None),
-                Err(error) => (BlockTiming::impossible(), Some(refusal(&error))),
+                Err(error) => {
+                    measured.may_fit_later |= error.is_lack_of_memory()
+                        && memory::may_fit_later(selection, setting, needed);
+                    (BlockTiming::impossible(), Some(refusal(&error)))
+                }
             });
         }
         let mut times = Vec::new();

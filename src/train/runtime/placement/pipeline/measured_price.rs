@@ -57,6 +57,7 @@ mod tests {
             cut_s: vec![vec![0.0, 1.0, 2.0], vec![0.0; 3]],
             transfers_s: Vec::new(),
             refusals: Vec::new(),
+            may_fit_later: false,
         };
         let links = links(&[1, 0], &measured, &[0, 10, 20]);
         let rate = |from: usize, to: usize| links[from][to].bytes_per_s;

@@ -11,6 +11,7 @@ use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::laid_out::{lay_out, moments_of_rank};
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::open_one::RequestedDevices;
+use crate::runtime::placement::planned::{PlanPurpose, plan_run};
 use crate::runtime::placement::requested_pipelines::RequestedPipelines;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::remote::NO_NODES;
@@ -257,7 +258,7 @@ fn a_device_that_fails_while_its_blocks_are_timed_ends_the_run() {
 fn a_block_that_no_device_can_run_is_named_with_the_reason() {
     // In both sizes of micro-batches.
     let faults = "out-of-memory@timing:0/0,out-of-memory@timing:0/1";
-    let asked = Asked { faults, retune: true, ..Asked::of("cpu*2", 2) };
+    let asked = Asked { faults, retune: true, width: 24, ..Asked::of("cpu*2", 2) };
     asked.request(|request| {
         let selections = vec![Selection::cpu(2); 2];
         let names = display_names(&selections);
@@ -266,6 +267,7 @@ fn a_block_that_no_device_can_run_is_named_with_the_reason() {
         let is_refused = |block: usize| measured.refusals[1][block].is_some();
         assert!(is_refused(0) && !measured.times[1][0].sum_s().is_finite());
         assert!((1..6).all(|block| !is_refused(block) && measured.times[1][block].sum_s() > 0.0));
+        assert!(measured.may_fit_later);
     });
     let error = asked.placed().map(|_| ()).unwrap_err();
     assert_eq!(error.exit_code(), 78);
@@ -275,6 +277,23 @@ fn a_block_that_no_device_can_run_is_named_with_the_reason() {
     assert!(text.contains("an injected allocation, of ") && text.contains("MiB that it"), "{text}");
     let advice = "); lower train.micro_batch_size or the model's size (model.context, ";
     assert!(text.contains(advice) && text.ends_with("or choose other devices"), "{text}");
+    // Memory that another program may have had is asked for again.
+    let later = Asked { faults: "", retune: false, notified: Rc::default(), ..asked };
+    later.placed().unwrap();
+    assert_eq!(later.measures(), SIZES);
+}
+
+#[test]
+fn all_devices_take_part_in_a_plan_for_all() {
+    let asked = Asked { retune: true, ..Asked::of("all", 1) };
+    asked.request(|request| {
+        let selections = vec![Selection::cpu(2); 2];
+        let names = display_names(&selections);
+        let devices = RequestedDevices { selections: &selections, names: &names };
+        let planned = plan_run(request, devices, PlanPurpose::Explanation, &mut |_, _| {}).unwrap();
+        assert_eq!(planned.proposal.chosen.arrangement.positions.len(), 2);
+        assert!(planned.proposal.left_out.is_empty());
+    });
 }
 
 #[test]
