@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use potluck_kernels::autotune::certify::WGPU;
-use potluck_kernels::device::HostInfo;
+use potluck_kernels::device::{HostInfo, host};
 
 /// Properties that affect figures besides the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ impl System {
             os: std::env::consts::OS.into(),
             architecture: std::env::consts::ARCH.into(),
             cpu: HostInfo::query().model.unwrap_or_else(|| "unknown".into()),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: host::cores(),
             wgpu: WGPU.into(),
         }
     }

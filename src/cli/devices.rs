@@ -158,12 +158,12 @@ fn kernels_lines(kernels: &Summary) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Physical adapter: its preferred entry, and its entries of other APIs, which can also be
-/// selected.
+/// Physical adapter: its preferred entry, and its entries of other APIs and drivers, which can be
+/// selected too.
 struct DeviceEntry<'a> {
     index: usize,
     adapter: &'a Adapter,
-    /// `(index, adapter)` of the same adapter through other APIs.
+    /// `(index, adapter)` of the same adapter through other APIs and drivers.
     merged: Vec<(usize, &'a Adapter)>,
 }
 

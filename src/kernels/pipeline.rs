@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::dispatch::{Dispatch, Operand, Shader};
 use super::source;
+use crate::device::host::cores;
 use crate::device::panics::{PanicText, catch_quietly};
 use crate::device::{DeviceError, Gpu, ShaderChecks};
 use potluck_core::Lock;
@@ -198,8 +199,7 @@ fn label(shader: &Shader) -> String {
 /// Returns the number of threads that may compile concurrently for a device: one on GL, whose
 /// context belongs to one thread at a time.
 fn threads(gpu: &Gpu) -> usize {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    if gpu.api == "gl" { 1 } else { cores.min(THREADS_MAX) }
+    if gpu.api == "gl" { 1 } else { cores().min(THREADS_MAX) }
 }
 
 fn key(dispatch: &Dispatch) -> PipelineKey {

@@ -73,7 +73,7 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     let signals = Signals::install()?;
     let failed = |why: io::Error| TrainError::Io { path: args.out.clone(), why };
     fs::create_dir_all(&args.out).map_err(failed)?;
-    let folder = fs::canonicalize(&args.out).map_err(failed)?;
+    let folder = dunce::canonicalize(&args.out).map_err(failed)?;
     let adapters = chosen.iter().map(|one| (one.index, &one.adapter));
     let mut header = Header::of(adapters, args.toy);
     header.claim(&folder).map_err(UsageError)?;
@@ -121,7 +121,7 @@ fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
         };
         let index = listed
             .iter()
-            .position(|one| one.api == adapter.api && one.is_same(&adapter))
+            .position(|one| one.is_same_entry(&adapter))
             .expect("a selected adapter is one of the list");
         if !chosen.iter().any(|one| one.index == index) {
             chosen.push(ChosenAdapter { index, adapter: *adapter });

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::plan_calls::PlanCall;
 use super::timing::{VariantTimer, patterns};
 use crate::device::DeviceError;
+use crate::device::host::cores;
 use crate::harness::{ADDED_TO, Deviation, NMSE_MAX};
 use crate::twin::IndependentAxis;
 use crate::{OpCall, OwnedCall, Pipelines, Variant, twin};
@@ -302,8 +303,7 @@ pub(crate) fn expectations(
     mut alive: impl FnMut(),
 ) -> Expectations {
     checks.sort_by(|(_, one), (_, other)| one.flops().total_cmp(&other.flops()));
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.min(THREADS_MAX).min(checks.len());
+    let threads = cores().min(THREADS_MAX).min(checks.len());
     let waiting = Mutex::new(checks);
     let large = Mutex::new(());
     let (sender, receiver) = mpsc::channel();

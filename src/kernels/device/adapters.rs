@@ -22,6 +22,8 @@ pub struct Adapter {
     /// Index of the preferred API's entry of the same physical adapter, if this is another entry.
     pub merged_into: Option<usize>,
     pub memory: AdapterMemory,
+    /// PCI bus address, or empty if the API reports none or a wrong one.
+    bus: String,
     pub(super) wgpu: wgpu::Adapter,
 }
 
@@ -29,11 +31,12 @@ impl Adapter {
     /// Returns true if both are one physical adapter, possibly through two APIs. Two cards of one
     /// model are different adapters.
     pub fn is_same(&self, other: &Self) -> bool {
-        if self.wgpu == other.wgpu {
-            return true;
-        }
-        let bus = self.wgpu.get_info().device_pci_bus_id;
-        !bus.is_empty() && bus == other.wgpu.get_info().device_pci_bus_id
+        self.is_same_entry(other) || have_one_address(&self.bus, &other.bus)
+    }
+
+    /// Returns true if both are one entry of the list: an adapter through one API and driver.
+    pub fn is_same_entry(&self, other: &Self) -> bool {
+        self.wgpu == other.wgpu
     }
 
     /// Returns the limits that the adapter reports.
@@ -63,21 +66,26 @@ impl Adapter {
 
     /// Checks that potluck's kernels can run on the adapter; the error names the missing property.
     pub fn usable(&self) -> Result<(), String> {
-        if self.api == "dx12" && dxc::library().is_none() {
-            return Err(dxc::missing());
-        }
-        if !self.wgpu.features().contains(wgpu::Features::IMMEDIATES) {
-            return Err("it offers no immediates".into());
-        }
-        let compute = wgpu::DownlevelFlags::COMPUTE_SHADERS;
-        if !self.wgpu.get_downlevel_capabilities().flags.contains(compute) {
-            return Err("it offers no compute shaders".into());
-        }
-        match missing_limit(&self.wgpu.limits()) {
+        match missing_property(&self.wgpu) {
             Some(why) => Err(why),
             None => Ok(()),
         }
     }
+}
+
+/// Returns what kernels need and an adapter lacks, or `None`.
+fn missing_property(adapter: &wgpu::Adapter) -> Option<String> {
+    if adapter.get_info().backend == wgpu::Backend::Dx12 && dxc::library().is_none() {
+        return Some(dxc::missing());
+    }
+    if !adapter.features().contains(wgpu::Features::IMMEDIATES) {
+        return Some("it offers no immediates".into());
+    }
+    let compute = wgpu::DownlevelFlags::COMPUTE_SHADERS;
+    if !adapter.get_downlevel_capabilities().flags.contains(compute) {
+        return Some("it offers no compute shaders".into());
+    }
+    missing_limit(&adapter.limits())
 }
 
 /// Returns the first limit that is below the needs of every kernel (`tests/library/shaders.rs`
@@ -110,8 +118,9 @@ fn api_name(backend: wgpu::Backend) -> &'static str {
     }
 }
 
-/// Returns every adapter of every API, native APIs before GL; adapters exposed by two APIs are
-/// merged (`merged_into`). The order is stable on a machine, so an index keeps its meaning.
+/// Returns every adapter of every API, native APIs before GL and unusable entries last; entries of
+/// one adapter through two APIs or drivers are merged (`merged_into`). The order is stable on a
+/// machine, so an index keeps its meaning.
 ///
 /// The list is made once per process: drivers are not designed to be loaded and unloaded
 /// repeatedly, and all devices of a GL adapter must share the lock that keeps its context on one
@@ -131,7 +140,10 @@ fn find_adapters() -> Vec<Adapter> {
     }
     let instance = wgpu::Instance::new(descriptor);
     let mut found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
-    found.sort_by_key(|adapter| adapter.get_info().backend == wgpu::Backend::Gl);
+    found.sort_by_key(|adapter| {
+        let is_gl = adapter.get_info().backend == wgpu::Backend::Gl;
+        (missing_property(adapter).is_some(), is_gl)
+    });
     let infos: Vec<wgpu::AdapterInfo> = found.iter().map(wgpu::Adapter::get_info).collect();
     let mut seen = Vec::with_capacity(infos.len());
     for info in &infos {
@@ -141,6 +153,7 @@ fn find_adapters() -> Vec<Adapter> {
             bus: &info.device_pci_bus_id,
         });
     }
+    forget_wrong_addresses(&mut seen);
     let merged = merge(&seen);
     let mut list = Vec::with_capacity(infos.len());
     for (index, wgpu) in found.into_iter().enumerate() {
@@ -150,10 +163,11 @@ fn find_adapters() -> Vec<Adapter> {
             name: info.name.clone(),
             api: api_name(info.backend),
             kind,
-            driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+            driver: driver_text(info),
             vendor: info.vendor,
             merged_into: merged[index],
             memory: AdapterMemory::of(&wgpu, kind),
+            bus: seen[index].bus.to_string(),
             wgpu,
         });
     }
@@ -169,6 +183,17 @@ fn find_adapters() -> Vec<Adapter> {
     list
 }
 
+/// Name and version of a driver. Metal's is a part of the system, and has the system's version.
+fn driver_text(info: &wgpu::AdapterInfo) -> String {
+    let own = format!("{} {}", info.driver, info.driver_info);
+    if !own.trim().is_empty() {
+        return own.trim().to_string();
+    }
+    let version = sysinfo::System::long_os_version().unwrap_or_default();
+    let kernel = sysinfo::System::kernel_version().unwrap_or_default();
+    format!("{version} {kernel}").trim().to_string()
+}
+
 /// Properties by which two entries are recognized as one adapter.
 struct ListedAdapter<'a> {
     api: &'static str,
@@ -177,13 +202,29 @@ struct ListedAdapter<'a> {
     bus: &'a str,
 }
 
-/// Returns for each entry the earlier entry of another API that is the same adapter. Two entries of
-/// one API are always two adapters, so at most one entry of each API is merged into another.
+/// Clears the addresses of entries of DX12 that have one together: wgpu asks for the address of the
+/// first card with the vendor and the device number of an adapter, so that equal cards get the same
+/// (wgpu-hal 30, `dx12/adapter.rs`).
+fn forget_wrong_addresses(seen: &mut [ListedAdapter]) {
+    let of_dx12 = seen.iter().filter(|entry| entry.api == "dx12");
+    let known: Vec<&str> = of_dx12.map(|entry| entry.bus).collect();
+    for entry in seen.iter_mut().filter(|entry| entry.api == "dx12") {
+        if known.iter().filter(|bus| **bus == entry.bus).count() > 1 {
+            entry.bus = "";
+        }
+    }
+}
+
+/// Returns for each entry the earlier entry that is the same adapter: of another API, or of another
+/// driver of the same API. Two entries of one API are two adapters unless they have one address,
+/// so at most one entry of each API is merged by its name.
 fn merge(seen: &[ListedAdapter]) -> Vec<Option<usize>> {
     let mut merged: Vec<Option<usize>> = Vec::with_capacity(seen.len());
     for _ in seen {
-        // One card's name may be a part of another's, so equal names are tried first.
+        // One card's name may be a part of another's, so equal names are tried first, and then
+        // those of one chip.
         let into = earlier_entry(seen, &merged, equal_name)
+            .or_else(|| earlier_entry(seen, &merged, equal_chip))
             .or_else(|| earlier_entry(seen, &merged, same_adapter));
         merged.push(into);
     }
@@ -199,11 +240,15 @@ fn earlier_entry(
     let entry = &seen[merged.len()];
     for index in 0..merged.len() {
         let known = &seen[index];
-        if merged[index].is_some() || known.api == entry.api || !is_same(known, entry) {
+        if merged[index].is_some() || !is_same(known, entry) {
             continue;
         }
-        let is_taken = (0..merged.len())
-            .any(|other| merged[other] == Some(index) && seen[other].api == entry.api);
+        if have_one_address(known.bus, entry.bus) {
+            return Some(index);
+        }
+        let is_taken = known.api == entry.api
+            || (0..merged.len())
+                .any(|other| merged[other] == Some(index) && seen[other].api == entry.api);
         if !is_taken {
             return Some(index);
         }
@@ -215,14 +260,36 @@ fn equal_name(known: &ListedAdapter, other: &ListedAdapter) -> bool {
     known.name == other.name && same_adapter(known, other)
 }
 
+/// Returns true if the drivers' remarks in two names have a word in common, such as `navi21` in
+/// `RX 6800 (RADV NAVI21)` and in `RX 6800 (radeonsi, navi21, LLVM 15)`.
+fn equal_chip(known: &ListedAdapter, other: &ListedAdapter) -> bool {
+    let words = |name: &str| -> Vec<String> {
+        let (_, remark) = card_and_remark(name);
+        let words = remark.split(|c: char| !c.is_alphanumeric());
+        words.filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
+    };
+    let of_known = words(known.name);
+    words(other.name).iter().any(|word| of_known.contains(word)) && same_adapter(known, other)
+}
+
 /// Returns true if two APIs expose one card: they agree on its bus address or, if one does not
-/// report it, on its name.
+/// report it, on its name without the driver's remark.
 fn same_adapter(known: &ListedAdapter, other: &ListedAdapter) -> bool {
     if !known.bus.is_empty() && !other.bus.is_empty() {
         return known.bus == other.bus;
     }
-    let named = !known.name.is_empty() && !other.name.is_empty();
-    named && (other.name.contains(known.name) || known.name.contains(other.name))
+    let ((known, _), (other, _)) = (card_and_remark(known.name), card_and_remark(other.name));
+    let named = !known.is_empty() && !other.is_empty();
+    named && (other.contains(known) || known.contains(other))
+}
+
+/// Splits a name at the remark in parentheses that Mesa's drivers add, each another one.
+fn card_and_remark(name: &str) -> (&str, &str) {
+    name.split_once(" (").unwrap_or((name, ""))
+}
+
+fn have_one_address(one: &str, other: &str) -> bool {
+    !one.is_empty() && one == other
 }
 
 #[cfg(test)]
@@ -268,5 +335,48 @@ mod tests {
             seen("gl", "", ""),
         ];
         assert_eq!(merge(&by_address), [None, None, Some(1), None]);
+    }
+
+    #[test]
+    fn two_drivers_of_one_card_are_merged_by_its_address() {
+        let seen = |name, bus| ListedAdapter { api: "vulkan", name, bus };
+        let drivers = [
+            seen("AMD Radeon RX 6800", "0000:03:00.0"),
+            seen("AMD Radeon RX 6800", "0000:07:00.0"),
+            seen("AMD Radeon RX 6800 (RADV NAVI21)", "0000:03:00.0"),
+            seen("AMD Radeon RX 6800 (RADV NAVI21)", "0000:07:00.0"),
+        ];
+        assert_eq!(merge(&drivers), [None, None, Some(0), Some(1)]);
+    }
+
+    /// GL reports no address, and Mesa's drivers name one card in two ways.
+    #[test]
+    fn names_with_remarks_of_two_drivers_are_one_card() {
+        let seen = |api, name| ListedAdapter { api, name, bus: "" };
+        let cards = [
+            seen("vulkan", "AMD Radeon Graphics (RADV RENOIR)"),
+            seen("vulkan", "AMD Radeon Graphics (RADV NAVI21)"),
+            seen("vulkan", "Intel(R) UHD Graphics 620 (KBL GT2)"),
+            seen("vulkan", "llvmpipe (LLVM 15.0.6, 256 bits)"),
+            seen("gl", "AMD Radeon Graphics (radeonsi, navi21, LLVM 15.0.6, DRM 3.49, 6.1.0)"),
+            seen("gl", "Mesa Intel(R) UHD Graphics 620 (KBL GT2)"),
+            seen("gl", "llvmpipe (LLVM 15.0.6, 256 bits)"),
+            seen("gl", "NVIDIA GeForce RTX 3060/PCIe/SSE2"),
+        ];
+        let merged = merge(&cards);
+        assert_eq!(merged, [None, None, None, None, Some(1), Some(2), Some(3), None]);
+    }
+
+    #[test]
+    fn equal_cards_that_dx12_gives_one_address_are_merged_by_their_names() {
+        let seen = |api, bus| ListedAdapter { api, name: "RTX 3060", bus };
+        let mut cards = [
+            seen("vulkan", "0000:01:00.0"),
+            seen("vulkan", "0000:02:00.0"),
+            seen("dx12", "0000:01:00.0"),
+            seen("dx12", "0000:01:00.0"),
+        ];
+        forget_wrong_addresses(&mut cards);
+        assert_eq!(merge(&cards), [None, None, Some(0), Some(1)]);
     }
 }

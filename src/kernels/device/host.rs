@@ -18,6 +18,11 @@ impl HostInfo {
     }
 }
 
+/// Returns the cores, or hardware threads if a core has several, that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Returns the threads that all CPU devices of this machine have together: one per core, unless
 /// `RAYON_NUM_THREADS` gives another number. The caller is no thread of a device.
 pub fn threads() -> usize {

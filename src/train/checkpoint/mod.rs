@@ -285,7 +285,7 @@ pub fn has_checkpoints(path: &Path) -> bool {
 /// a copy elsewhere or a checkpoint that was set aside. `path` may be relative and shortened, such
 /// as `.`.
 pub fn run_of(path: &Path) -> Option<PathBuf> {
-    let full = path.canonicalize().ok()?;
+    let full = dunce::canonicalize(path).ok()?;
     manifest::step_of(&full)?;
     let checkpoints = full.parent().filter(|parent| parent.ends_with(store::DIRECTORY))?;
     // As typed, if the path names these directories.
