@@ -41,7 +41,8 @@ fn text_of_file(shader: &Shader) -> String {
     let (_, body) = file.unwrap_or_else(|| panic!("no shader file is called {}", shader.file));
     let mut text = shader.header.clone();
     for (name, snippet) in LIBRARY {
-        if body.lines().any(|line| line.trim() == format!("// uses lib/{name}")) {
+        let uses = format!("// uses lib/{name}");
+        if body.lines().any(|line| line.trim() == uses) {
             text.push_str(snippet);
         }
     }

@@ -137,8 +137,10 @@ fn run_all(call: &OpCall, inputs: &[(Shape, HostTensor<f64>)], nmse_max: f64) {
         }
         compare_within(&what, &wide, &expected, nmse_max);
     };
-    same("the reference in f32", host(call, inputs, start, twin.reference_f32));
-    same("the fast version", host(call, inputs, start, twin.fast));
+    if tests_host() {
+        same("the reference in f32", host(call, inputs, start, twin.reference_f32));
+        same("the fast version", host(call, inputs, start, twin.fast));
+    }
     for_each_gpu(|gpu, pipelines| {
         for Variant { name, dispatches } in every_way(twin, call, gpu) {
             let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
@@ -151,6 +153,12 @@ fn run_all(call: &OpCall, inputs: &[(Shape, HostTensor<f64>)], nmse_max: f64) {
             }
         }
     });
+}
+
+/// Returns true if the tests of this process are about the CPU device too: they are not if adapters
+/// are named, as `./x test` does beside a process with `none`.
+fn tests_host() -> bool {
+    matches!(adapters_under_test().as_str(), "" | "none")
 }
 
 /// Returns true if shader checks are off, as in one mode of every adapter.
@@ -322,7 +330,7 @@ type Opened = Lock<(Gpu, Pipelines)>;
 /// # Panics
 /// Panics if a named adapter is not found, or if none is named and none is found.
 pub fn adapters() -> Vec<Adapter> {
-    let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let named = adapters_under_test();
     let adapters: Vec<Adapter> = match named.as_str() {
         "none" => return Vec::new(),
         "" => list_adapters().into_iter().filter(|a| a.kind != AdapterKind::Other).collect(),
@@ -342,6 +350,11 @@ pub fn adapters() -> Vec<Adapter> {
     // The drivers are loaded already, even if the test does not use them.
     skip_exit_handlers();
     adapters
+}
+
+/// What `POTLUCK_TEST_ADAPTERS` says, or nothing.
+fn adapters_under_test() -> String {
+    std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default()
 }
 
 fn gpus() -> &'static [Opened] {

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use std::{fs, thread};
 
-use potluck_kernels::device::{Selection, list_adapters, select};
+use potluck_kernels::device::{Adapter, Selection, list_adapters, select, skip_exit_handlers};
 use serde_json::Value;
 
 /// The longest that one run of the program may take: most take a fraction of a second, and none
@@ -41,11 +41,19 @@ warmup = 5
 pub fn adapter_selectors() -> Vec<String> {
     let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
     let selectors: Vec<String> = match named.as_str() {
-        "" => (0..list_adapters().len()).map(|index| index.to_string()).collect(),
+        "" => (0..found_adapters().len()).map(|index| index.to_string()).collect(),
         named => named.split(',').map(str::to_string).collect(),
     };
     assert!(!selectors.is_empty(), "no adapter to test on: ./x test installs software ones");
     selectors
+}
+
+/// The adapters of this machine, behind which the process may end: without the exit handlers of
+/// their drivers.
+fn found_adapters() -> Vec<Adapter> {
+    let adapters = list_adapters();
+    skip_exit_handlers();
+    adapters
 }
 
 /// True if a selector of [`adapter_selectors`] selects SwiftShader, which compiles every kernel
@@ -56,7 +64,7 @@ pub fn is_swiftshader(selector: &str) -> bool {
 
 /// Name of the adapter that a selector of [`adapter_selectors`] selects.
 pub fn adapter_name(selector: &str) -> String {
-    match select(selector, &list_adapters()).unwrap_or_else(|e| panic!("{e}")) {
+    match select(selector, &found_adapters()).unwrap_or_else(|e| panic!("{e}")) {
         Selection::Adapter(adapter) => adapter.name,
         other => panic!("{selector} selects {other:?}"),
     }

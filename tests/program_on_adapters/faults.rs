@@ -79,7 +79,6 @@ fn assert_resumes(desk: &Desk, devices: &str) {
 
 /// Trains with a fault, resumes with the next one, and so on, and then to the end.
 fn failed_and_resumed(faults: &[Fault], devices: &str) {
-    let _turn = crate::common::turn();
     let desk = Desk::certified();
     for (index, fault) in faults.iter().enumerate() {
         let child = start(&desk, fault.0, devices, index == 0);
@@ -122,7 +121,6 @@ fn a_lost_device_and_one_without_memory_end_a_run_that_resumes_to_the_same_bits(
 #[test]
 fn a_hung_device_ends_the_run_at_its_deadline() {
     const HANG: Fault = ("hang@update:9", "did not finish within 10 s");
-    let _turn = crate::common::turn();
     let selectors = selectors();
     // What the runs need is certified before, because they run at the same time.
     for devices in &selectors {

@@ -26,7 +26,6 @@ fn part(desk: &Desk, name: &str) -> Option<Value> {
 
 #[test]
 fn a_report_keeps_its_parts_when_it_is_stopped_and_goes_on() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     let line = |words: &str| format!("hardware --toy --out report {} {words}", adapter());
     let summary = || fs::read_to_string(desk.path("report/SUMMARY.md")).unwrap();
@@ -77,7 +76,6 @@ fn a_report_keeps_its_parts_when_it_is_stopped_and_goes_on() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_machine_without_a_card_is_told_what_is_missing() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     let mut command = desk.command("hardware");
     command.env("VK_DRIVER_FILES", "/none.json").env("LIBGL_ALWAYS_SOFTWARE", "1");

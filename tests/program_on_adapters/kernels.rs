@@ -57,7 +57,6 @@ fn timings(desk: &Desk) -> Value {
 
 #[test]
 fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     let (_, name) = adapter(&desk);
     let none = desk.run("devices").ok().out;
@@ -95,7 +94,6 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
 /// A driver that crashes when it compiles a kernel: the first start does not know which of many.
 #[test]
 fn a_kernel_whose_compilation_ends_the_process_is_named_and_then_switched_off() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     let start = |out: &str| train(&desk, "kill@kernel:embedding4", &format!("--out {out}"));
     let (first, second) = (start("first"), start("second"));
@@ -112,7 +110,6 @@ fn a_kernel_whose_compilation_ends_the_process_is_named_and_then_switched_off() 
 
 #[test]
 fn a_run_that_goes_on_keeps_its_kernels() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     train(&desk, "", "--out run --set train.tune_s=0").ok();
     let chosen = choices(&desk, "run");
@@ -141,7 +138,6 @@ fn a_run_that_goes_on_keeps_its_kernels() {
 
 #[test]
 fn without_a_right_kernel_nothing_starts() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     let (_, name) = adapter(&desk);
     for kernel in ["layer_norm_forward", "matmul_naive", "adamw"] {
@@ -161,7 +157,6 @@ fn without_a_right_kernel_nothing_starts() {
 
 #[test]
 fn a_record_that_is_damaged_or_cannot_be_written_is_told_and_costs_nothing_else() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     train(&desk, "", "--out first --set train.tune_s=0").ok();
     let path = cache_file(&desk);
@@ -185,7 +180,6 @@ fn a_record_that_is_damaged_or_cannot_be_written_is_told_and_costs_nothing_else(
 
 #[test]
 fn every_kernel_of_an_adapter_can_be_certified() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     let (selector, name) = adapter(&desk);
     let line = format!("devices --certify {selector} --json");

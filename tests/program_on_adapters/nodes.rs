@@ -11,7 +11,6 @@ const SETTINGS: &str = "train tiny.toml --data text.txt --steps 8 --set train.ba
 /// Parameters are compared after each step, so that the run would end if nodes drifted apart.
 #[test]
 fn adapters_on_one_node_and_a_cpu_on_the_other_have_the_bits_of_one_process() {
-    let _turn = crate::common::turn();
     let mut adapters = adapter_selectors();
     adapters.truncate(2);
     if adapters.is_empty() {
@@ -32,7 +31,6 @@ fn adapters_on_one_node_and_a_cpu_on_the_other_have_the_bits_of_one_process() {
 /// The kernels of an adapter that nothing is known about are tried for seconds.
 #[test]
 fn a_signal_while_devices_are_opened_ends_all_nodes() {
-    let _turn = crate::common::turn();
     let Some(adapter) = adapter_selectors().into_iter().find(|one| one != "cpu") else {
         return skip("no adapter");
     };

@@ -91,7 +91,6 @@ const CUT: &str = "--pipeline 3 --set parallel.blocks_per_stage=[1,2,2]";
 
 #[test]
 fn a_pipeline_of_three_unlike_devices_is_the_cpu_device_in_every_schedule() {
-    let _turn = crate::common::turn();
     let (curve, step) = alone(UNTIED);
     let devices = format!("--devices {} {CUT} {UNTIED}", unlike());
     let first = Desk::certified();
@@ -115,7 +114,6 @@ fn a_pipeline_of_three_unlike_devices_is_the_cpu_device_in_every_schedule() {
 /// The tied embedding is held by both stages of both pipelines.
 #[test]
 fn two_pipelines_of_two_unlike_stages_are_the_cpu_device() {
-    let _turn = crate::common::turn();
     let (curve, step) = alone("");
     let devices = format!("--devices {} --pipeline 2", with_cpus(adapter_selectors(), 2));
     let desk = Desk::certified();
@@ -129,7 +127,6 @@ fn two_pipelines_of_two_unlike_stages_are_the_cpu_device() {
 
 #[test]
 fn a_fault_while_a_stage_sends_ends_with_75_and_resumes_to_the_same_bits() {
-    let _turn = crate::common::turn();
     let devices = warm();
     let pipeline = format!("--devices {devices} {CUT} {UNTIED}");
     let (whole, desk) = (Desk::certified(), Desk::certified());
@@ -154,7 +151,6 @@ fn a_fault_while_a_stage_sends_ends_with_75_and_resumes_to_the_same_bits() {
 /// Each stage fits the memory that an adapter is said to have; both together do not.
 #[test]
 fn ranks_on_one_adapter_share_its_memory() {
-    let _turn = crate::common::turn();
     let Some(adapter) = adapter_selectors().into_iter().next() else {
         return crate::process::skip("there is no adapter");
     };
@@ -175,7 +171,6 @@ fn ranks_on_one_adapter_share_its_memory() {
 /// Three CPU devices are left of two pipelines: one pipeline, and a device without a stage.
 #[test]
 fn the_suggested_command_goes_on_with_a_pipeline_of_those_that_are_left() {
-    let _turn = crate::common::turn();
     let Some(adapter) = adapter_selectors().into_iter().next() else {
         return crate::process::skip("there is no adapter");
     };

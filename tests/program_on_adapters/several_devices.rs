@@ -169,7 +169,6 @@ fn state(desk: &Desk) -> [Vec<u8>; 2] {
 
 #[test]
 fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
-    let _turn = crate::common::turn();
     let (devices, desk) = (warm(), undisturbed());
     let whole = state(desk);
     let same = |more: &str| {
@@ -203,7 +202,6 @@ fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
 
 #[test]
 fn a_checkpoint_of_three_devices_goes_on_with_one_or_two_and_back() {
-    let _turn = crate::common::turn();
     let three = unlike();
     let desk = Desk::certified();
     train(&desk, "", &three, "").ok();
@@ -226,7 +224,6 @@ fn a_checkpoint_of_three_devices_goes_on_with_one_or_two_and_back() {
 
 #[test]
 fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
-    let _turn = crate::common::turn();
     let devices = warm();
     for rank in [0, 2] {
         let desk = Desk::certified();
@@ -251,7 +248,6 @@ fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
 
 #[test]
 fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
-    let _turn = crate::common::turn();
     let (devices, desk) = (warm(), Desk::certified());
     let resume = format!("train --quiet --resume run --devices {devices}");
     // Each fault ends the run that resumed after the one before it, from the checkpoint of step 4.
@@ -278,7 +274,6 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
 
 #[test]
 fn the_command_after_a_fault_leaves_the_device_out() {
-    let _turn = crate::common::turn();
     let devices = unlike();
     for rank in [0, 2] {
         let desk = Desk::certified();
@@ -300,7 +295,6 @@ fn the_command_after_a_fault_leaves_the_device_out() {
 /// One device after the other is left out, as by the commands that a run prints which stops.
 #[test]
 fn a_run_goes_on_by_itself_as_it_would_by_hand() {
-    let _turn = crate::common::turn();
     // Two devices are lost.
     if unlike().contains('*') {
         return crate::process::skip("two adapters and the processor are needed");
@@ -343,7 +337,6 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
 /// The answer of a run to the loss of a device is saved with it.
 #[test]
 fn a_resumed_run_still_goes_on_after_the_loss_of_a_device() {
-    let _turn = crate::common::turn();
     let settings = SETTINGS.replace("parallel.shares=7,3,2", "parallel.balance=fixed");
     let line = format!("train tiny.toml --data text.txt {settings} --devices {}", unlike());
     for (run, on_loss, code) in [("goes-on", "continue", 0), ("stops", "stop", 75)] {
@@ -361,7 +354,6 @@ fn a_resumed_run_still_goes_on_after_the_loss_of_a_device() {
 /// and not the end of the process.
 #[test]
 fn a_device_that_hangs_ends_the_run_for_all_at_its_deadline() {
-    let _turn = crate::common::turn();
     // What the runs need is certified before, because they run at the same time.
     undisturbed();
     let started = Instant::now();
@@ -382,7 +374,6 @@ fn a_device_that_hangs_ends_the_run_for_all_at_its_deadline() {
 
 #[test]
 fn a_value_that_is_not_finite_skips_the_step_everywhere() {
-    let _turn = crate::common::turn();
     let desk = Desk::certified();
     let ran = train(&desk, "nan@backward:7/1", &unlike(), "").ok();
     let warning = ran.line("warning:");
@@ -441,7 +432,6 @@ fn inside_backward(more: &str) -> usize {
 
 #[test]
 fn gradients_are_added_inside_the_backward_pass_and_only_with_overlap() {
-    let _turn = crate::common::turn();
     assert!(inside_backward("") > 0);
     assert_eq!(inside_backward("--set parallel.overlap=false"), 0);
 }
@@ -449,7 +439,6 @@ fn gradients_are_added_inside_the_backward_pass_and_only_with_overlap() {
 /// A run with measured shares keeps them, and its kernels, and so its bits.
 #[test]
 fn a_resumed_run_with_measured_shares_ends_in_the_same_bits() {
-    let _turn = crate::common::turn();
     let devices = unlike();
     let desk = Desk::new();
     let more = "--set train.batch=24 --set train.micro_batch_size=6 --set train.checkpoint_every=4 \
@@ -469,7 +458,6 @@ fn a_resumed_run_with_measured_shares_ends_in_the_same_bits() {
 
 #[test]
 fn additions_on_devices_are_in_the_trace() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     let site = "--trace trace.json --set parallel.reduce_site=device";
     train(&desk, "", "cpu*3", site).ok();
@@ -482,7 +470,6 @@ fn additions_on_devices_are_in_the_trace() {
 
 #[test]
 fn sentences_are_sampled_on_all_devices() {
-    let _turn = crate::common::turn();
     let desk = Desk::new();
     desk.run(&format!(
         "train --devices {} --steps 1 --out run --quiet --set model.layers=1 --set model.heads=2 \
