@@ -78,7 +78,7 @@ static LAUNCHERS: &[Launcher] = &[
     Launcher {
         name: "srun",
         level: LauncherLevel::Job,
-        variables: "SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST",
+        variables: "SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST",
         place: of_srun,
     },
     Launcher {
