@@ -15,9 +15,9 @@ pub const FILES: &[(&str, &str)] = texts! { "":
     "conv_shared_weight" "conv_weights" "copy" "cross_entropy" "cross_entropy_grad"
     "cross_entropy_subgroups" "dropout" "embedding" "embedding_rows" "fused" "fused_vectors"
     "gather" "group_norm" "hash" "join_cross_entropy" "layer_norm" "layer_norm_group"
-    "layer_norm_rows" "matmul" "matmul_shared" "matmul_split_k" "matmul_vector" "norm" "peak" "pool"
-    "recurrent_gru" "recurrent_lstm" "rotary" "row_blocks" "row_sums" "sgd" "sgd_bf16" "softmax"
-    "spin" "squared_error" "sum" "unary" "update" "update_bf16"
+    "layer_norm_rows" "matmul" "matmul_shared" "matmul_split_k" "matmul_vector" "norm" "passes"
+    "peak" "pool" "recurrent_gru" "recurrent_lstm" "rotary" "row_blocks" "row_sums" "sgd"
+    "sgd_bf16" "softmax" "spin" "squared_error" "sum" "unary" "update" "update_bf16"
 };
 
 /// All shared snippets as (name, text), in the order in which a shader that uses several has them;

@@ -383,6 +383,14 @@ impl Gpu {
         Ok(wgpu::PollStatus::QueueEmpty)
     }
 
+    /// Notes that the device is lost, for a reason that neither the driver nor wgpu reports. Every
+    /// later call returns the same error.
+    pub(crate) fn lose(&self, why: &str) -> DeviceError {
+        let lost = DeviceError::Lost { adapter: self.name.clone(), why: why.into() };
+        self.faults.lose(lost.clone());
+        self.first_fault().unwrap_or(lost)
+    }
+
     /// Destroys the device, for tests of a device loss.
     pub fn destroy(&self) {
         self.faults.lose(lost(self.name.clone(), wgpu::DeviceLostReason::Destroyed, ""));

@@ -8,7 +8,6 @@ use std::sync::mpsc;
 
 use super::error::DeviceError;
 use super::gpu::Gpu;
-use super::mapped_reads;
 
 /// Alignment of chunks in a slot; mapped ranges must start at multiples of 8.
 const ALIGNMENT: u64 = 16;
@@ -219,7 +218,7 @@ impl ReadbackRing {
         slot.coming = Some((mapping, bytes));
     }
 
-    /// Waits for a chunk, copies it to the front of `into`, and frees its slot; returns its bytes.
+    /// Waits for a chunk, passes its mapped bytes to `take`, and frees its slot.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails or misses its deadline.
@@ -227,18 +226,18 @@ impl ReadbackRing {
         &mut self,
         gpu: &Gpu,
         piece: usize,
-        into: &mut [u8],
-    ) -> Result<usize, DeviceError> {
+        take: impl FnOnce(&[u8]),
+    ) -> Result<(), DeviceError> {
         let what = "a readback";
         let index = piece % self.slots.len();
         let slot = &mut self.slots[index];
-        let Some((mut mapping, bytes)) = slot.coming.take() else { return Ok(0) };
+        let Some((mut mapping, bytes)) = slot.coming.take() else { return Ok(()) };
         mapping.wait(gpu, what)?;
         let view = slot.buffer.get_mapped_range(0..bytes);
         let view = view.map_err(|why| gpu.refused(what, why.to_string()))?;
-        mapped_reads::copy(gpu.read_method, &view, &mut into[..bytes as usize]);
+        take(&view);
         drop(view);
         slot.buffer.unmap();
-        Ok(bytes as usize)
+        Ok(())
     }
 }

@@ -7,6 +7,7 @@ mod bucket_tensors;
 mod limits;
 #[cfg(test)]
 mod pace_tests;
+mod pass_count;
 #[cfg(test)]
 mod place_tests;
 mod prepare;
@@ -122,7 +123,7 @@ impl GpuExecutor {
         gpu: Gpu,
         plan: Plan,
         moments: impl Into<Moments>,
-        kernels: KernelSelector,
+        mut kernels: KernelSelector,
     ) -> Result<Self, DeviceError> {
         let moments: Moments = moments.into();
         limits::check(&gpu, &plan)?;
@@ -169,7 +170,11 @@ impl GpuExecutor {
             norm_tasks: Vec::new(),
             norm_total: None,
             adder: None,
-            stream: CommandStream::new(gpu.clone(), readback_queue(&plan, READBACK_ELEMENTS_MAX))?,
+            stream: CommandStream::new(
+                gpu.clone(),
+                &mut kernels.pipelines,
+                readback_queue(&plan, READBACK_ELEMENTS_MAX),
+            )?,
             kernels,
             gpu,
             plan: Arc::new(plan),

@@ -217,6 +217,34 @@ fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
     }
 }
 
+/// wgpu tells nothing of commands that a driver gave up, as Metal's does after an error.
+#[test]
+fn commands_that_a_driver_gave_up_lose_the_device() {
+    let plan = plan(128);
+    for mut device in executors(&plan) {
+        fill(&mut device);
+        round(&mut device, 1);
+        device.begin_step().unwrap();
+        device.stream.drops_next = true;
+        for segment in device.plan.segments.clone() {
+            device.run(segment.nodes, &pass(2, device.plan.options.rows)).unwrap();
+        }
+        let error = device.finish_step(&[]).unwrap_err();
+        assert!(matches!(error, DeviceError::Lost { .. }), "{}: {error}", device.name());
+        assert!(error.to_string().contains("gave up commands"), "{error}");
+        assert!(device.gpu.is_lost() && device.gpu.check().is_err());
+    }
+    // The commands that read the results too.
+    for mut device in executors(&plan) {
+        fill(&mut device);
+        round(&mut device, 1);
+        device.stream.submit().unwrap();
+        device.stream.drops_next = true;
+        let error = device.read_bucket(BucketTensor::Parameters, BucketId(1)).unwrap_err();
+        assert!(matches!(error, DeviceError::Lost { .. }), "{}: {error}", device.name());
+    }
+}
+
 /// `staging_bytes` is the memory that is allocated.
 #[test]
 fn staging_takes_what_is_said() {

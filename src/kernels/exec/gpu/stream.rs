@@ -8,13 +8,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::pass_count::{self, COUNT_BYTES, PassCounter};
 use super::prepare::PreparedKernel;
 use super::readbacks::{ReadbackQueue, ReadbackRequest};
-use crate::device::{DeviceError, Gpu, ReadbackRing, Timestamps, UploadRing};
+use crate::device::{
+    DeviceError, Gpu, ReadMethod, ReadbackRing, Timestamps, UploadRing, mapped_reads,
+};
 use crate::exec::Readback;
 use crate::exec::staging::{READBACK_SLOTS, SLOT_BYTES, UPLOAD_SLOTS};
 use crate::pace::{fitting, part_seconds};
-use crate::{BoundDispatch, PaceTrial};
+use crate::{BoundDispatch, PaceTrial, Pipelines};
 
 /// Backpressure: submissions that may be in flight. Without a bound, a step of many micro-batches
 /// would be queued as a whole, and the wait at its end would pass the deadline on a slow device.
@@ -56,6 +59,7 @@ pub(crate) struct CommandStream {
     queued: VecDeque<wgpu::SubmissionIndex>,
     uploads: UploadRing,
     readbacks: ReadbackRing,
+    passes: PassCounter,
     pub(crate) readback_queue: ReadbackQueue,
     clock: Option<Timestamps>,
     /// Start of the current step: its first command, or the report before it if only the previous
@@ -75,10 +79,17 @@ pub(crate) struct CommandStream {
     /// measured: another process uses it, or it has become hot.
     slowdown: f64,
     pub traffic: Traffic,
+    /// True to submit nothing in place of the next commands.
+    #[cfg(test)]
+    pub(crate) drops_next: bool,
 }
 
 impl CommandStream {
-    pub fn new(gpu: Arc<Gpu>, readback_queue: ReadbackQueue) -> Result<Self, DeviceError> {
+    pub fn new(
+        gpu: Arc<Gpu>,
+        pipelines: &mut Pipelines,
+        readback_queue: ReadbackQueue,
+    ) -> Result<Self, DeviceError> {
         Ok(Self {
             pass: None,
             encoder: None,
@@ -88,6 +99,7 @@ impl CommandStream {
             queued: VecDeque::new(),
             uploads: UploadRing::new(&gpu, UPLOAD_SLOTS, SLOT_BYTES)?,
             readbacks: ReadbackRing::new(&gpu, READBACK_SLOTS, SLOT_BYTES)?,
+            passes: PassCounter::new(&gpu, pipelines)?,
             readback_queue,
             clock: Timestamps::new(&gpu, TIMED_PASSES_MAX)?,
             began: None,
@@ -98,6 +110,8 @@ impl CommandStream {
             paced: 0.0,
             slowdown: 1.0,
             traffic: Traffic::default(),
+            #[cfg(test)]
+            drops_next: false,
             gpu,
         })
     }
@@ -107,9 +121,15 @@ impl CommandStream {
         self.uploads.bytes() + self.readbacks.bytes()
     }
 
+    fn end_pass(&mut self) {
+        if let Some(mut pass) = self.pass.take() {
+            self.passes.end(&mut pass);
+        }
+    }
+
     /// Encoder, after ending the open pass.
     fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
-        self.pass = None;
+        self.end_pass();
         let device = &self.gpu.device;
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
     }
@@ -311,8 +331,13 @@ impl CommandStream {
     /// Submits the recorded commands, and waits for an earlier submission if too many are in
     /// flight.
     pub fn submit(&mut self) -> Result<Option<wgpu::SubmissionIndex>, DeviceError> {
-        self.pass = None;
-        let Some(encoder) = self.encoder.take() else { return Ok(None) };
+        self.end_pass();
+        let Some(mut encoder) = self.encoder.take() else { return Ok(None) };
+        self.passes.require_pass(&mut encoder);
+        #[cfg(test)]
+        if std::mem::take(&mut self.drops_next) {
+            encoder = self.gpu.device.create_command_encoder(&Default::default());
+        }
         self.uploads.seal();
         if let Some(clock) = &mut self.clock {
             clock.end_submission();
@@ -320,6 +345,7 @@ impl CommandStream {
         self.gpu.note_submitted(&self.names);
         self.names.clear();
         let submission = self.gpu.queue.submit([encoder.finish()]);
+        self.passes.sent();
         self.uploads.sent(&submission);
         self.readback_queue.sent(&submission);
         self.dispatches = 0;
@@ -351,18 +377,19 @@ impl CommandStream {
         }
     }
 
-    /// Reads ranges as [`CommandStream::read`] does, without ending the current step.
-    pub fn transfer(
-        &mut self,
-        ranges: &[ReadRange],
-        mut into: &mut [u8],
-    ) -> Result<(), DeviceError> {
-        let parts = cut(ranges, self.readbacks.slot_bytes());
+    /// Reads ranges as [`CommandStream::read`] does, without ending the current step. The count
+    /// of the passes that the device has run is read with them, and checked.
+    pub fn transfer(&mut self, ranges: &[ReadRange], into: &mut [u8]) -> Result<(), DeviceError> {
+        let mut parts = cut(ranges, self.readbacks.slot_bytes());
+        if bytes_of(parts.last()) + COUNT_BYTES > self.readbacks.slot_bytes() {
+            parts.push(Vec::new());
+        }
         let in_flight_max = self.readbacks.slots();
+        let mut taken = Taken { method: self.gpu.read_method, values: into, count: Vec::new() };
         for (part, copies) in parts.iter().enumerate() {
             if part >= in_flight_max {
-                let read = self.readbacks.finish(&self.gpu, part - in_flight_max, into)?;
-                into = &mut into[read..];
+                let earlier = part - in_flight_max;
+                self.readbacks.finish(&self.gpu, earlier, |mapped| taken.take(mapped))?;
             }
             let target = self.readbacks.buffer(part).clone();
             let mut bytes = 0;
@@ -370,21 +397,30 @@ impl CommandStream {
                 self.encoder().copy_buffer_to_buffer(buffer, *offset, &target, bytes, *count);
                 bytes += count;
             }
-            let submission = self.submit()?;
-            if bytes > 0
-                && let Some(submission) = submission
-            {
+            self.traffic.bytes_back += bytes;
+            if part + 1 == parts.len() {
+                self.copy_count(&target, bytes);
+                bytes += COUNT_BYTES;
+            }
+            if let Some(submission) = self.submit()? {
                 self.readbacks.begin(part, bytes, &submission);
             }
-            self.traffic.bytes_back += bytes;
         }
         for part in parts.len().saturating_sub(in_flight_max)..parts.len() {
-            let read = self.readbacks.finish(&self.gpu, part, into)?;
-            into = &mut into[read..];
+            self.readbacks.finish(&self.gpu, part, |mapped| taken.take(mapped))?;
         }
         // The last chunk was copied after everything else.
         self.queued.clear();
-        Ok(())
+        pass_count::check(&self.gpu, self.passes.recorded, &taken.count)
+    }
+
+    /// Records a copy of the count of passes, one of these commands among them, to an offset of
+    /// `target`.
+    fn copy_count(&mut self, target: &wgpu::Buffer, offset: u64) {
+        self.encoder();
+        let Some(encoder) = &mut self.encoder else { return };
+        self.passes.require_pass(encoder);
+        encoder.copy_buffer_to_buffer(&self.passes.count, 0, target, offset, COUNT_BYTES);
     }
 
     /// Begins a step; its time counts from here, unless the previous report has already begun it.
@@ -531,6 +567,29 @@ impl CommandStream {
 fn share(busy: f64, seconds: f64) -> Option<f64> {
     const OFF: f64 = 1.05;
     if busy <= OFF * seconds { Some((busy / seconds).min(1.0)) } else { None }
+}
+
+/// Bytes taken from the slots of a transfer: the values, and behind them the count of passes.
+struct Taken<'a> {
+    method: ReadMethod,
+    /// Values that are still to come.
+    values: &'a mut [u8],
+    count: Vec<u8>,
+}
+
+impl Taken<'_> {
+    fn take(&mut self, mapped: &[u8]) {
+        let (values, count) = mapped.split_at(mapped.len().min(self.values.len()));
+        let (into, rest) = std::mem::take(&mut self.values).split_at_mut(values.len());
+        mapped_reads::copy(self.method, values, into);
+        self.values = rest;
+        self.count.extend_from_slice(count);
+    }
+}
+
+/// Bytes of the ranges of a chunk.
+fn bytes_of(part: Option<&Vec<ReadRange>>) -> u64 {
+    part.iter().flat_map(|ranges| ranges.iter()).map(|(_, _, bytes)| bytes).sum()
 }
 
 /// Splits ranges into chunks of at most `piece_bytes` bytes, each from one or more ranges.
