@@ -21,7 +21,13 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
     let mut stands_in = false;
     let template = match args.template.as_deref() {
         Some(name) if name == Path::new("chatml") => ChatTemplate::chatml(),
-        Some(path) => ChatTemplate::load(path).map_err(TrainError::from)?,
+        Some(path) => {
+            let template = ChatTemplate::load(path).map_err(TrainError::from)?;
+            match &loaded.files {
+                Some(files) => template.with_tokens_of(files).map_err(TrainError::from)?,
+                None => template,
+            }
+        }
         None => {
             let own = match &loaded.files {
                 Some(files) => ChatTemplate::of_directory(files).map_err(TrainError::from)?,

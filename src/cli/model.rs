@@ -242,8 +242,14 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     // An invalid prompt must be refused before any output.
     let mut tokens = Vec::with_capacity(prompts.len());
     for prompt in &prompts {
-        let ids = tokenizer.encode(prompt).map_err(TrainError::from)?;
+        let mut ids = tokenizer.encode(prompt).map_err(TrainError::from)?;
         generate::require_tokens(&ids)?;
+        // Runs of potluck are trained without it.
+        if loaded.step.is_none()
+            && let Some(begin) = tokenizer.file().and_then(TokenizerFile::begin_token)
+        {
+            ids.insert(0, begin);
+        }
         tokens.push(ids);
     }
     let sequences =

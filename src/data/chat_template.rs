@@ -90,7 +90,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Reads a template from a file.
+    /// Reads a template from a file, without tokens; see [`Self::with_tokens_of`].
     ///
     /// # Errors
     /// Returns a `DataError` that names the file if it cannot be read or is too large.
@@ -101,6 +101,20 @@ impl ChatTemplate {
         };
         let name = path.display().to_string();
         Ok(Self { name, source, bos_token: String::new(), eos_token: String::new() })
+    }
+
+    /// Returns the template with the tokens that begin and end texts in a model's directory, by its
+    /// `tokenizer_config.json`; empty ones without it.
+    ///
+    /// # Errors
+    /// Returns a `DataError` that names the file if it is not a configuration.
+    pub fn with_tokens_of(self, directory: &Path) -> Result<Self, DataError> {
+        let TokenizerConfig { bos_token, eos_token, .. } = TokenizerConfig::read(directory)?;
+        Ok(Self {
+            bos_token: bos_token.map(StoredToken::text).unwrap_or_default(),
+            eos_token: eos_token.map(StoredToken::text).unwrap_or_default(),
+            ..self
+        })
     }
 
     /// Returns the text that a model continues with the answer to a conversation.

@@ -130,7 +130,7 @@ fn sums_of(
 fn scale(mean: f64, variance: f64) -> MeanStd {
     let std = variance.sqrt() as f32;
     // The deviation of constant values is at most a rounding error.
-    let varies = f64::from(std) > 1e-6 * mean.abs() && std.is_normal();
+    let varies = f64::from(std) > f64::from(f32::EPSILON) * mean.abs() && std.is_normal();
     MeanStd { mean: mean as f32, std: if varies { std } else { 1.0 } }
 }
 
@@ -165,6 +165,16 @@ mod tests {
         let features = Normalization::of_features(&picture, &[0, 1]).unwrap();
         assert_eq!(features[0], MeanStd { mean: 2.0, std: 2.0f32.sqrt() });
         assert_eq!(features[1], MeanStd { mean: 6.0, std: 1.0 });
+    }
+
+    /// An hour of times in seconds since 1970, of which f32 keeps every 128th.
+    #[test]
+    fn a_small_deviation_of_large_values_counts() {
+        let times = samples(&[1], &[1.7e9, 1.7e9 + 2048.0]);
+        let features = Normalization::of_features(&times, &[0, 1]).unwrap();
+        assert_eq!(features[0].std, 1024.0);
+        let constant = samples(&[1], &[1.7e9; 3]);
+        assert_eq!(Normalization::of_features(&constant, &[0, 1, 2]).unwrap()[0].std, 1.0);
     }
 
     #[test]

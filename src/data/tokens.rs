@@ -170,18 +170,23 @@ impl TokenFileInfo {
         Ok(info)
     }
 
-    /// Returns the number of training tokens: those before the held-out tail, which begins with the
-    /// first document that begins at or after the share of the training tokens.
+    /// Returns the number of training tokens: those before the held-out tail. It begins with the
+    /// first document behind the share of the training tokens, or else with the one before; if that
+    /// holds out less than half or more than twice of what is asked for, it begins within a
+    /// document.
     fn training(&self, held_out: f64) -> u64 {
         let share = ((1.0 - held_out) * self.count as f64) as u64;
         let Some(documents) = &self.documents else { return share };
+        let wanted = self.count - share;
         let next = documents.partition_point(|start| *start < share);
-        if let Some(start) = documents.get(next) {
+        if let Some(start) = documents.get(next)
+            && self.count - start >= wanted / 2
+        {
             return *start;
         }
-        // After the last start, the last document is held out; a single one is cut.
-        match documents.last() {
-            Some(start) if *start > 0 && share < self.count => *start,
+        let before = documents[..next].last().filter(|start| **start > 0 && share < self.count);
+        match before {
+            Some(start) if (self.count - start) / 2 <= wanted => *start,
             _ => share,
         }
     }

@@ -95,6 +95,19 @@ fn a_template_is_found_in_the_files_of_a_model() {
 }
 
 #[test]
+fn a_template_of_a_file_gets_the_tokens_of_a_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("own.jinja");
+    fs::write(&path, "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}").unwrap();
+    let config = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>"}}"#;
+    fs::write(directory.path().join("tokenizer_config.json"), config).unwrap();
+    let bare = ChatTemplate::load(&path).unwrap();
+    assert_eq!(bare.render(&[user("hi")]).unwrap(), "hi");
+    let with_tokens = bare.with_tokens_of(directory.path()).unwrap();
+    assert_eq!(with_tokens.render(&[user("hi")]).unwrap(), "<s>hi</s>");
+}
+
+#[test]
 fn dates_are_those_of_the_calendar() {
     assert_eq!(strftime("%Y-%m-%d %H:%M:%S", 951_782_399), "2000-02-28 23:59:59");
     assert_eq!(strftime("%d %b %Y, %B%", 951_782_400), "29 Feb 2000, February%");

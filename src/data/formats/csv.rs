@@ -55,8 +55,11 @@ pub(super) fn parse(
     expected: Option<&Expected>,
 ) -> Result<Samples, DataError> {
     let table = CsvTable::new(name, bytes)?;
-    let targets = table.target_columns(wanted, expected)?;
+    let mut targets = table.target_columns(wanted, expected)?;
     let features = table.feature_columns(&targets, expected)?;
+    if !wanted.are_required && table.are_empty(&targets)? {
+        targets.clear();
+    }
     let mut values = Vec::new();
     let mut labels = Labels::new(&table, &targets, wanted, expected)?;
     table.rows(|record| {
@@ -291,6 +294,16 @@ impl<'a> CsvTable<'a> {
                 Err(invalid(self.name, "line 1", why))
             }
         }
+    }
+
+    /// Returns true if no cell of these columns has a value.
+    fn are_empty(&self, columns: &[usize]) -> Result<bool, DataError> {
+        let mut are_empty = true;
+        self.rows(|record| {
+            are_empty &= columns.iter().all(|column| record[*column].trim_ascii().is_empty());
+            Ok(())
+        })?;
+        Ok(are_empty)
     }
 
     /// Columns of features: the expected ones, or all that are not targets.

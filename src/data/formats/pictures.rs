@@ -22,7 +22,7 @@ use potluck_core::{Setting, Wording};
 const HELD_OUT: [&str; 4] = ["val", "valid", "validation", "test"];
 const TRAIN: &str = "train";
 
-const ENDINGS: &[&str] = &["png", "jpg", "jpeg"];
+const ENDINGS: &[&str] = &["png", "jpg", "jpeg", "jpe", "jfif"];
 /// Extensions of unsupported pictures, which are refused and not silently left out.
 const OTHER_ENDINGS: &[&str] = &["avif", "bmp", "gif", "heic", "tif", "tiff", "webp"];
 
@@ -108,6 +108,11 @@ fn list(path: &Path) -> Result<(Vec<Listed>, Vec<String>), DataError> {
         let why = "lies beside the directories of the classes; move it into one of them";
         return Err(invalid(&path.display().to_string(), "", why));
     }
+    let parts: Vec<&PathBuf> = directories.iter().filter(|path| is_part(path)).collect();
+    if let [part, _, ..] = parts[..] {
+        let why = "has pictures without classes; expected a directory per class in each part";
+        return Err(invalid(&part.display().to_string(), "", why));
+    }
     let mut listed = Vec::new();
     let mut classes = Vec::new();
     for directory in directories {
@@ -121,6 +126,12 @@ fn list(path: &Path) -> Result<(Vec<Listed>, Vec<String>), DataError> {
         classes.push(file_name(&directory));
     }
     Ok((listed, classes))
+}
+
+/// Returns true for a directory with the name of a part of a data set.
+fn is_part(path: &Path) -> bool {
+    let name = file_name(path).to_lowercase();
+    name == TRAIN || HELD_OUT.contains(&name.as_str())
 }
 
 fn pictures_of(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, DataError> {
@@ -293,12 +304,9 @@ impl PictureHead {
                 "declares {width}x{height} pixels, more than its {length} bytes can stand for"
             ));
         }
-        // Decoders of JPEG fill up missing data.
-        let mut begin = 0;
-        if format == ImageFormat::Jpeg {
-            begin = last(bytes, b"\xFF\xDA").unwrap_or(0);
-        }
-        if last(bytes, end).is_none_or(|end| end < begin) {
+        // Decoders of JPEG fill up missing data. Behind its end, cameras keep films.
+        let begin = if format == ImageFormat::Jpeg { scan_of_jpeg(bytes) } else { 0 };
+        if last(&bytes[begin..], end).is_none() {
             return refuse("is cut off: its end marker is missing".into());
         }
         if matches!(
@@ -317,6 +325,22 @@ impl PictureHead {
     fn size(&self) -> [usize; 2] {
         [self.height as usize, self.width as usize]
     }
+}
+
+/// Offset of the first scan of a JPEG, behind the segments in front of it, one of which may be a
+/// smaller picture; 0 if they are damaged.
+fn scan_of_jpeg(bytes: &[u8]) -> usize {
+    const SCAN: u8 = 0xDA;
+    let mut at = 2;
+    while let Some([0xFF, marker, high, low]) = bytes.get(at..at + 4) {
+        match *marker {
+            // Bytes that fill up.
+            0xFF => at += 1,
+            SCAN => return at,
+            _ => at += 2 + usize::from(u16::from_be_bytes([*high, *low])),
+        }
+    }
+    0
 }
 
 /// Offset of the last occurrence of a text.

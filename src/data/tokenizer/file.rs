@@ -311,6 +311,16 @@ impl TokenizerFile {
         Self { read: Some(Arc::new(read)), ..self.clone() }
     }
 
+    /// Returns the token that the model's template puts in front of every text, if it adds that one
+    /// only.
+    pub fn begin_token(&self) -> Option<u32> {
+        let encoded = self.read.as_ref()?.tokenizer.encode_fast("", true).ok()?;
+        match encoded.get_ids() {
+            [token] => Some(*token),
+            _ => None,
+        }
+    }
+
     /// Returns the token that ends each document: the `eos_token` of the `tokenizer_config.json` of
     /// a directory, or else the first of the common names that is a token.
     ///
@@ -405,6 +415,30 @@ mod tests {
             "gpt2: is no kind of tokenizer here; give the path of a tokenizer.json"
         );
         assert!(refused("not/there.json").ends_with("or the path of a tokenizer.json"));
+    }
+
+    #[test]
+    fn token_that_the_template_puts_in_front_is_found() {
+        let json = |template: &str| {
+            format!(
+                r#"{{"version": "1.0", "added_tokens": [{{"id": 0, "content": "<s>",
+                    "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                    "special": true}}], "normalizer": null,
+                    "pre_tokenizer": {{"type": "Whitespace"}}, "post_processor": {template},
+                    "decoder": null, "model": {{"type": "WordLevel",
+                    "vocab": {{"<s>": 0, "a": 1, "<unk>": 2}}, "unk_token": "<unk>"}}}}"#
+            )
+        };
+        let begins = r#"{"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}}"#;
+        for (template, expected) in [(begins, Some(0)), ("null", None)] {
+            let file = TokenizerFile::from_json("t", json(template).into_bytes()).unwrap();
+            assert_eq!(file.begin_token(), expected);
+            assert_eq!(file.encode("t", "a").unwrap(), [1]);
+        }
     }
 
     #[test]

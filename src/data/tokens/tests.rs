@@ -84,6 +84,9 @@ fn the_held_out_tail_begins_with_a_document() {
     // No document begins behind the share: the last one is held out; a single one is cut.
     assert_eq!(training(&[0, 10], 0.25), Ok(10));
     assert_eq!(training(&[0], 0.25), Ok(15));
+    // A last document that is too short, and one that is nearly all.
+    assert_eq!(training(&[0, 10, 19], 0.25), Ok(10));
+    assert_eq!(training(&[0, 2], 0.25), Ok(15));
 }
 
 #[test]

@@ -299,10 +299,13 @@ fn a_held_out_table_has_the_target_of_the_training_table() {
 
 #[test]
 fn targets_may_be_missing_where_they_are_predicted() {
-    let directory = directory(&[("t.csv", b"a,b\n1,2\n")]);
-    let path = directory.path().join("t.csv");
-    let samples = load_for_prediction(SampleFormat::Csv, &path, &options(&["y"], None)).unwrap();
-    assert_eq!((samples.columns.len(), &samples.targets), (2, &Targets::Absent));
+    let directory = directory(&[("t.csv", b"a,b\n1,2\n"), ("empty.csv", b"a,y,b\n1,,2\n3, ,4\n")]);
+    for name in ["t.csv", "empty.csv"] {
+        let path = directory.path().join(name);
+        let options = options(&["y"], None);
+        let samples = load_for_prediction(SampleFormat::Csv, &path, &options).unwrap();
+        assert_eq!((samples.columns.len(), &samples.targets), (2, &Targets::Absent), "{name}");
+    }
 }
 
 #[test]

@@ -200,6 +200,14 @@ fn pictures_that_a_model_cannot_take_are_refused() {
     );
 }
 
+/// Cameras keep a film behind the picture, in which markers stand by chance.
+#[test]
+fn what_lies_behind_a_jpeg_is_no_part_of_it() {
+    let jpeg = encoded(GrayImage::from_pixel(8, 8, Luma([40])), ImageFormat::Jpeg);
+    let with_film = [&jpeg[..], b"film \xFF\xD9 and \xFF\xDA film"].concat();
+    assert_eq!(bytes_of_class(&[("a/1.jfif", &with_film)]), bytes_of_class(&[("a/1.jpg", &jpeg)]));
+}
+
 #[test]
 fn bad_files_and_directories_are_refused() {
     let fine = gray([1, 2]);
@@ -219,7 +227,7 @@ fn bad_files_and_directories_are_refused() {
     );
     let mut wrong = fine.clone();
     wrong[29] ^= 1;
-    let cases: [BadFiles; 11] = [
+    let cases: [BadFiles; 12] = [
         (
             &[("a/1.png", &fine), ("a/2.png", b"GIF89a")],
             "a/2.png: is no PNG or JPEG picture by its first bytes",
@@ -245,6 +253,10 @@ fn bad_files_and_directories_are_refused() {
         (
             &[("a/1.png", &fine), ("b/x.txt", b"")],
             "b: has no PNG or JPEG file, and is among directories of classes; remove it",
+        ),
+        (
+            &[("train/1.png", &fine), ("Test/2.png", &fine)],
+            "Test: has pictures without classes; expected a directory per class in each part",
         ),
         (
             &[("a/1.png", &fine), ("2.png", &fine)],
