@@ -131,6 +131,11 @@ impl Verdict {
         }
     }
 
+    /// Returns true if no target of the step counts, so that it has neither a loss nor gradients.
+    pub fn counts_nothing(&self) -> bool {
+        matches!(self, Self::Skip { reason: SkipReason::NothingCounted, .. })
+    }
+
     pub fn totals(&self) -> &Totals {
         match self {
             Self::Commit(totals) | Self::Skip { totals, .. } => totals,

@@ -76,6 +76,7 @@ impl DynamicLossScale {
             Verdict::Skip { reason: SkipReason::GradientNotFinite, .. } => {
                 *now = LossScale { log2: (now.log2 - 1).max(LOG2_MIN), clean_steps: 0 };
             }
+            Verdict::Skip { reason: SkipReason::NothingCounted, .. } => {}
             // The loss is not scaled.
             Verdict::Skip { .. } => now.clean_steps = 0,
         }

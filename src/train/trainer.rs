@@ -43,6 +43,7 @@ use super::given_inputs::GivenInputs;
 use super::session::Session;
 use crate::checkpoint::{Best, Checkpoint, NamedTensor};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
+use fit_options::is_rate;
 use opening::{OpenedSession, open_on};
 use potluck_core::HostTensor;
 use potluck_core::metrics::{RunCost, Trace};
@@ -243,11 +244,15 @@ impl Trainer {
     /// ([`Builder::carry`](potluck_graph::Builder::carry)).
     ///
     /// # Errors
-    /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if an
-    /// id is not a row of its table, if a target is neither a class nor
-    /// [`IGNORE_INDEX`](potluck_graph::IGNORE_INDEX), if a device fails, or if parameters differ
-    /// between devices.
+    /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if the
+    /// learning rate is negative or not finite, if an id is not a row of its table, if a target is
+    /// neither a class nor [`IGNORE_INDEX`](potluck_graph::IGNORE_INDEX), if a device fails, or if
+    /// parameters differ between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
+        if !is_rate(lr) {
+            let why = format!("a learning rate must be 0 or more, and is {lr}");
+            return Err(TrainError::InvalidRequest(why));
+        }
         self.session.take_given_shares();
         let started = Instant::now();
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));

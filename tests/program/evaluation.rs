@@ -81,6 +81,22 @@ fn eval_other_samples_not_compared() {
     let ran = resume("--steps 41").ok();
     assert!(ran.lines("evaluations now take").is_empty(), "{}", ran.err);
     assert_eq!(desk.manifest("run", 41)["meta"]["best"]["samples"].as_u64(), Some(7));
+    // Another loss is compared with none of before.
+    let ran = resume("--steps 42 --set optim.label_smoothing=0.5").ok();
+    ran.line("the loss is not the one that the checkpoint was evaluated by");
+    assert_eq!(desk.manifest("run", 42)["meta"]["best"]["step"].as_u64(), Some(41));
+}
+
+/// The fork evaluates the best step again, which is no evaluation without improvement.
+#[test]
+fn fork_at_best_step_has_its_patience() {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --steps 20 --set train.eval_every=10").ok();
+    let best = desk.manifest("run", 20)["meta"]["best"]["step"].as_u64().unwrap();
+    let from = format!("run/checkpoints/step-{best:08}");
+    let words = "--out fork --steps 40 --set train.patience=1 --set train.eval_every=10";
+    let ran = desk.run(&format!("train --resume {from} --devices cpu {words}")).ok();
+    assert!(desk.losses("fork").len() as u64 >= 10, "{}", ran.err);
 }
 
 /// The signal is there before the evaluation, which the resumed run makes up for.

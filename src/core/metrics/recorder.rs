@@ -305,7 +305,9 @@ impl LinesAside {
 fn read_line(line: &[u8]) -> Option<(u64, Option<f64>)> {
     let line = line.strip_suffix(b"\n")?;
     let line: serde_json::Value = serde_json::from_slice(line).ok()?;
-    Some((line.get("step")?.as_u64()?, line.get("val_loss").and_then(|loss| loss.as_f64())))
+    // JSON has no number for a loss that is not finite.
+    let val_loss = line.get("val_loss").map(|loss| loss.as_f64().unwrap_or(f64::NAN));
+    Some((line.get("step")?.as_u64()?, val_loss))
 }
 
 fn write_error(path: &Path, why: io::Error) -> MetricsError {
@@ -367,6 +369,13 @@ mod tests {
         // Lines that were set aside stay.
         Recorder::resume(&path, 4).unwrap();
         assert_eq!((steps(&path), steps(&aside(&path))), (vec![0, 1, 2, 3, 3, 4], vec![4, 5, 5]));
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_an_evaluation_too() {
+        let (step, val_loss) = read_line(b"{\"step\":3,\"val_loss\":null}\n").unwrap();
+        assert!(step == 3 && val_loss.unwrap().is_nan());
+        assert_eq!(read_line(b"{\"step\":3,\"loss\":2.5}\n"), Some((3, None)));
     }
 
     #[test]

@@ -7,6 +7,8 @@ pub mod schedule;
 pub use groups::{GroupRule, ParameterGroup, ParameterGroupError, assign_groups};
 pub use schedule::{Decay, OneCycle, Schedule};
 
+use std::ops::Range;
+
 use crate::Update;
 
 /// Update rule with its hyperparameters; [`Optimizer::update`] adds the values of one step.
@@ -27,6 +29,40 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
+    /// Returns a sentence on the first number with which an update would not be finite; `None` if
+    /// there is none.
+    pub fn flaw(&self) -> Option<String> {
+        const BELOW_1: Range<f32> = 0.0..1.0;
+        const ANY: Range<f32> = 0.0..f32::INFINITY;
+        let numbers = match *self {
+            Self::Sgd { momentum, weight_decay } | Self::Nesterov { momentum, weight_decay } => {
+                vec![("momentum", momentum, ANY), ("weight_decay", weight_decay, ANY)]
+            }
+            Self::AdamW { beta1, beta2, eps, weight_decay }
+            | Self::Adam { beta1, beta2, eps, weight_decay } => vec![
+                ("beta1", beta1, BELOW_1),
+                ("beta2", beta2, BELOW_1),
+                ("eps", eps, ANY),
+                ("weight_decay", weight_decay, ANY),
+            ],
+            Self::RmsProp { alpha, eps, momentum, weight_decay } => vec![
+                ("alpha", alpha, BELOW_1),
+                ("eps", eps, ANY),
+                ("momentum", momentum, ANY),
+                ("weight_decay", weight_decay, ANY),
+            ],
+            Self::Lion { beta1, beta2, weight_decay } => vec![
+                ("beta1", beta1, BELOW_1),
+                ("beta2", beta2, BELOW_1),
+                ("weight_decay", weight_decay, ANY),
+            ],
+        };
+        let (name, value, range) =
+            numbers.into_iter().find(|(_, value, range)| !range.contains(value))?;
+        let most = if range == BELOW_1 { "below 1" } else { "finite" };
+        Some(format!("{name} must be at least 0 and {most}, and is {value}"))
+    }
+
     /// Returns the update of step `t` of the optimizer (from 1; skipped steps do not count).
     pub fn update(&self, lr: f64, t: u64) -> Update {
         let lr = lr as f32;

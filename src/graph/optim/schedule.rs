@@ -88,7 +88,7 @@ impl Schedule {
             return cycle.lr(self.lr, done, self.decay_steps);
         }
         if done < self.warmup {
-            return self.lr * (done + 1) as f64 / (self.warmup + 1) as f64;
+            return self.lr * (done + 1) as f64 / (self.warmup as f64 + 1.0);
         }
         let decayed = |gamma: f64, times: u64| self.lr * libm::pow(gamma, times as f64);
         let after = done - self.warmup;

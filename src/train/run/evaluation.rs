@@ -22,6 +22,9 @@ impl Run {
     /// Reason why later evaluations are not comparable with a checkpoint's: other data, or another
     /// extent; `None` if they are comparable.
     pub(super) fn incomparable(&self, meta: &Meta) -> Option<String> {
+        if meta.best.is_some() && loss_keys(&meta.run) != loss_keys(&self.trainer.of_run.config) {
+            return Some("the loss is not the one that the checkpoint was evaluated by".into());
+        }
         // The fingerprint covers the data and their split.
         let data = (&*meta.data, &*self.trainer.data);
         Some(match incomparable(meta.best, data, Some(self.eval_extent()))? {
@@ -42,4 +45,17 @@ impl Run {
     fn eval_extent(&self) -> EvalExtent {
         extent_of(&self.fit.source, Split::Validation, self.spec.eval_samples)
     }
+}
+
+/// Values of the keys of a configuration, as TOML, on which the loss of an evaluation depends.
+fn loss_keys(config: &str) -> Vec<Option<toml::Value>> {
+    const KEYS: [(&str, &str); 4] = [
+        ("train", "loss"),
+        ("train", "huber_delta"),
+        ("train", "class_weights"),
+        ("optim", "label_smoothing"),
+    ];
+    let table: toml::Table = toml::from_str(config).unwrap_or_default();
+    let value = |(section, key): (&str, &str)| table.get(section)?.get(key).cloned();
+    KEYS.into_iter().map(value).collect()
 }

@@ -82,6 +82,13 @@ impl FitHooks for CallHooks<'_> {
     }
 }
 
+/// Parameters that were kept at a step, if that is the best one still: after the loss of a device,
+/// a call may have gone back behind it.
+fn of_step(kept: Option<(u64, Vec<NamedTensor>)>, best: Option<Best>) -> Option<Vec<NamedTensor>> {
+    let (step, tensors) = kept?;
+    if best?.step == step { Some(tensors) } else { None }
+}
+
 impl Trainer {
     /// Trains on a data set: each step draws its samples by the trainer's seed, its number and the
     /// samples consumed before it, without replacement in each epoch. If the graph carries states
@@ -151,7 +158,7 @@ impl Trainer {
             loss: fit.loss,
             val_loss: fit.evaluated.map(|(_, loss)| loss),
             best: self.best,
-            best_parameters: fit.best_parameters,
+            best_parameters: of_step(fit.best_parameters, self.best),
         })
     }
 

@@ -421,6 +421,82 @@ fn without_improvement_a_call_ends_and_the_best_parameters_are_kept() {
 }
 
 #[test]
+fn rates_that_are_no_numbers_are_refused() {
+    let refused = |optimizer: Optimizer| {
+        let options = TrainerOptions { optimizer, ..options("cpu") };
+        Trainer::new(wave_model(), &options).err().unwrap().to_string()
+    };
+    let adam = |beta1| Optimizer::AdamW { beta1, beta2: 0.9, eps: 1e-8, weight_decay: 0.0 };
+    assert!(refused(adam(1.0)).contains("beta1 must be at least 0 and below 1"));
+    let sgd = Optimizer::Sgd { momentum: f32::NAN, weight_decay: 0.0 };
+    assert!(refused(sgd).contains("momentum must be at least 0 and finite, and is NaN"));
+    let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+    let before = bits(&trainer);
+    for rate in [f64::NAN, -1.0, f64::INFINITY] {
+        let fit = FitOptions::constant(FitLength::Steps(1), rate);
+        let error = trainer.fit(&waves(), &fit).err().unwrap().to_string();
+        assert!(error.contains("a learning rate must be 0 or more"), "{error}");
+    }
+    assert!(trainer.step(&[], f64::NAN).is_err());
+    assert_eq!(bits(&trainer), before);
+}
+
+/// Classes of points, all of them masked.
+struct Masked;
+
+impl Dataset for Masked {
+    fn inputs(&self) -> Vec<DatasetInput> {
+        vec![
+            DatasetInput { name: "x", dtype: DType::F32, elements: 2 },
+            DatasetInput { name: "targets", dtype: DType::U32, elements: 1 },
+        ]
+    }
+
+    fn len(&self, _: Split) -> u64 {
+        12
+    }
+
+    fn evaluation_samples(&self, _: Split) -> Vec<u64> {
+        Vec::new()
+    }
+
+    fn fingerprint(&self) -> String {
+        "masked".into()
+    }
+
+    fn rows(&self, _: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
+        let (count, ignored) = (indices.len(), potluck_graph::IGNORE_INDEX);
+        let x = HostTensor::Float(vec![0.5; 2 * count]);
+        Ok(vec![("x", x), ("targets", HostTensor::Int(vec![ignored; count]))])
+    }
+}
+
+/// A batch without a target that counts is no divergence.
+#[test]
+fn batches_without_targets_are_skipped_with_a_note() {
+    let mut b = Builder::new();
+    let (x, targets) = (b.input("x", &[1, 2]), b.input_ids("targets", &[1]));
+    let w = b.parameter("w", &[3, 2], Init::Normal { std: 0.5 });
+    let logits = b.linear(x, w, None).unwrap();
+    b.cross_entropy_loss(logits, targets).unwrap();
+    let mut trainer = Trainer::new(b.finish(), &options("cpu")).unwrap();
+    let before = bits(&trainer);
+    let fit = FitOptions { skipped_steps_max: 1, ..FitOptions::constant(FitLength::Steps(3), 0.1) };
+    let mut notes = Vec::new();
+    let data: Arc<dyn Dataset> = Arc::new(Masked);
+    let report = trainer.fit_with(&data, &fit, &mut |event| {
+        if let Event::Note(text) = event {
+            notes.push(text.clone());
+        }
+        ControlFlow::Continue(())
+    });
+    let report = report.unwrap();
+    assert_eq!((report.steps, report.loss, bits(&trainer)), (3, None, before));
+    let expected = "step 3 was skipped: no target of its batch counts";
+    assert!(notes.iter().any(|note| note == expected), "{notes:?}");
+}
+
+#[test]
 fn a_directory_gets_the_start_the_best_and_the_newest() {
     let place = tempfile::tempdir().unwrap();
     let directory = Some(place.path().to_path_buf());

@@ -197,6 +197,9 @@ impl TrainerOptions {
             let why = format!("clip must be 0 (off) or a positive number, and is {}", self.clip);
             return refused(&why);
         }
+        if let Some(why) = self.optimizer.flaw() {
+            return refused(&why);
+        }
         if !(0.0..1.0).contains(&self.ema) {
             let why = format!("ema must be at least 0 (off) and below 1, and is {}", self.ema);
             return refused(&why);

@@ -77,8 +77,9 @@ pub(crate) struct Fit {
     pub loss: Option<f64>,
     /// Step and loss of the last evaluation.
     pub evaluated: Option<(u64, f64)>,
-    /// Parameters of the best evaluation, if they are kept: the averages, if there are any.
-    pub(crate) best_parameters: Option<Vec<NamedTensor>>,
+    /// Step and parameters of the best evaluation, if they are kept: the averages, if there are
+    /// any.
+    pub(crate) best_parameters: Option<(u64, Vec<NamedTensor>)>,
     /// True if the current step is the best one, but not marked as such in its save.
     is_unsaved_best: bool,
     /// True if a hook requested the end.
@@ -260,7 +261,10 @@ impl Trainer {
         };
         let record = self.session.step_record(&reports, &timing);
         let skipped = record.skipped.clone();
-        fit.loss = Some(record.loss);
+        let is_uncounted = reports.first().is_some_and(|report| report.verdict.counts_nothing());
+        if !is_uncounted {
+            fit.loss = Some(record.loss);
+        }
         let StepRecord { step: number, ms, unit, count, .. } = record;
         self.session.measure(MeteredStep { number, seconds: ms / 1e3, unit, count }, &reports);
         fit.emit(hooks, Event::Step(record))?;
@@ -268,6 +272,11 @@ impl Trainer {
             fit.skipped = 0;
             return Ok(());
         };
+        if is_uncounted {
+            let step = self.steps();
+            let note = format!("step {step} was skipped: no target of its batch counts");
+            return fit.emit(hooks, Event::Note(note));
+        }
         let next = self.session.loss_scale.factor();
         if next < loss_scale {
             let step = self.steps();
@@ -353,12 +362,14 @@ impl Trainer {
         let terms = terms.into_iter().map(|(name, mean)| (Cow::Owned(name), mean)).collect();
         let record = EvalRecord { step, val_loss, metrics, terms, samples, targets, is_best };
         fit.emit(hooks, Event::Evaluation(record))?;
-        self.evaluations_since_best += 1;
+        // A run that goes on from the best step in another directory evaluates that step again.
+        let is_best_again = self.best.is_some_and(|best| best.step == step);
+        self.evaluations_since_best += u64::from(!is_best_again);
         if is_best {
             self.evaluations_since_best = 0;
             self.best = Some(Best { step, val_loss, samples, runs: extent.runs });
             if fit.options.keep_best {
-                fit.best_parameters = Some(self.session.evaluated_parameters()?);
+                fit.best_parameters = Some((step, self.session.evaluated_parameters()?));
             }
             // If it has a save already, that must be marked as the best.
             fit.is_unsaved_best = true;
