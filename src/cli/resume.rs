@@ -219,7 +219,8 @@ fn next_free(runs: &Path) -> PathBuf {
         let Ok(name) = entry.file_name().into_string() else { continue };
         // `parse` would accept a sign.
         if name.bytes().all(|byte| byte.is_ascii_digit())
-            && let Ok(number) = name.parse::<u32>()
+            && let Ok(number) = name.parse::<u64>()
+            && number < u64::MAX
         {
             highest = highest.max(number);
         }
@@ -275,7 +276,7 @@ mod tests {
         let none = newest(dir.path()).err().unwrap().to_string();
         assert!(none.contains("there is no run in"), "{none}");
         assert_eq!(next_free(dir.path()), dir.path().join("0001"));
-        for name in ["9", "0003", "notes", "+12"] {
+        for name in ["9", "0003", "notes", "+12", "18446744073709551615"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         assert_eq!(next_free(dir.path()), dir.path().join("0010"));

@@ -42,12 +42,14 @@ impl SignalWatch {
         let watch = Self(Arc::new(Lock::new(run)));
         let watched = watch.clone();
         let mut deadline = TermDeadline::new(term_timeout);
+        // The run's flags have those of other nodes later, which have deadlines of their own.
+        let own = flags.clone();
         flags.watch(move |_| {
             let run = watched.0.lock();
             if let Some(signal) = run.ends_before_start() {
                 run.leave_before_start(signal);
             }
-            if deadline.is_over(&run.signals.flags) {
+            if deadline.is_over(&own) {
                 let why = deadline.message();
                 print_error(&why);
                 run.end_nodes(why, EXIT_RESTART);

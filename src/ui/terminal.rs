@@ -80,8 +80,8 @@ impl Terminal {
         if self.quiet {
             return;
         }
-        let has_bar = std::io::stderr().is_terminal() && log::is_text();
-        if !has_bar || log::has_file() {
+        let bar = self.new_bar(done, steps);
+        if bar.is_none() || log::has_file() {
             self.lines = Some(PlainText {
                 steps,
                 started: Instant::now(),
@@ -90,18 +90,25 @@ impl Terminal {
                 means: RunningMeans::default(),
             });
         }
-        if !has_bar {
-            return;
+        let Some(bar) = bar else { return };
+        bar.set_prefix(device);
+        bar.reset_eta();
+        bar.enable_steady_tick(Duration::from_millis(200));
+        self.bar = Some((bar, RunningMeans::default()));
+    }
+
+    /// Returns the progress bar; `None` where lines take its place: in a file or a pipe, as JSON,
+    /// and on a terminal that cannot move its cursor (`TERM=dumb`).
+    fn new_bar(&self, done: u64, steps: u64) -> Option<ProgressBar> {
+        if !std::io::stderr().is_terminal() || !log::is_text() {
+            return None;
         }
         let bar = ProgressBar::new(steps).with_position(done);
         // A test parses the template, so it cannot fail here.
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style.progress_chars("=> "));
         }
-        bar.set_prefix(device);
-        bar.reset_eta();
-        bar.enable_steady_tick(Duration::from_millis(200));
-        self.bar = Some((bar, RunningMeans::default()));
+        if bar.is_hidden() { None } else { Some(bar) }
     }
 
     fn step(&mut self, step: &StepRecord) {

@@ -77,6 +77,16 @@ fn launch_staying_node_ends_by_signal() {
     assert!(ran.err.contains("the run is saved on the first node"), "{}", ran.err);
 }
 
+/// A start that was ended before its first checkpoint leaves its directory.
+#[test]
+fn launch_name_without_checkpoint_begins() {
+    let desk = desk();
+    std::fs::create_dir_all(desk.path("runs/again/checkpoints")).unwrap();
+    let line = "launch tiny.toml --data text.txt --devices cpu --rank 0 --world 1 --name again";
+    desk.run(&format!("{line} --steps 2 --quiet")).ok();
+    assert_eq!(desk.losses("runs/again").len(), 2);
+}
+
 fn refuses(ran: Ran, why: &str) {
     let ran = ran.ended(78);
     assert!(ran.line("error:").contains(why), "{}", ran.err);

@@ -69,3 +69,17 @@ fn signal_at_question_restores_terminal() {
         assert!(shown.contains("before the run began; nothing was saved"), "{shown}");
     }
 }
+
+/// A terminal on which no progress bar can be drawn.
+#[test]
+fn dumb_terminal_gets_lines_of_steps() {
+    let desk = Desk::new();
+    let (master, terminal) = pseudo_terminal();
+    let line = "train tiny.toml --data text.txt --devices cpu --out run --steps 3 --log-every 1";
+    let mut command = desk.command(line);
+    command.env("TERM", "dumb").stdout(Stdio::null()).stderr(terminal.try_clone().unwrap());
+    assert!(command.status().unwrap().success());
+    drop((command, terminal));
+    let shown = all_that_was_shown(master);
+    assert!(shown.contains("step 3/3"), "{shown}");
+}

@@ -79,9 +79,10 @@ fn first_node(
         first.resume = Some(out.to_string_lossy().into_owned());
         first.init = None;
         first.add_tokens = false;
-        first.name = None;
-        first.out = Some(out);
     }
+    // A start that ended before its first checkpoint has left the directory of its name.
+    first.name = None;
+    first.out = Some(out);
     if found.world > 1 {
         first.nodes = Some(found.world);
         first.wait = Some(args.wait.unwrap_or(WAIT));
