@@ -232,8 +232,8 @@ pub struct TokenFile {
 impl TokenFile {
     /// Opens a `.bin` file with its description beside it, or those in the output directory of a
     /// preparation, and checks all of it once. `held_out` is the share of the tokens, at the end,
-    /// that is not trained on (0 = none); it begins with a document. `context` is the number of
-    /// tokens in a sample. The file must not be changed while it is open.
+    /// that is not trained on (0 = none); it begins with a document if one begins near. `context`
+    /// is the number of tokens in a sample. The file must not be changed while it is open.
     ///
     /// # Errors
     /// Returns a `DataError` if a file cannot be read, if length, hash or a token contradicts the

@@ -84,7 +84,7 @@ fn eval_other_samples_not_compared() {
     // Another loss is compared with none of before.
     let ran = resume("--steps 42 --set optim.label_smoothing=0.5").ok();
     ran.line("the loss is not the one that the checkpoint was evaluated by");
-    assert_eq!(desk.manifest("run", 42)["meta"]["best"]["step"].as_u64(), Some(41));
+    assert_eq!(desk.manifest("run", 42)["meta"]["best"]["step"].as_u64(), Some(42));
 }
 
 /// The fork evaluates the best step again, which is no evaluation without improvement.

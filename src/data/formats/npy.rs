@@ -11,9 +11,6 @@ use super::{DataError, FileSet, ReadSet, Request, Samples, TargetKind, Targets};
 use crate::Features;
 use potluck_core::format::{dims_text, listed};
 
-/// Least height and width of an array of three sizes that counts as a picture.
-const PICTURE_SIDE_MIN: usize = 8;
-
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 /// Files of features in a directory: of the training samples, and of the held-out ones.
 pub(super) const INPUTS: [&str; 2] = ["inputs.npy", "val_inputs.npy"];
@@ -189,13 +186,6 @@ impl NpyArray<'_> {
     /// Array as features; `(n)` numbers are samples of one value.
     pub(crate) fn into_samples(self) -> Result<Samples, DataError> {
         let shape = if self.shape.len() > 1 { self.shape[1..].to_vec() } else { vec![1] };
-        if let [height, width, 1 | 3 | 4] = shape[..]
-            && height.min(width) >= PICTURE_SIDE_MIN
-        {
-            let why = "has pictures with their channels last; save them with channels first, as by \
-                       numpy.transpose(pictures, (0, 3, 1, 2))";
-            return Err(invalid(self.name, "header", why));
-        }
         Ok(Samples {
             name: self.name.into(),
             shape,

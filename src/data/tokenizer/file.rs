@@ -311,14 +311,15 @@ impl TokenizerFile {
         Self { read: Some(Arc::new(read)), ..self.clone() }
     }
 
-    /// Returns the token that the model's template puts in front of every text, if it adds that one
-    /// only.
+    /// Returns the token that the model's template puts in front of every text, if it puts one
+    /// there.
     pub fn begin_token(&self) -> Option<u32> {
-        let encoded = self.read.as_ref()?.tokenizer.encode_fast("", true).ok()?;
-        match encoded.get_ids() {
-            [token] => Some(*token),
-            _ => None,
-        }
+        const TEXT: &str = "a";
+        let tokenizer = &self.read.as_ref()?.tokenizer;
+        let [bare, whole] = [false, true].map(|around| tokenizer.encode_fast(TEXT, around));
+        let (bare, whole) = (bare.ok()?, whole.ok()?);
+        let (first, rest) = whole.get_ids().split_first()?;
+        if rest.starts_with(bare.get_ids()) { Some(*first) } else { None }
     }
 
     /// Returns the token that ends each document: the `eos_token` of the `tokenizer_config.json` of
@@ -434,7 +435,13 @@ mod tests {
             "pair": [{"Sequence": {"id": "A", "type_id": 0}},
             {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}}"#;
-        for (template, expected) in [(begins, Some(0)), ("null", None)] {
+        let around = [
+            r#"{"SpecialToken": {"id": "<s>", "type_id": 0}}"#,
+            r#"{"Sequence": {"id": "A", "type_id": 0}}"#,
+        ];
+        let ends = begins.replace(&around.join(", "), &[around[1], around[0]].join(", "));
+        assert_ne!(ends, begins);
+        for (template, expected) in [(begins, Some(0)), (&ends, None), ("null", None)] {
             let file = TokenizerFile::from_json("t", json(template).into_bytes()).unwrap();
             assert_eq!(file.begin_token(), expected);
             assert_eq!(file.encode("t", "a").unwrap(), [1]);

@@ -96,7 +96,7 @@ mod tests {
     /// A shader file, or a kernel in one, that no call uses would never be certified.
     #[test]
     fn every_shader_file_is_used() {
-        // Two files are no part of training.
+        // Two files are no part of training, and one has no values of a model.
         let mut used: BTreeSet<String> = ["passes", "peak", "spin"].map(String::from).into();
         let on_ranges = updates().into_iter();
         used.extend(

@@ -38,6 +38,7 @@ mod linear_weight_grad;
 pub mod matmul;
 pub mod norm;
 mod norm_backward;
+pub(crate) mod passes;
 pub mod pool;
 pub(crate) mod recurrent;
 pub(crate) mod rotary;

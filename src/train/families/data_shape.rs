@@ -56,6 +56,13 @@ impl DataShape {
             return Err(FamilyError::Unfit(why));
         };
         let picture = match shape[..] {
+            [height, width, 3 | 4] if height.min(width) >= PICTURE_SIDE_MIN => {
+                return Err(FamilyError::Unfit(format!(
+                    "{model} is trained on pictures of channels, height and width, and those of \
+                     {shape:?} have their channels last; save them as by \
+                     numpy.transpose(pictures, (0, 3, 1, 2))"
+                )));
+            }
             [channels, height, width] => [channels, height, width],
             [height, width] => [1, height, width],
             _ => {
@@ -68,6 +75,9 @@ impl DataShape {
         Ok(PictureSizes { picture, outputs: *outputs, loss: loss_of(*has_classes) })
     }
 }
+
+/// Least height and width of samples of three sizes that count as pictures with channels last.
+const PICTURE_SIDE_MIN: usize = 8;
 
 pub(super) fn loss_of(has_classes: bool) -> MlpLoss {
     if has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError }

@@ -121,6 +121,19 @@ fn pictures_that_are_halved_to_nothing_are_refused() {
 }
 
 #[test]
+fn pictures_with_their_channels_last_are_refused() {
+    for kind in ["cnn", "resnet"] {
+        let model = (family(kind).unwrap().new)();
+        let of = |shape: Vec<usize>| {
+            model.graph(&DataShape::Samples { shape, outputs: 2, has_classes: true })
+        };
+        let error = of(vec![32, 40, 3]).unwrap_err().to_string();
+        assert!(error.contains("channels last; save them as by numpy.transpose"), "{error}");
+        assert!(of(vec![3, 32, 40]).is_ok());
+    }
+}
+
+#[test]
 fn presets_are_models_of_their_family_with_the_published_number_of_parameters() {
     let published = [
         ("gpt2", 124_439_808),

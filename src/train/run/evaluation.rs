@@ -22,7 +22,7 @@ impl Run {
     /// Reason why later evaluations are not comparable with a checkpoint's: other data, or another
     /// extent; `None` if they are comparable.
     pub(super) fn incomparable(&self, meta: &Meta) -> Option<String> {
-        if meta.best.is_some() && loss_keys(&meta.run) != loss_keys(&self.trainer.of_run.config) {
+        if meta.best.is_some() && has_other_loss(&meta.run, &self.trainer.of_run.config) {
             return Some("the loss is not the one that the checkpoint was evaluated by".into());
         }
         // The fingerprint covers the data and their split.
@@ -47,15 +47,21 @@ impl Run {
     }
 }
 
-/// Values of the keys of a configuration, as TOML, on which the loss of an evaluation depends.
-fn loss_keys(config: &str) -> Vec<Option<toml::Value>> {
+/// Returns true if two configurations, as TOML, have another value of a key on which the loss of an
+/// evaluation depends. A key that an earlier version has not is the same.
+fn has_other_loss(saved: &str, now: &str) -> bool {
     const KEYS: [(&str, &str); 4] = [
         ("train", "loss"),
         ("train", "huber_delta"),
         ("train", "class_weights"),
         ("optim", "label_smoothing"),
     ];
-    let table: toml::Table = toml::from_str(config).unwrap_or_default();
-    let value = |(section, key): (&str, &str)| table.get(section)?.get(key).cloned();
-    KEYS.into_iter().map(value).collect()
+    let [saved, now] = [saved, now].map(|text| toml::from_str(text).unwrap_or_default());
+    let value = |table: &toml::Table, (section, key): (&str, &str)| {
+        table.get(section)?.get(key).map(toml::Value::to_string)
+    };
+    KEYS.into_iter().any(|key| match (value(&saved, key), value(&now, key)) {
+        (Some(saved), Some(now)) => saved != now,
+        _ => false,
+    })
 }

@@ -42,7 +42,8 @@ pub struct FitReport {
     pub end: FitEnd,
     /// Steps taken by the trainer.
     pub steps: u64,
-    /// Mean loss of the last step of this call, before its update; `None` if there was no step.
+    /// Mean loss of the last step of this call with a target that counts, before its update; `None`
+    /// if there was no such step.
     pub loss: Option<f64>,
     /// Mean loss of the last evaluation of this call.
     pub val_loss: Option<f64>,

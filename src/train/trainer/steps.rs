@@ -86,11 +86,16 @@ pub(crate) struct Fit {
     is_stopped: bool,
     /// Number of consecutive skipped steps.
     skipped: u64,
+    /// Steps in a row of which no target counted.
+    uncounted: u64,
     /// End of the last save or attempt, or the start, and the duration of the save.
     last_save: (Instant, Duration),
     /// End of the last save requested by a signal.
     asked: Option<Instant>,
 }
+
+/// Steps in a row of which no target counts, at which training ends.
+const UNCOUNTED_MAX: u64 = 100;
 
 /// Time in which requests of several nodes count as one request of a job manager to all nodes.
 const ASKED_AT_ONCE: Duration = Duration::from_secs(2);
@@ -115,6 +120,7 @@ impl Fit {
             is_unsaved_best: false,
             is_stopped: false,
             skipped: 0,
+            uncounted: 0,
             last_save: (Instant::now(), Duration::ZERO),
             asked: None,
         }
@@ -131,6 +137,7 @@ impl Fit {
         self.source = source;
         self.loader = loader;
         self.skipped = 0;
+        self.uncounted = 0;
         self.evaluated = None;
         self.is_unsaved_best = false;
         self.last_save = (Instant::now(), Duration::ZERO);
@@ -264,6 +271,7 @@ impl Trainer {
         let is_uncounted = reports.first().is_some_and(|report| report.verdict.counts_nothing());
         if !is_uncounted {
             fit.loss = Some(record.loss);
+            fit.uncounted = 0;
         }
         let StepRecord { step: number, ms, unit, count, .. } = record;
         self.session.measure(MeteredStep { number, seconds: ms / 1e3, unit, count }, &reports);
@@ -273,9 +281,7 @@ impl Trainer {
             return Ok(());
         };
         if is_uncounted {
-            let step = self.steps();
-            let note = format!("step {step} was skipped: no target of its batch counts");
-            return fit.emit(hooks, Event::Note(note));
+            return self.note_uncounted(fit, hooks);
         }
         let next = self.session.loss_scale.factor();
         if next < loss_scale {
@@ -297,6 +303,24 @@ impl Trainer {
         };
         fit.is_stopped |= hooks.skipped(self, fit, step)?.is_break();
         Ok(())
+    }
+
+    /// Notes the first of the steps in a row of which no target counted; too many of them are an
+    /// error in the data.
+    fn note_uncounted(&self, fit: &mut Fit, hooks: &mut dyn FitHooks) -> Result<(), TrainError> {
+        fit.uncounted += 1;
+        if fit.uncounted == UNCOUNTED_MAX {
+            return Err(TrainError::InvalidRequest(format!(
+                "no target of the last {UNCOUNTED_MAX} batches counts: all are masked, or are of \
+                 classes without a weight"
+            )));
+        }
+        if fit.uncounted > 1 {
+            return Ok(());
+        }
+        let step = self.steps();
+        let note = format!("step {step} was skipped: no target of its batch counts");
+        fit.emit(hooks, Event::Note(note))
     }
 
     /// Changes the samples of the devices from the next step on, if that is due. Before a save of

@@ -157,16 +157,6 @@ fn inputs_alone_can_be_predicted() {
 }
 
 #[test]
-fn pictures_with_their_channels_last_are_refused() {
-    let inputs = floats("(1, 8, 9, 3)", &[0.0; 216]);
-    let targets = npy("<i8", "(1,)", &0u64.to_le_bytes());
-    let refused = refused(&inputs, &targets, &ReadOptions::default());
-    assert!(refused.contains("channels last") && refused.contains("(0, 3, 1, 2)"), "{refused}");
-    let loaded = read(&floats("(1, 3, 8, 9)", &[0.0; 216]), &targets);
-    assert_eq!(loaded.train.shape, [3, 8, 9]);
-}
-
-#[test]
 fn bad_arrays_are_refused() {
     let header = |text: &str| of_header(1, text, &[]);
     let records =

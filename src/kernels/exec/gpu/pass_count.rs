@@ -7,7 +7,8 @@
 //! A pass is a command buffer of Metal. Copies between passes are others, and are not counted.
 
 use crate::device::{DeviceError, Gpu};
-use crate::{Binding, BoundDispatch, Dispatch, Operand, Pipelines, Shader};
+use crate::ops::passes;
+use crate::{Binding, BoundDispatch, Pipelines};
 use potluck_core::DType;
 
 /// Bytes of the count.
@@ -30,12 +31,7 @@ impl PassCounter {
     /// # Errors
     /// Returns [`DeviceError`] if the device refuses the kernel or has too little memory.
     pub fn new(gpu: &Gpu, pipelines: &mut Pipelines) -> Result<Self, DeviceError> {
-        let dispatch = Dispatch {
-            shader: Shader::new("passes", "passes"),
-            operands: vec![Operand::Output(0)],
-            params: vec![1],
-            groups: [1, 1, 1],
-        };
+        let dispatch = passes::dispatch();
         let count = gpu.storage("count of passes", COUNT_BYTES)?;
         let bound = BoundDispatch::new(gpu, pipelines, &dispatch, &|_| Binding::whole(&count))?;
         Ok(Self { bound, count, recorded: 0, has_pass: false })
