@@ -518,6 +518,8 @@ impl CommandStream {
         self.finish()?;
         self.forget_step();
         self.run(task)?;
+        // The count of passes is no part of the kernel's time.
+        self.pass = None;
         if let Some((buffer, bytes)) = self.resolve() {
             let mut ticks = vec![0; bytes as usize];
             self.transfer(&[(&buffer, 0, bytes)], &mut ticks)?;
