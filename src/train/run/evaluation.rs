@@ -56,12 +56,15 @@ fn has_other_loss(saved: &str, now: &str) -> bool {
         ("train", "class_weights"),
         ("optim", "label_smoothing"),
     ];
-    let [saved, now] = [saved, now].map(|text| toml::from_str(text).unwrap_or_default());
-    let value = |table: &toml::Table, (section, key): (&str, &str)| {
-        table.get(section)?.get(key).map(toml::Value::to_string)
-    };
-    KEYS.into_iter().any(|key| match (value(&saved, key), value(&now, key)) {
-        (Some(saved), Some(now)) => saved != now,
-        _ => false,
-    })
+    let [saved, now]: [toml::Table; 2] =
+        [saved, now].map(|text| toml::from_str(text).unwrap_or_default());
+    for (section, key) in KEYS {
+        let value = |table: &toml::Table| Some(table.get(section)?.get(key)?.to_string());
+        if let (Some(saved), Some(now)) = (value(&saved), value(&now))
+            && saved != now
+        {
+            return true;
+        }
+    }
+    false
 }
