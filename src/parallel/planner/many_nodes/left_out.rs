@@ -68,6 +68,12 @@ fn slow_groups(
     slow: &[usize],
 ) -> Vec<LeftOutGroup> {
     let units = &chosen.units;
+    if slow.is_empty() {
+        return Vec::new();
+    }
+    if let Some(reason) = no_sample(search, chosen) {
+        return vec![group(units, slow, reason)];
+    }
     let mut all = chosen.trial.units.clone();
     all.extend(slow);
     let all = search.in_order(units, all);
@@ -85,10 +91,10 @@ fn slow_groups(
         groups.push(group(units, &useful, reason));
     }
     if !idle.is_empty() {
-        let reason = no_sample(search, chosen).unwrap_or_else(|| match search.sizes.samples_min {
+        let reason = match search.sizes.samples_min {
             1 => "they are too slow for a single sample of the batch".into(),
             least => format!("they are too slow for {least} samples of the batch"),
-        });
+        };
         groups.push(group(units, &idle, reason));
     }
     groups
