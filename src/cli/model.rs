@@ -239,18 +239,15 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
         prompts.push(generate::default_prompt(&tokenizer));
     }
     prompts.extend_from_slice(&args.prompt);
+    // Runs of potluck are trained without it.
+    let file = tokenizer.file().filter(|_| loaded.step.is_none());
+    let begin = file.and_then(TokenizerFile::begin_token);
     // An invalid prompt must be refused before any output.
     let mut tokens = Vec::with_capacity(prompts.len());
     for prompt in &prompts {
-        let mut ids = tokenizer.encode(prompt).map_err(TrainError::from)?;
+        let ids = tokenizer.encode(prompt).map_err(TrainError::from)?;
         generate::require_tokens(&ids)?;
-        // Runs of potluck are trained without it.
-        if loaded.step.is_none()
-            && let Some(begin) = tokenizer.file().and_then(TokenizerFile::begin_token)
-        {
-            ids.insert(0, begin);
-        }
-        tokens.push(ids);
+        tokens.push(begin.into_iter().chain(ids).collect());
     }
     let sequences =
         if args.sampling.no_cache { None } else { Some(prompts.len().min(SEQUENCES_MAX)) };

@@ -43,7 +43,7 @@ use super::given_inputs::GivenInputs;
 use super::session::Session;
 use crate::checkpoint::{Best, Checkpoint, NamedTensor};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
-use fit_options::is_rate;
+use fit_options::check_rate;
 use opening::{OpenedSession, open_on};
 use potluck_core::HostTensor;
 use potluck_core::metrics::{RunCost, Trace};
@@ -249,10 +249,7 @@ impl Trainer {
     /// neither a class nor [`IGNORE_INDEX`](potluck_graph::IGNORE_INDEX), if a device fails, or if
     /// parameters differ between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
-        if !is_rate(lr) {
-            let why = format!("a learning rate must be 0 or more, and is {lr}");
-            return Err(TrainError::InvalidRequest(why));
-        }
+        check_rate(lr)?;
         self.session.take_given_shares();
         let started = Instant::now();
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));

@@ -95,9 +95,7 @@ impl FitOptions {
             return refused("skipped_steps_max must be at least 1");
         }
         for rate in [self.schedule.lr, self.schedule.min_lr] {
-            if !is_rate(rate) {
-                return refused(&format!("a learning rate must be 0 or more, and is {rate}"));
-            }
+            check_rate(rate)?;
         }
         if self.eval_every > 0 && data.evaluation_samples(Split::Validation).is_empty() {
             return refused("the data hold no sample out to evaluate on; set eval_every to 0");
@@ -115,9 +113,12 @@ impl FitOptions {
     }
 }
 
-/// Returns true for a learning rate with which parameters stay finite numbers.
-pub(super) fn is_rate(rate: f64) -> bool {
-    (0.0..=f64::from(f32::MAX)).contains(&rate)
+/// Checks that a learning rate keeps parameters finite numbers.
+pub(super) fn check_rate(rate: f64) -> Result<(), TrainError> {
+    if (0.0..=f64::from(f32::MAX)).contains(&rate) {
+        return Ok(());
+    }
+    refused(&format!("a learning rate must be 0 or more, and is {rate}"))
 }
 
 /// Checks that the samples are pictures of the size of the augmentation.
