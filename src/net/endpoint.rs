@@ -27,13 +27,11 @@ use super::receiver::Receiver;
 use super::secret::Secret;
 use super::shared::Shared;
 use super::socket_buffers::SocketBuffers;
-use super::transport::{self, Transport};
+use super::transport::{self, CONTROL_PRIORITY, Transport};
 use super::wire::{self, CloseCode, GREETING_HEAD_BYTES, Greeting, GreetingError, HELLO_MAX};
 use potluck_core::Lock;
 use potluck_parallel::comm::Mailbox;
 
-/// Priority of the control stream; all others have 0.
-const CONTROL_PRIORITY: i32 = 1;
 /// Upper bound of [`EndpointOptions::links_max`].
 const LINKS_LIMIT: usize = 1 << 16;
 /// Time after which the next address of a node is dialed beside the earlier ones: a little more

@@ -132,9 +132,9 @@ impl Link {
         self.result(pushed, "control messages")
     }
 
-    /// Queues bytes, at most 64 MiB, for a separate stream; their hash is computed here. Waits
-    /// while the queue is full, except on a thread of the network, where a full queue closes the
-    /// link.
+    /// Queues bytes, at most 64 MiB, for a separate stream, before all payloads; their hash is
+    /// computed here. Waits while the queue is full, except on a thread of the network, where a
+    /// full queue closes the link.
     ///
     /// # Errors
     ///

@@ -133,10 +133,29 @@ fn a_link_goes_on_while_its_client_has_one_address_after_another() {
     assert_eq!(links[0].address(), relay.address);
 }
 
-/// Receiver that counts blobs of any length.
+/// Receiver that counts blobs and payloads of any length.
 #[derive(Default)]
 struct BlobSink {
     blobs: AtomicUsize,
+    /// Payloads that have arrived completely, now and when the last blob had.
+    payloads: Arc<AtomicUsize>,
+    payloads_at_blob: AtomicUsize,
+}
+
+struct CountedPayload {
+    bytes: Vec<u8>,
+    payloads: Arc<AtomicUsize>,
+}
+
+impl ReceiveBuffer for CountedPayload {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        self.payloads.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
 }
 
 impl Receiver for BlobSink {
@@ -149,12 +168,13 @@ impl Receiver for BlobSink {
     }
 
     fn blob(&self, _: u64, _: Vec<u8>) -> Result<(), String> {
+        self.payloads_at_blob.store(self.payloads.load(Ordering::SeqCst), Ordering::SeqCst);
         self.blobs.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    fn data(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
-        Err("no payload is due".into())
+    fn data(&self, _: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn ReceiveBuffer>, String> {
+        Ok(Box::new(CountedPayload { bytes: vec![0; bytes], payloads: self.payloads.clone() }))
     }
 
     fn closed(&self, _: &CloseReason) {}
@@ -192,6 +212,27 @@ fn a_link_goes_on_soon_after_a_hole_in_the_network() {
     let mended = Instant::now();
     wait("more blobs", || counts().iter().zip(before).all(|(&count, before)| count > before));
     eprintln!("the next blobs have come after {:?}", mended.elapsed());
+}
+
+/// A relay takes longer than the sender, so that nearly all payloads still wait when the blob comes.
+/// A stream of the same priority would take turns with theirs: 32 of them would pass first.
+#[test]
+fn a_blob_overtakes_payloads_that_wait() {
+    const PAYLOADS: usize = 64;
+    const BYTES: usize = 16 << 10;
+    let secret = secret();
+    let (dialing, accepting) = (node(&secret), node(&secret));
+    let relay = MovingRelay::start(accepting.local_addr());
+    let sinks = [(); 2].map(|()| Arc::new(BlobSink::default()));
+    let links = linked([&dialing, &accepting], relay.address, sinks.clone());
+    for _ in 0..PAYLOADS {
+        links[0].send_data([0; TAG_BYTES], vec![7; BYTES].into()).unwrap();
+    }
+    links[0].send_blob(0, vec![7; 32 * BYTES].into()).unwrap();
+    wait("all payloads", || sinks[1].payloads.load(Ordering::SeqCst) == PAYLOADS);
+    assert_eq!(sinks[1].blobs.load(Ordering::SeqCst), 1);
+    let before = sinks[1].payloads_at_blob.load(Ordering::SeqCst);
+    assert!(before < 24, "{before} payloads came first");
 }
 
 #[test]

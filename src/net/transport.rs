@@ -21,6 +21,10 @@ use super::wire::IDLE_TIMEOUT_MIN;
 
 /// Maximum number of blobs in flight, per direction.
 pub(crate) const BLOBS_MAX: usize = 4;
+/// Priorities of streams; payloads have 0. The inputs of a step are blobs: a node waits for them
+/// before it sends payloads of its own.
+pub(crate) const CONTROL_PRIORITY: i32 = 2;
+pub(crate) const BLOB_PRIORITY: i32 = 1;
 /// Largest datagram to probe; on loopback it doubles the speed of quinn's 1452 bytes. quinn hands
 /// up to ten to the system at once, which together must not exceed 65,507 bytes: larger ones are
 /// lost.

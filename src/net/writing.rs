@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::error::CloseReason;
 use super::shared::{PanicGuard, Shared};
-use super::transport::BLOBS_MAX;
+use super::transport::{BLOB_PRIORITY, BLOBS_MAX};
 use super::wire::{self, BlobHead, StreamKind};
 
 /// Writes chunks without copying them.
@@ -83,6 +83,8 @@ async fn write_blob(shared: Arc<Shared>, head: BlobHead, blob: Bytes) {
     let _guard = PanicGuard(shared.clone());
     let result = async {
         let mut stream = shared.connection.open_uni().await?;
+        // A stream that is still open has a priority, so this cannot fail here.
+        let _ = stream.set_priority(BLOB_PRIORITY);
         let head = [&[StreamKind::Blob as u8][..], &head.encode()].concat();
         write(&mut stream, Bytes::from(head), blob).await?;
         finish(&mut stream).await;
