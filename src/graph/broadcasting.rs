@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::builder::BuildResult;
 use super::elements::{Binary, Unary};
 use super::op::Op;
-use super::pictures::Pool2dOptions;
+use super::pictures::{PICTURE_SIDE_MAX, Pool2dOptions};
 use super::shapes::ShapeError;
 use super::{Builder, StateInit};
 use potluck_core::{Shape, TensorId};
@@ -385,8 +385,19 @@ impl Builder {
         let before: usize = dims[..first].iter().product();
         let over: usize = dims[first..=last].iter().product();
         let after: usize = dims[last + 1..].iter().product();
-        let rows = self.reshape(x, &[before, over, 1, after])?;
-        let sides = [over, 1];
+        // Few rows, because the loops of a window count its places and its rows.
+        let rows = 1.max(over.div_ceil(PICTURE_SIDE_MAX));
+        let Some(rows) =
+            (rows..=PICTURE_SIDE_MAX.min(over)).find(|rows| over.is_multiple_of(*rows))
+        else {
+            let why = format!(
+                "{over} entries are more than {PICTURE_SIDE_MAX}, and have no divisor to halve \
+                 them by; pad the axis"
+            );
+            return Err(self.refused("max", &[x], why));
+        };
+        let sides = [rows, over / rows];
+        let rows = self.reshape(x, &[before, sides[0], sides[1], after])?;
         let window = Pool2dOptions { kernel: sides, stride: sides, ..Pool2dOptions::new(1) };
         let outputs = self.apply_all(Op::MaxPool2d(window), &[rows])?;
         let left = [&dims[..first], &dims[last + 1..]].concat();
@@ -483,6 +494,20 @@ mod tests {
         assert!(error.contains("has 2 elements, and 1 values are given"), "{error}");
         let error = b.variance(x, &[1], 3).unwrap_err().to_string();
         assert!(error.contains("3 elements have no variance"), "{error}");
+    }
+
+    #[test]
+    fn axes_of_a_vocabulary_are_searched() {
+        let mut b = Builder::new();
+        for classes in [50_257, 128_256, 151_936] {
+            let logits = b.input(&classes.to_string(), &[1, 2, classes]);
+            let place = b.argmax(logits, 2).unwrap();
+            assert_eq!(b.shape(place).dims(), [1, 2]);
+            b.top_k(logits, 2).unwrap();
+        }
+        let prime = b.input("prime", &[1, 65_537]);
+        let error = b.max(prime, &[1]).unwrap_err().to_string();
+        assert!(error.contains("65537 entries are more than 65536"), "{error}");
     }
 
     #[test]

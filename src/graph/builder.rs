@@ -10,7 +10,7 @@ use super::elements::{Binary, Unary};
 use super::nn::BatchNormOptions;
 use super::op::{Cell, LossClasses, Op};
 use super::pictures::Conv2dOptions;
-use super::shapes::{self, ShapeError, Typed};
+use super::shapes::{self, CONCAT_INPUTS_MAX, ShapeError, Typed};
 use super::{
     Accumulation, Carried, DeviceState, Graph, Init, Node, Parameter, ParameterKind,
     ParameterSplit, PassKind, Precision, Role, RunsIn, StateInit, Tensor, UpdateRates, WholeTensor,
@@ -387,8 +387,12 @@ impl Builder {
         self.apply(Op::Slice { axis, start, length }, &[x])
     }
 
-    /// Joins tensors along an axis; all other dimensions are equal.
+    /// Joins tensors along an axis; all other dimensions are equal. More than 7 are joined in
+    /// groups.
     pub fn concat(&mut self, parts: &[TensorId], axis: usize) -> BuildResult {
+        if parts.len() > CONCAT_INPUTS_MAX {
+            return self.concat_all(parts.to_vec(), axis);
+        }
         self.apply(Op::Concat { axis }, parts)
     }
 
@@ -736,6 +740,21 @@ impl Builder {
         Ok(self.add_loss(parts))
     }
 
+    /// Checks that `x (.., v)` has an axis of classes, or of the channels that give them, besides
+    /// the batch.
+    fn require_axis_of_classes(
+        &self,
+        op: &str,
+        [x, targets]: [TensorId; 2],
+    ) -> Result<(), ShapeError> {
+        let shape = self.shape(x);
+        if shape.rank() > usize::from(shape.is_batched()) {
+            return Ok(());
+        }
+        let why = "a row needs an axis of its own, besides the batch: (b, v)";
+        Err(self.refused(op, &[x, targets], why.into()))
+    }
+
     /// Returns logits as rows `(n, v)`, and their targets `(n)`.
     ///
     /// # Errors
@@ -748,6 +767,7 @@ impl Builder {
     ) -> Result<[TensorId; 2], ShapeError> {
         let shape = self.shape(logits).clone();
         let wanted = self.shape(targets).clone();
+        self.require_axis_of_classes(op, [logits, targets])?;
         let classes = shape.last();
         if let Some(rows) = shape.per_row().checked_div(classes) {
             let rows = shape.with_dims(&[rows]);
@@ -789,6 +809,7 @@ impl Builder {
     ) -> BuildResult {
         self.require_no_loss("linear_cross_entropy_loss", [x, targets])?;
         self.require_targets_of_samples("linear_cross_entropy_loss", [x, targets])?;
+        self.require_axis_of_classes("linear_cross_entropy_loss", [x, targets])?;
         let c = self.shape(x).last();
         let flat = self.reshape(x, &[self.shape(x).per_row() / c.max(1), c])?;
         let targets = self.reshape(targets, &[self.shape(targets).per_row()])?;
@@ -1065,6 +1086,15 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_number_of_tensors_is_joined() {
+        let mut b = Builder::new();
+        let parts: Vec<TensorId> = (0..8).map(|part| b.input(&part.to_string(), &[1, 3])).collect();
+        let joined = b.concat(&parts, 1).unwrap();
+        assert_eq!(b.shape(joined).dims(), [1, 24]);
+        assert!(b.concat(&[], 1).is_err());
+    }
 
     #[test]
     fn rows_and_classes_of_a_rank_are_refused_in_a_whole_graph() {

@@ -7,7 +7,7 @@ use super::builder::BuildResult;
 use super::elements::Unary;
 use super::op::Op;
 use super::pictures::PLACES_MAX;
-use super::shapes::ShapeError;
+use super::shapes::{CONCAT_INPUTS_MAX, ShapeError};
 use potluck_core::{DType, TensorId};
 
 /// Largest `k` of [`Builder::top_k`], which computes a separate maximum for each value.
@@ -173,12 +173,12 @@ impl Builder {
         Ok([self.apply(Op::Gather { axis }, &[x, places])?, places])
     }
 
-    /// Joins any number of tensors along an axis.
+    /// Joins any number of tensors along an axis, at least one.
     pub(super) fn concat_all(&mut self, parts: Vec<TensorId>, axis: usize) -> BuildResult {
         let mut parts = parts;
         while parts.len() > 1 {
             let mut joined = Vec::new();
-            for group in parts.chunks(super::shapes::CONCAT_INPUTS_MAX) {
+            for group in parts.chunks(CONCAT_INPUTS_MAX) {
                 joined.push(if let [one] = group { *one } else { self.concat(group, axis)? });
             }
             parts = joined;

@@ -27,6 +27,18 @@ struct ClassWeights {
     of_class: Vec<f32>,
     /// Weight of a row, by its target: 0 for the ignored class.
     of_row: Vec<f32>,
+    ignored: Option<u32>,
+}
+
+impl ClassWeights {
+    /// Returns 1 for each class, and 0 for the ignored one.
+    fn counted(&self) -> Vec<f32> {
+        let mut counted = vec![1.0; self.of_class.len()];
+        if let Some(class) = self.ignored {
+            counted[class as usize] = 0.0;
+        }
+        counted
+    }
 }
 
 /// Parts of a cross-entropy by row.
@@ -107,6 +119,7 @@ impl Builder {
         let places = self.reshape(targets, &[rows, 1])?;
         let found = self.gather(x, 1, places)?;
         let found = self.reshape(found, &[rows])?;
+        let found = self.without_ignored(found, targets, &of_class)?;
         let weights = self.by_target("weights", targets, of_class.of_row)?;
         let weighted = self.mul(found, weights)?;
         let losses = self.scale(weighted, -1.0)?;
@@ -143,7 +156,7 @@ impl Builder {
         if let Some(class) = ignored {
             of_row[*class as usize] = 0.0;
         }
-        Ok(ClassWeights { of_class, of_row })
+        Ok(ClassWeights { of_class, of_row, ignored: *ignored })
     }
 
     /// Computes the weighted loss of each row of logits.
@@ -154,39 +167,51 @@ impl Builder {
         targets: TensorId,
         options: &CrossEntropyOptions,
     ) -> Result<RowLosses, ShapeError> {
-        let CrossEntropyOptions { weights, smoothing, ignored } = options;
+        let CrossEntropyOptions { weights, smoothing, .. } = options;
         let [logits, targets] = self.rows_of_classes(op, logits, targets)?;
-        let ClassWeights { of_class, of_row } =
-            self.class_weights(op, [logits, targets], options)?;
+        let classes_of = self.class_weights(op, [logits, targets], options)?;
         let [rows, classes] = *self.shape(logits).dims() else {
             return Err(self.refused(op, &[logits], "wants logits (.., v)".into()));
         };
         let is_even = weights.is_empty();
-        let of_rows = self.by_target("weights", targets, of_row)?;
+        let of_rows = self.by_target("weights", targets, classes_of.of_row.clone())?;
         // With weights, the smoothed part is weighted by class, and added below.
         let hard = if is_even { *smoothing } else { 0.0 };
         let op = Op::CrossEntropy(LossClasses { smoothing: hard, ..LossClasses::whole(classes) });
         let parts = self.apply(op, &[logits, targets])?;
         let column = self.slice(parts, 1, 0, 1)?;
         let column = self.reshape(column, &[rows])?;
+        let column = self.without_ignored(column, targets, &classes_of)?;
         let mut losses = self.mul(column, of_rows)?;
         if !is_even && *smoothing > 0.0 {
-            let mut counted = vec![1.0; classes];
-            if let Some(class) = ignored {
-                counted[*class as usize] = 0.0;
-            }
             let name = self.free_state_name("cross_entropy.classes");
-            let of_class = self.constant(&name, &[classes], of_class)?;
+            let of_class = self.constant(&name, &[classes], classes_of.of_class.clone())?;
             let logarithms = self.log_softmax(logits)?;
             let weighted = self.mul(logarithms, of_class)?;
             let weighted = self.sum(weighted, &[1])?;
-            let counted = self.by_target("counted", targets, counted)?;
-            let even = self.mul(weighted, counted)?;
+            // 0 for targets that are no class too.
+            let counted = self.by_target("counted", targets, classes_of.counted())?;
+            let even = self.binary(Binary::Keep, weighted, counted)?;
             let even = self.scale(even, -smoothing / classes as f32)?;
             let kept = self.scale(losses, 1.0 - smoothing)?;
             losses = self.add(kept, even)?;
         }
         Ok(RowLosses { losses, weights: of_rows })
+    }
+
+    /// Returns the values `(n)` with 0 where the target is ignored, whatever the value is: infinite
+    /// values times a weight of 0 would be NaN.
+    fn without_ignored(
+        &mut self,
+        values: TensorId,
+        targets: TensorId,
+        classes: &ClassWeights,
+    ) -> BuildResult {
+        if classes.ignored.is_none() {
+            return Ok(values);
+        }
+        let counted = self.by_target("counted", targets, classes.counted())?;
+        self.binary(Binary::Keep, values, counted)
     }
 
     /// Returns a value for each target `(n)`, by its class; 0 for a target that is not a class.
@@ -359,6 +384,21 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_batch_is_no_axis_of_classes() {
+        let mut b = Builder::new();
+        let (logits, targets) = (b.input("logits", &[1]), b.input_ids("targets", &[1]));
+        let weight = b.parameter("weight", &[3, 1], crate::Init::Zeros);
+        let options = CrossEntropyOptions::default();
+        for error in [
+            b.cross_entropy_loss(logits, targets).unwrap_err(),
+            b.cross_entropy(logits, targets, &options).unwrap_err(),
+            b.linear_cross_entropy_loss(logits, weight, targets, 4).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("an axis of its own, besides the batch"), "{error}");
+        }
+    }
 
     #[test]
     fn options_that_do_not_fit_the_classes_are_refused() {

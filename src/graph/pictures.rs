@@ -4,7 +4,7 @@
 use std::fmt;
 
 /// Upper bound of a size, stride, padding or dilation: kernels count places in 32 bits.
-const MOST: usize = 1 << 16;
+pub(crate) const PICTURE_SIDE_MAX: usize = 1 << 16;
 
 /// Largest number of places of a window or an axis whose index is a float, exact in f32.
 pub(crate) const PLACES_MAX: usize = 1 << 24;
@@ -229,8 +229,10 @@ impl Windows {
             return Err(format!("a {what} of {} does not exist", by(*value)));
         }
         let all = [kernel, stride, padding, dilation, size];
-        if let Some(large) = all.iter().flatten().find(|value| **value > MOST) {
-            return Err(format!("{large} is more than {MOST}, the most rows or columns"));
+        if let Some(large) = all.iter().flatten().find(|value| **value > PICTURE_SIDE_MAX) {
+            return Err(format!(
+                "{large} is more than {PICTURE_SIDE_MAX}, the most rows or columns"
+            ));
         }
         Ok(())
     }

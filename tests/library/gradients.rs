@@ -288,17 +288,35 @@ fn recurrent_layers_of_kernels() {
     for cell in [Cell::Lstm, Cell::Gru] {
         for (t, has_state) in [(4, false), (4, true), (1, false), (1, true)] {
             check(|b| {
-                let (x, h, columns) = (source(b, "x", &[1, t, 2]), 3, cell.gates() * 3);
-                let mut add = |name: &str, dims: &[usize]| b.parameter(name, dims, Init::Zeros);
-                let weights = [add("ih", &[columns, 2]), add("hh", &[columns, h])];
-                let biases = [add("bias_ih", &[columns]), add("bias_hh", &[columns])];
+                let x = source(b, "x", &[1, t, 2]);
+                let parameters = recurrent_parameters(b, cell);
                 let states = if has_state { cell.states() } else { 0 };
                 let state: Vec<TensorId> =
-                    (0..states).map(|i| source(b, &format!("state{i}"), &[1, h])).collect();
-                let parameters = [weights[0], weights[1], biases[0], biases[1]];
+                    (0..states).map(|i| source(b, &format!("state{i}"), &[1, 3])).collect();
                 Ok(b.recurrent(cell, x, parameters, &state)?.0)
             });
         }
+    }
+}
+
+/// Parameters of a recurrent layer of 3 hidden values over 2 inputs.
+fn recurrent_parameters(b: &mut Builder, cell: Cell) -> [TensorId; 4] {
+    let (h, columns) = (3, cell.gates() * 3);
+    let mut add = |name: &str, dims: &[usize]| b.parameter(name, dims, Init::Zeros);
+    let weights = [add("ih", &[columns, 2]), add("hh", &[columns, h])];
+    [weights[0], weights[1], add("bias_ih", &[columns]), add("bias_hh", &[columns])]
+}
+
+#[test]
+fn recurrent_layers_over_sequences_of_all_samples() {
+    for cell in [Cell::Lstm, Cell::Gru] {
+        check(|b| {
+            let sequences = b.parameter("sequences", &[2, 4, 2], Init::Zeros);
+            let parameters = recurrent_parameters(b, cell);
+            let (y, _) = b.recurrent(cell, sequences, parameters, &[])?;
+            let x = source(b, "x", &[1, 2, 4, 3]);
+            b.mul(x, y)
+        });
     }
 }
 

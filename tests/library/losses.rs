@@ -124,6 +124,29 @@ fn cross_entropy_options_count() {
     }
 }
 
+/// A class that can never be, as of padding, has a logit of minus infinity; its rows count nothing.
+#[test]
+fn cross_entropy_infinite_loss_of_ignored_row_is_nothing() {
+    let x = [0.5, f32::NEG_INFINITY, 1.0, -1.0].repeat(3);
+    let values = Values { x: &x, targets: HostTensorView::Int(&[2, 1, 0]) };
+    for weights in [vec![], vec![0.5, 2.0, 1.0, 0.25]] {
+        let options = CrossEntropyOptions { weights, smoothing: 0.0, ignored: Some(1) };
+        // As good as infinite.
+        let row = [x[0], -200.0, x[2], x[3]];
+        let expected: f64 =
+            [2, 0].iter().map(|target| cross_entropy(&row, *target, &options)[0]).sum();
+        let sums = sums_of(values, [CLASSES, 1], |b, x, targets| {
+            b.cross_entropy_loss_with(x, targets, &options)
+        });
+        assert!((sums.loss.loss - expected).abs() < 1e-9, "{options:?}: {}", sums.loss.loss);
+        let sums = sums_of(values, [CLASSES, 1], |b, x, targets| {
+            let losses = b.negative_log_likelihood(x, targets, &options)?;
+            b.loss(&[LossTerm::sum("loss", losses)])
+        });
+        assert!(sums.loss.loss.is_finite(), "{options:?}: {}", sums.loss.loss);
+    }
+}
+
 /// Returns an elementwise loss by its formula on differences or logits, summed up.
 fn check_values(
     build: impl Fn(&mut Builder, TensorId, TensorId) -> BuildResult,

@@ -149,10 +149,13 @@ fn visit(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
             node.is_loss_gradient = node.op.is_gradient_of_loss();
         }
     }
-    match b.gradient_of(node.outputs[0]) {
-        Some(dy) => rule(b, id, &node, dy),
-        None => Ok(()),
+    if let Some(dy) = b.gradient_of(node.outputs[0]) {
+        rule(b, id, &node, dy)?;
     }
+    if let Op::BatchNorm { .. } = node.op {
+        norms::running_averages(b, &node);
+    }
+    Ok(())
 }
 
 /// Applies the gradient rule of an op: adds the nodes that compute the gradients by the inputs of
@@ -179,7 +182,7 @@ fn rule(b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) -> Result<(), S
         Op::BatchNorm { .. } => norms::batch_norm(b, node, dy),
         Op::Recurrent { cell } => recurrent::recurrent(b, cell, node, dy),
         Op::Attention(options) => attention::attention(b, options, node, dy),
-        Op::Rotary { inverse } => attention::rotary(b, inverse, x, dy),
+        Op::Rotary { inverse } => attention::rotary(b, inverse, node, dy),
         Op::Embedding { first } => products::embedding(b, first, x, dy),
         Op::Gather { axis } => indexing::gather(b, axis, x, dy),
         Op::ScatterAdd { axis, .. } => indexing::scatter_add(b, axis, x, dy),
@@ -255,6 +258,49 @@ mod tests {
         assert!(matches!(marked[..], [Node { op: Op::CrossEntropyGrad(_), .. }]), "{marked:?}");
         // Three tokens per sample.
         assert_eq!(graph.loss_rows(2), 6);
+    }
+
+    /// PyTorch's statistics too are those of all values, also where `detach` follows.
+    #[test]
+    fn running_averages_take_statistics_alone_also_without_a_gradient_of_the_norm() {
+        let mut b = Builder::new();
+        let (x, target) = (b.input("x", &[1, 3]), b.input("target", &[1, 3]));
+        let normed = b.batch_norm("norm", x).unwrap();
+        let detached = b.stop_gradient(normed).unwrap();
+        let w = b.parameter("w", &[3], Init::Ones);
+        let y = b.mul(detached, w).unwrap();
+        // Read by an op with a gradient, too.
+        let average = b.state("average", &[3], Init::Ones, 0.1);
+        let y = b.mul(y, average).unwrap();
+        b.squared_error_loss(y, target).unwrap();
+        let graph = differentiate(b.finish()).unwrap();
+        let into = |name: &str| {
+            let parameter = graph.parameters.iter().find(|of| of.name == name).unwrap();
+            let gradient = parameter.gradient.unwrap();
+            graph.nodes.iter().filter(|node| node.outputs.contains(&gradient)).count()
+        };
+        let names = ["norm.running_mean", "norm.running_var", "norm.weight", "w", "average"];
+        assert_eq!(names.map(into), [1, 1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn a_table_of_rotations_that_is_trained_is_refused() {
+        let differentiated = |is_stopped: bool| {
+            let mut b = Builder::new();
+            let (x, target) = (b.input("x", &[1, 3, 4]), b.input("target", &[1, 3, 4]));
+            let scale = b.parameter("scale", &[4], Init::Ones);
+            let mut table = b.parameter("table", &[3, 4], Init::Ones);
+            if is_stopped {
+                table = b.stop_gradient(table).unwrap();
+            }
+            let x = b.mul(x, scale).unwrap();
+            let y = b.rotary(x, table).unwrap();
+            b.squared_error_loss(y, target).unwrap();
+            differentiate(b.finish()).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(differentiated(true), Ok(()));
+        let error = differentiated(false).unwrap_err();
+        assert!(error.contains("its table of cosines and sines has no gradient"), "{error}");
     }
 
     /// A loss on the last cell state of an LSTM would have gradients of zeros.

@@ -527,14 +527,24 @@ impl<'a> Sharder<'a> {
     }
 
     /// Adds a norm of `x (rows, d), weight (d)`, divided by rows, which are heads: the rank
-    /// computes a part of the gradient of the weight.
-    fn norm_of_heads(&mut self, node: Node) -> Result<(), ShardError> {
+    /// computes a part of the gradient of the weight. If the weight is computed, the parts are
+    /// added up where it is read.
+    fn norm_of_heads(&mut self, mut node: Node) -> Result<(), ShardError> {
         let Some(rows) = self.heads.get(&node.inputs[0]).cloned() else {
             return Err(self.refused(&node, "a rank has some columns of its input"));
         };
         let output = node.outputs[0];
-        if let Role::Parameter(id) = self.graph.tensor(node.inputs[1]).role {
+        let weight = node.inputs[1];
+        if let Role::Parameter(id) = self.graph.tensor(weight).role {
+            // What another node adds to the gradient may be whole on each rank, and would be
+            // counted once for each of them.
+            let readers = self.whole.nodes.iter().flat_map(|reader| &reader.inputs);
+            if readers.filter(|input| **input == weight).count() > 1 {
+                return Err(self.refused(&node, "its weight is read elsewhere too"));
+            }
             self.graph.parameters[id.index()].has_partial_gradient = true;
+        } else {
+            node.inputs[1] = self.spread(weight, &node);
         }
         self.push(node, Some(Vec::new()))?;
         self.heads.insert(output, rows);
@@ -717,6 +727,47 @@ mod tests {
         b.split_parameters(|_| Some(ParameterSplit { dimension: 0, packed: 2, unit: COLUMNS }));
         let error = shard(&b.finish(), &[1.0, 1.0], 1).unwrap_err().to_string();
         assert!(error.ends_with("rows are divided as one range"), "{error}");
+    }
+
+    #[test]
+    fn weights_of_norms_over_heads_get_each_part_once() {
+        /// What reads the weight of a norm over heads besides it.
+        enum Other {
+            None,
+            Function,
+            Norm,
+        }
+        let sharded = |other: Other| {
+            let mut b = Builder::new();
+            let (x, up) = (b.input("x", &[1, 64]), b.parameter("up", &[64, 64], Init::Zeros));
+            let mut weight = b.parameter("weight", &[32], Init::Ones);
+            let y = b.linear(x, up, None).unwrap();
+            let heads = b.reshape(y, &[2, 32]).unwrap();
+            match other {
+                Other::None => {}
+                Other::Function => weight = b.offset(weight, 1.0).unwrap(),
+                Other::Norm => {
+                    let rows = b.reshape(x, &[2, 32]).unwrap();
+                    b.rms_norm(rows, weight, 1e-5).unwrap();
+                }
+            }
+            b.rms_norm(heads, weight, 1e-5).unwrap();
+            b.split_parameters(|name| {
+                let heads = SplitUnit::Heads { columns: 32 };
+                (name == "up").then(|| ParameterSplit::new(0, heads))
+            });
+            let shard = shard(&b.finish(), &[1.0, 1.0], 0)?;
+            let graph = shard.graph;
+            let norm = graph.nodes.last().unwrap();
+            let is_spread =
+                |node: &Node| node.op == Op::Spread && node.outputs[0] == norm.inputs[1];
+            let partial = graph.parameters.iter().filter(|of| of.has_partial_gradient).count();
+            Ok((graph.nodes.iter().any(is_spread), partial))
+        };
+        assert_eq!(sharded(Other::None), Ok((false, 1)));
+        assert_eq!(sharded(Other::Function), Ok((true, 0)));
+        let error: ShardError = sharded(Other::Norm).unwrap_err();
+        assert!(error.to_string().ends_with("its weight is read elsewhere too"), "{error}");
     }
 
     #[test]

@@ -196,7 +196,8 @@ fn packs(graph: &Graph, readers: &Readers) -> BTreeMap<usize, Vec<Packing>> {
 
 /// Roots of tensors of which a small difference changes what is computed of them: places, arguments
 /// of functions that jump, inputs of custom ops, of which nothing is known, and what the backward
-/// pass recomputes these from.
+/// pass recomputes these from. What repeats an exact tensor repeats its bits, so that the original
+/// is exact too.
 fn exact(graph: &Graph) -> BTreeSet<TensorId> {
     let mut exact = BTreeSet::new();
     for node in graph.nodes.iter().rev() {
@@ -205,7 +206,11 @@ fn exact(graph: &Graph) -> BTreeSet<TensorId> {
             is_repeated && node.outputs.iter().any(|id| exact.contains(&graph.root(*id)));
         for (at, input) in node.inputs.iter().enumerate() {
             if is_exact || node.op.is_custom() || jumps(node, at) {
-                exact.insert(graph.root(*input));
+                let root = graph.root(*input);
+                exact.insert(root);
+                // Originals come before what repeats them, so this walk still meets them.
+                let originals = [*input, root].map(|id| graph.tensor(id).repeats);
+                exact.extend(originals.into_iter().flatten().map(|id| graph.root(id)));
             }
         }
     }
@@ -639,6 +644,37 @@ mod tests {
                     assert!(!is_of_places, "{recompute:?} rounds {}", graph.tensor(root).name);
                 }
             }
+        }
+    }
+
+    /// A sum over ranks that is recomputed sends what the forward pass has sent: `y` is an argument
+    /// of a condition by another tensor, which is recomputed.
+    #[test]
+    fn recomputed_sums_of_a_group_have_the_format_of_the_first_ones() {
+        let mut b = Builder::new();
+        b.block("one");
+        let x = b.input("x", &[1, 64]);
+        let [up, down] = ["up", "down"].map(|name| b.parameter(name, &[64, 64], Init::Zeros));
+        let y = b.linear(x, up, None).unwrap();
+        let y = b.unary(y, Unary::Gelu).unwrap();
+        let y = b.linear(y, down, None).unwrap();
+        let sum = b.add(x, y).unwrap();
+        let bound = b.parameter("bound", &[64], Init::Zeros);
+        let mask = b.less(sum, bound).unwrap();
+        let halved = b.unary(y, Unary::Gelu).unwrap();
+        let y = b.select(mask, sum, halved).unwrap();
+        b.block("last");
+        let target = b.input("target", &[1, 64]);
+        b.squared_error_loss(y, target).unwrap();
+        b.split_parameters(|name| match name {
+            "up" => Some(ParameterSplit::new(0, SplitUnit::Columns)),
+            "down" => Some(ParameterSplit::new(1, SplitUnit::Columns)),
+            _ => None,
+        });
+        for model in stored(b.finish(), Recompute::Blocks) {
+            let graph = model.of_rank(&[1, 1], 0).unwrap().graph;
+            let kinds: Vec<_> = graph.nodes.iter().filter_map(|node| node.op.reduction()).collect();
+            assert_eq!(kinds, [Reduction::Sum; 2]);
         }
     }
 

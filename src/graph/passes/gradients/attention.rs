@@ -26,8 +26,13 @@ pub fn attention(
 pub fn rotary(
     b: &mut Backward,
     inverse: bool,
-    x: &[TensorId],
+    node: &Node,
     dy: TensorId,
 ) -> Result<(), ShapeError> {
+    let x = &node.inputs;
+    if b.requires_grad[x[1].index()] {
+        let why = "its table of cosines and sines has no gradient; stop the table's";
+        return Err(b.refused(node, why.into()));
+    }
     b.accumulate_op(x[0], Op::Rotary { inverse: !inverse }, &[dy, x[1]])
 }

@@ -13,7 +13,7 @@ pub struct Backward {
     pub graph: Graph,
     /// Gradient of each tensor so far: the sum of the contributions of its users.
     pub adjoint: Vec<Option<TensorId>>,
-    /// True for each tensor that is a parameter, but not frozen, or is computed from one.
+    /// True for each tensor that is a trained parameter, or is computed from one.
     pub requires_grad: Vec<bool>,
     /// Tensor `(n, 2)` that the loss sums.
     pub loss_parts: Option<TensorId>,
@@ -23,7 +23,8 @@ impl Backward {
     pub fn new(mut graph: Graph) -> Self {
         let mut requires_grad = vec![false; graph.tensors.len()];
         for parameter in &graph.parameters {
-            requires_grad[parameter.tensor.index()] = parameter.kind != ParameterKind::Frozen;
+            let is_trained = parameter.kind != ParameterKind::Frozen && !parameter.kind.is_state();
+            requires_grad[parameter.tensor.index()] = is_trained;
         }
         for node in &graph.nodes {
             let mut inputs = node.inputs.iter().enumerate();
@@ -84,9 +85,12 @@ impl Backward {
         }
     }
 
-    /// Returns the gradients of two parameters; `None` if one is not a parameter, or both are the
-    /// same.
+    /// Returns the gradients of two trained parameters; `None` if one is not a parameter, or both
+    /// are the same.
     pub fn both_gradients(&self, targets: [TensorId; 2]) -> Option<[TensorId; 2]> {
+        if targets.iter().any(|target| !self.requires_grad[target.index()]) {
+            return None;
+        }
         let first = self.parameter_gradient(targets[0])?;
         let second = self.parameter_gradient(targets[1])?;
         if targets[0] == targets[1] { None } else { Some([first, second]) }

@@ -55,8 +55,8 @@ fn wrong_gradient(graph: &Graph, target: TensorId, got: TensorId, is_more: bool)
     let wanted = graph.tensor(target);
     if is_more {
         return Some(
-            "adds an input, a parameter, a block, an output, a loss or random numbers, and \
-             may only add ops"
+            "adds an input, a parameter, a block, an output, a carried state, a loss or random \
+             numbers, and may only add ops"
                 .into(),
         );
     }
@@ -67,7 +67,13 @@ fn wrong_gradient(graph: &Graph, target: TensorId, got: TensorId, is_more: bool)
 }
 
 /// Sizes of those parts of a graph that a gradient must not change.
-fn fixed_parts(graph: &Graph) -> [usize; 5] {
-    let loss = usize::from(graph.loss.is_some());
-    [graph.inputs.len(), graph.parameters.len(), graph.blocks.len(), graph.outputs.len(), loss]
+fn fixed_parts(graph: &Graph) -> [usize; 6] {
+    [
+        graph.inputs.len(),
+        graph.parameters.len(),
+        graph.blocks.len(),
+        graph.outputs.len(),
+        graph.carried.len(),
+        usize::from(graph.loss.is_some()),
+    ]
 }

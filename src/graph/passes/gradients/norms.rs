@@ -4,7 +4,7 @@ use super::backward::Backward;
 use crate::elements::Unary;
 use crate::op::Op;
 use crate::shapes::ShapeError;
-use crate::{Node, PassKind, Role};
+use crate::{Accumulation, Node, PassKind, Role};
 use potluck_core::TensorId;
 
 pub fn layer_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
@@ -58,8 +58,7 @@ pub fn softmax(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeE
 }
 
 /// Adds the gradients of a batch normalization. The sums for weight and bias are computed in the
-/// pass of activations, because `dx` needs them. The gradient of a running average is defined by
-/// [`crate::ParameterKind::State`].
+/// pass of activations, because `dx` needs them.
 pub fn batch_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
     let x = &node.inputs;
     let stats = node.outputs[1];
@@ -69,12 +68,26 @@ pub fn batch_norm(b: &mut Backward, node: &Node, dy: TensorId) -> Result<(), Sha
     b.accumulate_op(x[0], Op::BatchNormGrad, &inputs)?;
     b.accumulate_tensor(x[1], sums[0]);
     b.accumulate_tensor(x[2], sums[1]);
-    for (running, sum) in x[3..].iter().zip(&node.outputs[2..]) {
-        if is_state(b, *running) {
-            b.accumulate_op(*running, Op::Unary(Unary::Scale(-1.0)), &[*sum])?;
+    Ok(())
+}
+
+/// Adds the statistics of a batch normalization to the gradients of its running averages, as
+/// [`crate::ParameterKind::State`] defines these: also without a gradient by its output.
+pub fn running_averages(b: &mut Backward, node: &Node) {
+    for (running, sum) in node.inputs[3..].iter().zip(&node.outputs[2..]) {
+        if !is_state(b, *running) {
+            continue;
+        }
+        if let Some(gradient) = b.parameter_gradient(*running) {
+            b.graph.push_node(
+                Op::Unary(Unary::Scale(-1.0)),
+                &[*sum],
+                vec![gradient],
+                Accumulation::all(1),
+                PassKind::BackwardWeight,
+            );
         }
     }
-    Ok(())
 }
 
 fn is_state(b: &Backward, tensor: TensorId) -> bool {

@@ -54,8 +54,8 @@ fn hidden_weight(b: &mut Backward, node: &Node, dproduct: TensorId) -> Result<()
 /// Rows of all time steps of `(b, t, width)` as a matrix.
 fn steps(b: &mut Backward, tensor: TensorId, phase: PassKind) -> TensorId {
     let shape = b.graph.tensor(tensor).shape.clone();
-    let [_, t, width] = *shape.dims() else { return tensor };
-    b.alias(tensor, shape.with_dims(&[t, width]), phase)
+    let [rows, t, width] = *shape.dims() else { return tensor };
+    b.alias(tensor, shape.with_dims(&[rows * t, width]), phase)
 }
 
 /// Returns the hidden values before each time step of `y (b, t, h)`; `None` if there is one step
