@@ -214,7 +214,7 @@ fn a_link_goes_on_soon_after_a_hole_in_the_network() {
     eprintln!("the next blobs have come after {:?}", mended.elapsed());
 }
 
-/// A relay takes longer than the sender, so that nearly all payloads still wait when the blob comes.
+/// A relay takes longer than the sender: nearly all payloads still wait when the blob comes.
 /// A stream of the same priority would take turns with theirs: 32 of them would pass first.
 #[test]
 fn a_blob_overtakes_payloads_that_wait() {
@@ -233,6 +233,25 @@ fn a_blob_overtakes_payloads_that_wait() {
     assert_eq!(sinks[1].blobs.load(Ordering::SeqCst), 1);
     let before = sinks[1].payloads_at_blob.load(Ordering::SeqCst);
     assert!(before < 24, "{before} payloads came first");
+}
+
+/// A payload of which a part has come waits for longer than a stream may pause, while a blob comes.
+#[test]
+fn a_payload_waits_as_long_as_a_blob_overtakes_it() {
+    const PAUSE: Duration = Duration::from_secs(1);
+    let secret = secret();
+    let nodes = [(); 2].map(|()| node_with(&secret, |options| options.idle_timeout = PAUSE));
+    let relay = MovingRelay::start(nodes[1].local_addr());
+    let sinks = [(); 2].map(|()| Arc::new(BlobSink::default()));
+    let links = linked([&nodes[0], &nodes[1]], relay.address, sinks.clone());
+    let begun = Instant::now();
+    links[0].send_data([0; TAG_BYTES], vec![7; 1 << 20].into()).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    links[0].send_blob(0, vec![7; 4 << 20].into()).unwrap();
+    wait("the blob", || sinks[1].blobs.load(Ordering::SeqCst) == 1);
+    assert_eq!(sinks[1].payloads_at_blob.load(Ordering::SeqCst), 0);
+    assert!(begun.elapsed() > PAUSE, "the blob has come too fast for this test");
+    wait("the payload", || sinks[1].payloads.load(Ordering::SeqCst) == 1);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! and blobs, the receiver must also have agreed.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use quinn::{ReadError, RecvStream};
@@ -37,18 +37,45 @@ impl From<ReadError> for Stop {
     }
 }
 
-/// Reads until the buffer is full; with `stall`, each part must arrive within that time.
+/// Longest wait for the next bytes of a message.
+#[derive(Clone, Copy)]
+pub(crate) struct Stall<'a> {
+    limit: Duration,
+    /// Bytes of blobs so far, for a payload, which blobs overtake: it waits while they arrive.
+    blob_bytes: Option<&'a AtomicU64>,
+}
+
+impl Stall<'_> {
+    fn overtaking_bytes(self) -> u64 {
+        self.blob_bytes.map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+}
+
+impl From<Duration> for Stall<'_> {
+    fn from(limit: Duration) -> Self {
+        Self { limit, blob_bytes: None }
+    }
+}
+
+/// Reads until the buffer is full; with `stall`, its bytes must not pause for longer.
 pub(crate) async fn read_full(
     stream: &mut RecvStream,
     buffer: &mut [u8],
-    stall: Option<Duration>,
+    stall: Option<Stall<'_>>,
 ) -> Result<(), Stop> {
     let mut filled = 0;
     while filled < buffer.len() {
         let read = stream.read(&mut buffer[filled..]);
         let read = match stall {
             None => read.await,
-            Some(stall) => timeout(stall, read).await.map_err(|_| stalled(stall))?,
+            Some(stall) => {
+                let overtaking = stall.overtaking_bytes();
+                match timeout(stall.limit, read).await {
+                    Ok(read) => read,
+                    Err(_) if stall.overtaking_bytes() != overtaking => continue,
+                    Err(_) => return Err(stalled(stall.limit)),
+                }
+            }
         };
         let Some(read) = read? else {
             return Err(Stop::Violation("a stream ended before what it announced".into()));
@@ -58,8 +85,8 @@ pub(crate) async fn read_full(
     Ok(())
 }
 
-fn stalled(stall: Duration) -> Stop {
-    let seconds = stall.as_secs_f32();
+fn stalled(limit: Duration) -> Stop {
+    let seconds = limit.as_secs_f32();
     Stop::Violation(format!("a stream stopped for {seconds} s before what it announced"))
 }
 
@@ -68,7 +95,7 @@ fn stalled(stall: Duration) -> Stop {
 async fn read_head(
     stream: &mut RecvStream,
     head: &mut [u8],
-    stall: Duration,
+    stall: Stall<'_>,
 ) -> Result<bool, Stop> {
     let Some(first) = stream.read(head).await? else { return Ok(false) };
     read_full(stream, &mut head[first..], Some(stall)).await?;
@@ -98,7 +125,7 @@ async fn controls(
     mut stream: RecvStream,
 ) -> Result<(), Stop> {
     let mut head = [0; CONTROL_HEAD_BYTES];
-    while read_head(&mut stream, &mut head, shared.idle_timeout()).await? {
+    while read_head(&mut stream, &mut head, shared.idle_timeout().into()).await? {
         let mut message = vec![0; wire::control_length(&head).map_err(Stop::Violation)?];
         if message.is_empty() {
             // A probe: its arrival is all that it has to tell. A peer that sends only such must not
@@ -106,7 +133,7 @@ async fn controls(
             tokio::task::consume_budget().await;
             continue;
         }
-        read_full(&mut stream, &mut message, Some(shared.idle_timeout())).await?;
+        read_full(&mut stream, &mut message, Some(shared.idle_timeout().into())).await?;
         go_on(shared)?;
         receiver.control(message).map_err(Stop::Violation)?;
     }
@@ -132,7 +159,7 @@ async fn read_stream(shared: Arc<Shared>, receiver: Arc<dyn Receiver>, mut strea
     let _guard = PanicGuard(shared.clone());
     let result = async {
         let mut kind = [0];
-        read_full(&mut stream, &mut kind, Some(shared.idle_timeout())).await?;
+        read_full(&mut stream, &mut kind, Some(shared.idle_timeout().into())).await?;
         match StreamKind::decode(kind[0]).map_err(Stop::Violation)? {
             StreamKind::Data => payloads(&shared, &*receiver, &mut stream).await,
             StreamKind::Blob => blob(&shared, &*receiver, &mut stream).await,
@@ -150,8 +177,9 @@ async fn payloads(
     if shared.has_data_stream.swap(true, Ordering::SeqCst) {
         return Err(Stop::Violation("a second stream of payloads was opened".into()));
     }
+    let stall = Stall { limit: shared.idle_timeout(), blob_bytes: Some(&shared.blob_bytes) };
     let mut head = [0; DATA_HEAD_BYTES];
-    while read_head(stream, &mut head, shared.idle_timeout()).await? {
+    while read_head(stream, &mut head, stall).await? {
         let DataHead { tag, bytes } = DataHead::decode(&head).map_err(Stop::Violation)?;
         go_on(shared)?;
         let mut landing = receiver.data(&tag, bytes).map_err(Stop::Violation)?;
@@ -163,7 +191,7 @@ async fn payloads(
         }
         let mut arriving = shared.moderation.announce(bytes);
         for part in place.chunks_mut(PART_BYTES) {
-            read_full(stream, part, Some(shared.idle_timeout())).await?;
+            read_full(stream, part, Some(stall)).await?;
             arriving.arrived(part.len());
         }
         go_on(shared)?;
@@ -178,7 +206,7 @@ async fn blob(
     stream: &mut RecvStream,
 ) -> Result<(), Stop> {
     let mut head = [0; BLOB_HEAD_BYTES];
-    read_full(stream, &mut head, Some(shared.idle_timeout())).await?;
+    read_full(stream, &mut head, Some(shared.idle_timeout().into())).await?;
     let BlobHead { id, bytes, hash } = BlobHead::decode(&head).map_err(Stop::Violation)?;
     go_on(shared)?;
     receiver.blob_begins(id, bytes).map_err(Stop::Violation)?;
@@ -187,7 +215,7 @@ async fn blob(
     let mut arriving = shared.moderation.announce(bytes);
     // In parts, so that the hash is computed while the rest arrives.
     for part in blob.chunks_mut(PART_BYTES) {
-        read_full(stream, part, Some(shared.idle_timeout())).await?;
+        read_full(stream, part, Some(shared.idle_timeout().into())).await?;
         arriving.arrived(part.len());
         shared.blob_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
         hasher.update(part);

@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use super::bounds::MESSAGE_BYTES_MAX;
+use super::bounds::{MESSAGE_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN};
 use super::hello_error::HelloError;
 use super::ids::ConnectionId;
 use super::refusal::Refusal;
@@ -88,6 +88,16 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
+    /// Checks the longest silence of a node against its bounds.
+    pub(crate) fn check_timeout(timeout: Nanos) -> Result<(), Self> {
+        let (min, max) = (NODE_TIMEOUT_MIN, NODE_TIMEOUT_MAX);
+        if (min..=max).contains(&timeout) {
+            Ok(())
+        } else {
+            Err(Self::NodeTimeout { timeout, min, max })
+        }
+    }
+
     /// Returns the remedy of the error: time, if other nodes or the links to them failed. A
     /// violation of the protocol would happen again.
     pub fn remedy(&self) -> Remedy {

@@ -10,10 +10,7 @@ use std::collections::BTreeSet;
 
 use core::net::SocketAddr;
 
-use super::bounds::{
-    ABSENT_AFTER, ADDRESSES_MAX, MESSAGE_BYTES_MAX, NODE_TIMEOUT_MAX, NODE_TIMEOUT_MIN, NODES_MAX,
-    VERSION_BYTES_MAX,
-};
+use super::bounds::{ABSENT_AFTER, ADDRESSES_MAX, MESSAGE_BYTES_MAX, NODES_MAX, VERSION_BYTES_MAX};
 use super::error::ClusterError;
 use super::event::{Action, ClusterEnd, ConnectionEnd, Event, MovedNode, Outbox};
 use super::heartbeat_timer::HeartbeatTimer;
@@ -141,10 +138,7 @@ impl FirstNode {
         if !(2..=NODES_MAX).contains(&nodes) {
             return Err(ClusterError::Nodes { nodes, min: 2, max: NODES_MAX });
         }
-        let (min, max) = (NODE_TIMEOUT_MIN, NODE_TIMEOUT_MAX);
-        if !(min..=max).contains(&timeout) {
-            return Err(ClusterError::NodeTimeout { timeout, min, max });
-        }
+        ClusterError::check_timeout(timeout)?;
         options.hello.check()?;
         check_name("name", &options.run, VERSION_BYTES_MAX).map_err(ClusterError::Run)?;
         let mut first = Self {

@@ -261,6 +261,7 @@ impl Drop for ClusterHandle {
 
 /// Opens the socket, with a random number.
 fn bind(options: &ClusterHandleOptions) -> Result<(Endpoint, EndpointId), ClusterHandleError> {
+    ClusterError::check_timeout(nanos(options.node_timeout))?;
     let id = EndpointId(u64::from_be_bytes(random_bytes().map_err(NetError::identity)?));
     // Heartbeats watch the links of the first node: a node that is silent on its link for the node
     // timeout is lost, and is notified over the link, which must not end before that.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
@@ -407,8 +407,11 @@ impl GroupSession {
                     // Processes that joined report only to the first one.
                     let is_due = you == FIRST || number == FIRST;
                     let ready = ready.clone();
+                    let has_reported = AtomicBool::new(false);
                     link.receive_with(Arc::new(move |message: Vec<u8>| {
-                        if message != READY || !is_due {
+                        let is_first =
+                            message == READY && !has_reported.swap(true, Ordering::SeqCst);
+                        if !is_first || !is_due {
                             return Err("a message that no process of a group sends".into());
                         }
                         ready.send(()).map_err(|why| why.to_string())

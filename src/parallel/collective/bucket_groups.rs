@@ -62,6 +62,13 @@ impl BucketGroups {
         Self::new(world, vec![RankGroup::all(world); buckets])
     }
 
+    /// Returns true for groups of a run of `world` ranks: false only for those of a damaged
+    /// message.
+    pub fn is_sound(&self, world: usize) -> bool {
+        let is_inside = |group: &RankGroup| group.iter().all(|(_, rank)| rank.0 < self.world);
+        self.world > 0 && self.world as usize == world && self.groups.iter().all(is_inside)
+    }
+
     /// Returns the number of ranks of the run.
     pub fn world(&self) -> u32 {
         self.world

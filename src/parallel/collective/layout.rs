@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::bucket_groups::Positions;
+use super::bucket_groups::{BucketGroups, Positions};
 use potluck_core::{BucketId, ChunkId, Position};
 
 /// Topology of an exchange: the path that values take between ranks.
@@ -179,6 +179,36 @@ impl ShardLayout {
         }
     }
 
+    /// Returns true if the chunks are parts of the buckets, which these groups hold: false only
+    /// for the layout of a damaged message.
+    pub fn is_sound(&self, groups: &BucketGroups) -> bool {
+        let buckets = self.buckets.len();
+        let ends = [self.firsts.first(), self.firsts.last()];
+        let are_counted = groups.buckets() == buckets
+            && self.firsts.len() == buckets + 1
+            && ends == [Some(&0), Some(&self.chunks.len())]
+            && self.firsts.is_sorted();
+        if !are_counted || self.size == 0 || self.align == 0 || self.chunk_max < self.align {
+            return false;
+        }
+        for (bucket, of) in (0..).map(BucketId).zip(&self.buckets) {
+            let is_part = |chunk: &Chunk| {
+                let Range { start, end } = chunk.range;
+                chunk.bucket == bucket
+                    && chunk.owner.0 < of.size
+                    && start <= end
+                    && end <= of.length
+                    && end - start <= self.chunk_max
+            };
+            let group = groups.of(bucket).size() as usize;
+            let chunks = &self.chunks[self.chunks_of(bucket)];
+            if of.size == 0 || of.size as usize != group || !chunks.iter().all(is_part) {
+                return false;
+            }
+        }
+        true
+    }
+
     pub fn chunk(&self, id: ChunkId) -> &Chunk {
         &self.chunks[id.index()]
     }
@@ -319,6 +349,34 @@ mod tests {
         assert_eq!(shards(&ring(2, 0)), [0..0, 0..0]);
         let star = ShardLayout::new(Topology::Star, 3, &[100], 64, 64);
         assert_eq!(shards(&star), [0..100, 100..100, 100..100]);
+    }
+
+    #[test]
+    fn damaged_layouts_are_not_sound() {
+        let sound = ShardLayout::new(Topology::Ring, 3, &[100, 0, 40], 4, 16);
+        let groups = BucketGroups::all(3, 3);
+        assert!(sound.is_sound(&groups) && groups.is_sound(3) && !groups.is_sound(2));
+        assert!(!sound.is_sound(&BucketGroups::all(2, 3)));
+        assert!(!sound.is_sound(&BucketGroups::all(3, 2)));
+        let edits: [fn(&mut ShardLayout); 12] = [
+            |layout| layout.size = 0,
+            |layout| layout.align = 0,
+            |layout| layout.chunk_max = 3,
+            |layout| layout.firsts.truncate(3),
+            |layout| layout.firsts[1] = usize::MAX,
+            |layout| layout.firsts[3] += 1,
+            |layout| layout.buckets[0].size = 0,
+            |layout| layout.buckets[2].size = 4,
+            |layout| layout.chunks[0].bucket = BucketId(3),
+            |layout| layout.chunks[0].owner = Position(3),
+            |layout| layout.chunks[0].range = 96..101,
+            |layout| layout.chunks.truncate(4),
+        ];
+        for (index, edit) in edits.into_iter().enumerate() {
+            let mut layout = sound.clone();
+            edit(&mut layout);
+            assert!(!layout.is_sound(&groups), "edit {index}");
+        }
     }
 
     #[test]

@@ -255,6 +255,13 @@ fn options_impossible_are_refused() {
     assert_eq!(ranks, "a process has 1 to 64 ranks, and not 0 ranks");
     let nodes = refused(|options| options.first = First::Host { listen: any_port(), nodes: 1 });
     assert!(nodes.contains("2 to 64 nodes, and 1 are asked for"), "{nodes}");
+    let endless = refused(|options| options.timeout = Duration::MAX);
+    assert!(endless.starts_with("a node may be silent for "), "{endless}");
+    let hasty = refused(|options| {
+        options.first = First::Join { address: "127.0.0.1:9".into() };
+        options.timeout = Duration::from_millis(1);
+    });
+    assert!(hasty.starts_with("a node may be silent for "), "{hasty}");
     let alone = refused(|options| options.connect_timeout = Some(Duration::from_millis(50)));
     assert!(alone.starts_with("only 1 of 2 processes came in time: "), "{alone}");
     let nowhere = refused(|options| options.first = First::Join { address: "no port".into() });

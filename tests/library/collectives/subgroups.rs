@@ -132,6 +132,8 @@ fn new_group_differing_list_is_refused() {
     assert_eq!(refused(3, |_| vec![]), vec!["new_group: a group needs a rank"; 3]);
     let twice = "new_group: rank 2 is in the group twice, at position 0 and position 2";
     assert_eq!(refused(3, |_| vec![2, 0, 2]), vec![twice; 3]);
+    let long = "new_group: rank 1 called it with 4 ranks, of 3 of the group";
+    assert_eq!(refused(3, |rank| vec![0; if rank == 1 { 4 } else { 1 }]), vec![long; 3]);
     assert_eq!(refused(3, |_| vec![0, 3]), vec!["new_group: there are 3 ranks"; 3]);
     let errors = run(3, |mut group| {
         let mut pair = group.new_group(&[2, 0].map(Rank)).unwrap();

@@ -52,11 +52,20 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// Returns [`GroupError::Mismatch`] if two ranks passed different lists, and
-    /// [`GroupError::Argument`] if the list is empty, names a rank twice, or names one that is not
-    /// in this group. All ranks get these errors alike, and may continue to use this group. Returns
-    /// the errors of any collective as well.
+    /// [`GroupError::Argument`] if a list is empty, names a rank twice, or names one that is not in
+    /// this group, or more than this group has. All ranks get these errors alike, and may continue
+    /// to use this group. Returns the errors of any collective as well.
     pub fn new_group(&mut self, ranks: &[Rank]) -> Result<Option<ProcessGroup>, GroupError> {
         let lengths = self.gather_words(CallKind::NewGroup, &[ranks.len() as i64])?;
+        // The length of another process may be anything.
+        let most = self.world_size() as i64;
+        for (position, length) in (0..).map(Position).zip(&lengths) {
+            if !(0..=most).contains(length) {
+                let member = self.members().member(position);
+                let why = format!("{member} called it with {length} ranks, of {most} of the group");
+                return Err(self.argument(why));
+            }
+        }
         let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
         let mut own: Vec<i64> = ranks.iter().map(|rank| rank.0.into()).collect();
         own.resize(longest, 0);

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 use potluck_core::faults::InjectedFault;
 use potluck_core::{BucketId, HostTensor, TensorId, raw};
 use potluck_graph::{Region, Update, UpdateRange};
-use potluck_kernels::exec::{BlockTiming, BucketTensor, LossSums, Moments, PassContext, StepSums};
+use potluck_kernels::exec::{
+    BlockTiming, BucketTensor, LossSums, Moments, PassContext, Shards, StepSums,
+};
 
 /// Expands the macro `$make` with the list of all calls. A call is
 ///
@@ -119,3 +121,32 @@ macro_rules! messages {
     };
 }
 device_calls!(messages);
+
+impl DeviceCall {
+    /// Returns the number of values in the reply of a device with these shards; `None` for a reply
+    /// without values.
+    pub fn reply_values(&self, shards: &Shards) -> Option<usize> {
+        match self {
+            Self::Read { parts, .. } => Some(parts.iter().map(Range::len).sum()),
+            Self::ReadBank { bucket_tensor, bucket } => {
+                Some(shards.held(*bucket_tensor, *bucket).len())
+            }
+            Self::ReadPlace { place } => Some(place.length()),
+            Self::Add { partial, .. } => Some(partial.len()),
+            _ => None,
+        }
+    }
+}
+
+impl CallReply {
+    /// Returns the values that were read.
+    pub fn values(&self) -> Option<&[f32]> {
+        match self {
+            Self::Read(values)
+            | Self::ReadBank(values)
+            | Self::ReadPlace(values)
+            | Self::Add(values) => Some(values),
+            _ => None,
+        }
+    }
+}

@@ -68,12 +68,24 @@ impl RemoteExecutor {
 
     fn call(&mut self, call: DeviceCall) -> Result<CallReply, DeviceError> {
         self.unanswered = 0;
-        self.slot.call(&self.name, call)
+        let expected = call.reply_values(&self.shards);
+        let reply = self.slot.call(&self.name, call)?;
+        match (expected, reply.values()) {
+            (Some(expected), Some(values)) if values.len() != expected => {
+                let got = format!("with {} values instead of {expected}", values.len());
+                Err(self.wrong_reply(&reply, &got))
+            }
+            _ => Ok(reply),
+        }
     }
 
     fn unexpected(&self, reply: &CallReply) -> DeviceError {
+        self.wrong_reply(reply, "to another call")
+    }
+
+    fn wrong_reply(&self, reply: &CallReply, how: &str) -> DeviceError {
         let why = format!(
-            "its node replied to another call ({}), which is a defect of potluck; please report it",
+            "its node replied {how} ({}), which is a defect of potluck; please report it",
             reply.name()
         );
         DeviceError::Refused { adapter: self.name.clone(), what: "a call".into(), why }
@@ -218,7 +230,7 @@ impl Executor for RemoteExecutor {
         partial: &mut [f32],
     ) -> Result<(), DeviceError> {
         match self.call(DeviceCall::Add { bucket, start, partial: partial.to_vec() })? {
-            CallReply::Add(sum) if sum.len() == partial.len() => partial.copy_from_slice(&sum),
+            CallReply::Add(sum) => partial.copy_from_slice(&sum),
             other => return Err(self.unexpected(&other)),
         }
         Ok(())

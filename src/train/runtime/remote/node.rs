@@ -36,7 +36,6 @@ use potluck_kernels::device::host::available_memory;
 use potluck_kernels::device::{DeviceError, Selection};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::Program;
-use potluck_parallel::collective::Chunk;
 use potluck_parallel::comm::{Mailbox, RecvError, arriving_bytes_max, nanos, ring_pool_bytes_max};
 use potluck_parallel::coordinator::RankActivity;
 use potluck_parallel::pipeline::used_inputs;
@@ -424,14 +423,18 @@ impl<'h> NodeServer<'h> {
 
     fn assemble(&mut self, assembly: RankGroupSpec) -> Result<(), RuntimeError> {
         self.disband("another group begins");
-        if !assembly.edges.is_sound(assembly.nodes.len()) {
+        let world = assembly.nodes.len();
+        if !assembly.edges.is_sound(world) {
             let why = "the edges of the group are not those of its ranks";
             return Err(RuntimeError::InvalidRequest(why.into()));
         }
-        let layout = &assembly.layout;
-        let is_outside = |chunk: &Chunk| chunk.bucket.index() >= layout.buckets();
-        if assembly.groups.buckets() != layout.buckets() || layout.chunks.iter().any(is_outside) {
+        if !assembly.groups.is_sound(world) || !assembly.layout.is_sound(&assembly.groups) {
             let why = "the chunks of the group are not those of its buckets";
+            return Err(RuntimeError::InvalidRequest(why.into()));
+        }
+        let is_own = |rank: &Rank| assembly.nodes.get(rank.index()) == Some(&self.number);
+        if !assembly.endpoints.iter().all(|(rank, _)| is_own(rank)) {
+            let why = "the ranks of the devices are not those of this node";
             return Err(RuntimeError::InvalidRequest(why.into()));
         }
         let mut own = Vec::new();

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::calls::DeviceCall;
+use super::calls::{CallReply, DeviceCall};
 use super::first::{MESSAGES_MAX, RemoteNode};
 use super::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use super::own_inputs::InputSource;
 use super::waiting::NodeLiveness;
-use super::wire::ToNode;
+use super::wire::{ToFirst, ToNode};
 use super::{NO_NODES, RemoteNodes};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
@@ -28,9 +28,9 @@ use potluck_core::rng::Key;
 use potluck_core::{BucketId, DType, HostTensor, Rank, Round, TensorId, decode};
 use potluck_graph::model::gpt::{GptConfig, gpt};
 use potluck_graph::optim::Optimizer;
-use potluck_graph::{Graph, ModelGraph, MomentFormat, Unary};
+use potluck_graph::{Graph, ModelGraph, MomentFormat, Region, Unary};
 use potluck_kernels::autotune::TuneOptions;
-use potluck_kernels::device::Selection;
+use potluck_kernels::device::{DeviceError, Selection};
 use potluck_kernels::exec::{BucketTensor, Executor};
 use potluck_net::nodes::{FrameReceiver, NodeConnection};
 use potluck_parallel::collective::CollectiveKind;
@@ -86,6 +86,8 @@ struct TestNode {
     is_cut: AtomicBool,
     /// True if the final values that it sends are lost.
     loses_values: AtomicBool,
+    /// True if the last value of each of its replies is lost.
+    shortens_replies: AtomicBool,
     /// Messages to this node that it never sees.
     is_deaf_to: Mutex<Option<Deafness>>,
     /// Reasons for which this node was given up.
@@ -115,10 +117,26 @@ impl Wire {
     }
 }
 
+/// Drops the last value that a message to the first node has read from a device.
+fn shorten_reply(message: &mut Vec<u8>) {
+    let Ok(ToFirst::Reply { id, reply: Ok(mut reply) }) = decode(message) else { return };
+    if let CallReply::Read(values)
+    | CallReply::ReadBank(values)
+    | CallReply::ReadPlace(values)
+    | CallReply::Add(values) = &mut reply
+    {
+        values.pop();
+        *message = postcard::to_allocvec(&ToFirst::Reply { id, reply: Ok(reply) }).unwrap();
+    }
+}
+
 impl NodeConnection for Wire {
-    fn send(&self, message: Vec<u8>) -> Result<(), Closed> {
+    fn send(&self, mut message: Vec<u8>) -> Result<(), Closed> {
         if self.is_cut() {
             return Err(Closed("the wire is cut".into()));
+        }
+        if self.from.shortens_replies.load(Ordering::SeqCst) {
+            shorten_reply(&mut message);
         }
         let mut heard = self.to.heard.lock().unwrap();
         if heard.len() < HEARD_MAX && message.len() < HEARD_MAX {
@@ -829,6 +847,33 @@ fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
     let answer = node.begin(b"the run".into()).unwrap();
     let text = node.offered(&answer).unwrap_err().to_string();
     assert!(text.contains("neither answered the description of the run nor"), "{text}");
+    nodes.end();
+}
+
+#[test]
+fn replies_with_another_number_of_values_are_refused() {
+    let (graph, shares) = (graph(true), fixed(&[4, 8]));
+    let nodes = Nodes::start(&graph, &[1], "");
+    let read = |call: fn(&mut dyn Executor) -> Result<usize, DeviceError>| {
+        with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+            let placed = assemble(request, &mut |_, _| {})?;
+            placed.group.run_on(Rank(1), "reading", call)
+        })
+    };
+    let bank: fn(&mut dyn Executor) -> Result<usize, DeviceError> =
+        |device| Ok(device.read_bucket(BucketTensor::Parameters, BucketId(0))?.len());
+    let place: fn(&mut dyn Executor) -> Result<usize, DeviceError> = |device| {
+        device.start_readback(Region::bucket(BucketTensor::Parameters, BucketId(0), 1..6))?;
+        Ok(device.next_readback(true)?.map_or(0, |read| read.values().len()))
+    };
+    assert_eq!(read(place).unwrap(), 5);
+    let length = read(bank).unwrap();
+    nodes.ends[1].shortens_replies.store(true, Ordering::SeqCst);
+    for (call, expected) in [(bank, length), (place, 5)] {
+        let text = read(call).unwrap_err().to_string();
+        let wrong = format!("replied with {} values instead of {expected}", expected - 1);
+        assert!(text.contains(&wrong), "{text}");
+    }
     nodes.end();
 }
 

@@ -47,8 +47,8 @@ impl ToFirst {
             }
             Self::Offer(Err(why)) | Self::Assembled(Err(why)) => vec![why],
             Self::Tuning { compiling, .. } => Vec::from_iter(compiling),
-            Self::Opened { opened: Ok(Opened { notes, identity, .. }), .. } => {
-                notes.iter_mut().chain([identity]).collect()
+            Self::Opened { opened: Ok(Opened { notes, identity, untimed, .. }), .. } => {
+                notes.iter_mut().chain(untimed).chain([identity]).collect()
             }
             Self::Opened { opened: Err(failure), .. } => match failure {
                 OpenFailure::Device(error) => error.texts_mut(),
