@@ -207,9 +207,10 @@ impl Manifest {
     }
 
     /// Returns true if `self` and `other` have the same state and description, except for the best
-    /// evaluation.
+    /// evaluation and the number of those since.
     pub(crate) fn equals_but_for_best(&self, other: &Self) -> bool {
-        let meta = Meta { best: other.meta.best, ..self.meta.clone() };
+        let Meta { best, evaluations_since_best, .. } = other.meta;
+        let meta = Meta { best, evaluations_since_best, ..self.meta.clone() };
         (&meta, &self.files) == (&other.meta, &other.files)
     }
 

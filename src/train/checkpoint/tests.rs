@@ -738,6 +738,20 @@ fn a_start_finishes_what_a_crash_interrupted() {
 }
 
 #[test]
+fn a_checkpoint_that_turns_out_to_be_the_best_is_no_other_one() {
+    let run = directory();
+    let mut store = Store::open(run.path()).unwrap();
+    let mut saved = checkpoint(5);
+    saved.meta.evaluations_since_best = 2;
+    store.save(&saved).unwrap();
+    saved.meta.best = Some(Best { step: 5, val_loss: 0.1, samples: 7, runs: 2 });
+    saved.meta.evaluations_since_best = 0;
+    assert_eq!(store.save_and_keep(&saved).unwrap(), None);
+    saved.meta.samples += 1;
+    assert!(store.save_and_keep(&saved).unwrap().is_some());
+}
+
+#[test]
 fn later_checkpoints_can_be_set_aside() {
     let run = directory();
     let mut store = store(run.path(), &[1, 2, 3]);

@@ -166,6 +166,8 @@ impl Trainer {
                 }
                 Err(error) if in_memory_at.is_some() => {
                     self.notes.push(error.to_string());
+                    // Its step is saved again when it is reached.
+                    self.saved = None;
                 }
                 Err(error) => return Err(error.into()),
             }
