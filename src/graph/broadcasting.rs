@@ -385,16 +385,16 @@ impl Builder {
         let before: usize = dims[..first].iter().product();
         let over: usize = dims[first..=last].iter().product();
         let after: usize = dims[last + 1..].iter().product();
-        // Few rows, because the loops of a window count its places and its rows.
+        // As few rows as possible: a kernel has a loop over rows, and one over columns in each.
         let rows = 1.max(over.div_ceil(PICTURE_SIDE_MAX));
         let Some(rows) =
             (rows..=PICTURE_SIDE_MAX.min(over)).find(|rows| over.is_multiple_of(*rows))
         else {
             let why = format!(
-                "{over} entries are more than {PICTURE_SIDE_MAX}, and have no divisor to halve \
-                 them by; pad the axis"
+                "{over} entries cannot be cut into equal rows of at most {PICTURE_SIDE_MAX}; pad \
+                 the axis"
             );
-            return Err(self.refused("max", &[x], why));
+            return Err(self.refused("the largest value of an axis", &[x], why));
         };
         let sides = [rows, over / rows];
         let rows = self.reshape(x, &[before, sides[0], sides[1], after])?;
@@ -507,7 +507,7 @@ mod tests {
         }
         let prime = b.input("prime", &[1, 65_537]);
         let error = b.max(prime, &[1]).unwrap_err().to_string();
-        assert!(error.contains("65537 entries are more than 65536"), "{error}");
+        assert!(error.contains("65537 entries cannot be cut into equal rows"), "{error}");
     }
 
     #[test]

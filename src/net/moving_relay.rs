@@ -238,15 +238,15 @@ fn a_blob_overtakes_payloads_that_wait() {
 /// A payload of which a part has come waits for longer than a stream may pause, while a blob comes.
 #[test]
 fn a_payload_waits_as_long_as_a_blob_overtakes_it() {
-    const PAUSE: Duration = Duration::from_secs(1);
+    const PAUSE: Duration = Duration::from_millis(600);
     let secret = secret();
     let nodes = [(); 2].map(|()| node_with(&secret, |options| options.idle_timeout = PAUSE));
     let relay = MovingRelay::start(nodes[1].local_addr());
     let sinks = [(); 2].map(|()| Arc::new(BlobSink::default()));
     let links = linked([&nodes[0], &nodes[1]], relay.address, sinks.clone());
-    let begun = Instant::now();
     links[0].send_data([0; TAG_BYTES], vec![7; 1 << 20].into()).unwrap();
     std::thread::sleep(Duration::from_millis(20));
+    let begun = Instant::now();
     links[0].send_blob(0, vec![7; 4 << 20].into()).unwrap();
     wait("the blob", || sinks[1].blobs.load(Ordering::SeqCst) == 1);
     assert_eq!(sinks[1].payloads_at_blob.load(Ordering::SeqCst), 0);

@@ -83,7 +83,7 @@ async fn write_blob(shared: Arc<Shared>, head: BlobHead, blob: Bytes) {
     let _guard = PanicGuard(shared.clone());
     let result = async {
         let mut stream = shared.connection.open_uni().await?;
-        // A stream that is still open has a priority, so this cannot fail here.
+        // It fails only for a stream that has ended.
         let _ = stream.set_priority(BLOB_PRIORITY);
         let head = [&[StreamKind::Blob as u8][..], &head.encode()].concat();
         write(&mut stream, Bytes::from(head), blob).await?;

@@ -20,6 +20,7 @@ enum Rule {
     OtherShape,
     Parameter,
     Random,
+    CarriedState,
     /// That of another row, which a sum over rows would not notice.
     OtherRow,
 }
@@ -57,6 +58,10 @@ impl CustomOp for Mixed {
             (Rule::Parameter, _) => Ok(b.parameter("more", &[4], Init::Zeros)),
             (Rule::Random, _) => {
                 b.apply(Op::Dropout { p: 0.5, site: Site(1), columns: None }, &[x, ids])
+            }
+            (Rule::CarriedState, 0) => {
+                b.carry(x, node.output)?;
+                b.custom(right, &[node.dy, scale, ids])
             }
             (Rule::OtherRow, 0) => {
                 let (summed, c) = (b.sum(node.dy, &[0])?, b.shape(x).last());
@@ -174,7 +179,7 @@ fn custom_gradient_wrong_is_found() {
         shape.ends_with("its gradient by input 1 is of (b, 4), and the input of (4)"),
         "{shape}"
     );
-    for rule in [Rule::Parameter, Rule::Random] {
+    for rule in [Rule::Parameter, Rule::Random, Rule::CarriedState] {
         assert!(outcome(rule).contains("and may only add ops"), "{rule:?}");
     }
     assert!(check_gradient(plus_one(), &[Shape::fixed(&[2])], 1).is_err(), "it has no gradient");

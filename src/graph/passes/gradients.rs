@@ -152,7 +152,7 @@ fn visit(b: &mut Backward, id: NodeId) -> Result<(), ShapeError> {
     if let Some(dy) = b.gradient_of(node.outputs[0]) {
         rule(b, id, &node, dy)?;
     }
-    if let Op::BatchNorm { .. } = node.op {
+    if matches!(node.op, Op::BatchNorm { .. }) && node.when.includes(true) {
         norms::running_averages(b, &node);
     }
     Ok(())

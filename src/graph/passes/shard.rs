@@ -8,7 +8,7 @@
 //! cross-entropy by classes. All ranks have the same nodes and tensors, of different sizes, and all
 //! parameters and random numbers keep their numbers in the whole graph.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use crate::Precision;
@@ -16,7 +16,7 @@ use crate::op::{ColumnRange, LossClasses, Op, Reduction};
 use crate::split::SplitError;
 use crate::{
     Accumulation, AttentionOptions, CacheUpdateOptions, CachedAttentionOptions, Carried, Graph,
-    Node, Parameter, ParameterSplit, PassKind, Role, RunsIn, ShapeError,
+    Node, Parameter, ParameterKind, ParameterSplit, PassKind, Role, RunsIn, ShapeError,
 };
 use potluck_core::{Shape, Site, TensorId};
 
@@ -127,6 +127,8 @@ struct Sharder<'a> {
     columns: Vec<Option<Vec<Range<usize>>>>,
     /// Tensors `(rows, d)` divided by rows, which are heads.
     heads: HashMap<TensorId, HeadRows>,
+    /// Weights of norms over heads, and how many of these read each in training.
+    norms_of_heads: BTreeMap<TensorId, usize>,
     /// Caches of keys and values divided by heads.
     cached: HashMap<TensorId, CachedHeads>,
     /// The alias that later nodes read instead of a tensor of the whole graph.
@@ -161,6 +163,7 @@ impl<'a> Sharder<'a> {
             nodes: Vec::new(),
             columns: vec![None; whole.tensors.len()],
             heads: HashMap::new(),
+            norms_of_heads: BTreeMap::new(),
             cached: HashMap::new(),
             renamed: HashMap::new(),
             spread: HashMap::new(),
@@ -168,6 +171,7 @@ impl<'a> Sharder<'a> {
     }
 
     fn finish(mut self) -> Result<Shard, ShardError> {
+        self.check_partial_gradients()?;
         self.graph.nodes = std::mem::take(&mut self.nodes);
         let mut outputs = Vec::new();
         let mut named = std::mem::take(&mut self.graph.outputs);
@@ -186,6 +190,23 @@ impl<'a> Sharder<'a> {
         }
         self.graph.carried = carried;
         Ok(Shard { graph: self.graph, outputs })
+    }
+
+    /// Checks that norms over heads alone read their weights in training: what another node adds to
+    /// the gradient is whole on each rank, and would be counted once for each of them.
+    fn check_partial_gradients(&self) -> Result<(), ShardError> {
+        for (weight, of_heads) in &self.norms_of_heads {
+            let trained = self.whole.nodes.iter().filter(|node| node.when.includes(true));
+            let reads = trained.flat_map(|node| &node.inputs).filter(|input| *input == weight);
+            if reads.count() > *of_heads {
+                return Err(ShardError::Op {
+                    op: "a norm over heads".into(),
+                    name: self.graph.tensor(*weight).name.clone(),
+                    why: "its weight is read elsewhere too, which gives a whole gradient".into(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Tensor that later nodes read instead of one of the whole graph.
@@ -536,13 +557,11 @@ impl<'a> Sharder<'a> {
         let output = node.outputs[0];
         let weight = node.inputs[1];
         if let Role::Parameter(id) = self.graph.tensor(weight).role {
-            // What another node adds to the gradient may be whole on each rank, and would be
-            // counted once for each of them.
-            let readers = self.whole.nodes.iter().flat_map(|reader| &reader.inputs);
-            if readers.filter(|input| **input == weight).count() > 1 {
-                return Err(self.refused(&node, "its weight is read elsewhere too"));
+            let parameter = &mut self.graph.parameters[id.index()];
+            parameter.has_partial_gradient = parameter.kind == ParameterKind::Trained;
+            if parameter.has_partial_gradient && node.when.includes(true) {
+                *self.norms_of_heads.entry(weight).or_default() += 1;
             }
-            self.graph.parameters[id.index()].has_partial_gradient = true;
         } else {
             node.inputs[1] = self.spread(weight, &node);
         }
@@ -736,6 +755,7 @@ mod tests {
             None,
             Function,
             Norm,
+            NormOfHeads,
         }
         let sharded = |other: Other| {
             let mut b = Builder::new();
@@ -745,6 +765,9 @@ mod tests {
             let heads = b.reshape(y, &[2, 32]).unwrap();
             match other {
                 Other::None => {}
+                Other::NormOfHeads => {
+                    b.rms_norm(heads, weight, 1e-6).unwrap();
+                }
                 Other::Function => weight = b.offset(weight, 1.0).unwrap(),
                 Other::Norm => {
                     let rows = b.reshape(x, &[2, 32]).unwrap();
@@ -765,9 +788,10 @@ mod tests {
             Ok((graph.nodes.iter().any(is_spread), partial))
         };
         assert_eq!(sharded(Other::None), Ok((false, 1)));
+        assert_eq!(sharded(Other::NormOfHeads), Ok((false, 1)));
         assert_eq!(sharded(Other::Function), Ok((true, 0)));
         let error: ShardError = sharded(Other::Norm).unwrap_err();
-        assert!(error.to_string().ends_with("its weight is read elsewhere too"), "{error}");
+        assert!(error.to_string().contains("its weight is read elsewhere too"), "{error}");
     }
 
     #[test]

@@ -188,7 +188,12 @@ impl ShardLayout {
             && self.firsts.len() == buckets + 1
             && ends == [Some(&0), Some(&self.chunks.len())]
             && self.firsts.is_sorted();
-        if !are_counted || self.size == 0 || self.align == 0 || self.chunk_max < self.align {
+        let has_sizes =
+            self.size == groups.world() && self.align > 0 && self.align <= self.chunk_max;
+        // So that no bound of a chunk overflows.
+        let is_in_memory = |elements: usize| elements <= isize::MAX as usize;
+        let fit = self.buckets.iter().all(|of| is_in_memory(of.length));
+        if !are_counted || !has_sizes || !fit || !is_in_memory(self.chunk_max) {
             return false;
         }
         for (bucket, of) in (0..).map(BucketId).zip(&self.buckets) {
@@ -358,9 +363,11 @@ mod tests {
         assert!(sound.is_sound(&groups) && groups.is_sound(3) && !groups.is_sound(2));
         assert!(!sound.is_sound(&BucketGroups::all(2, 3)));
         assert!(!sound.is_sound(&BucketGroups::all(3, 2)));
-        let edits: [fn(&mut ShardLayout); 12] = [
+        let edits: [fn(&mut ShardLayout); 14] = [
             |layout| layout.size = 0,
             |layout| layout.align = 0,
+            |layout| layout.chunk_max = usize::MAX,
+            |layout| layout.buckets[1].length = usize::MAX,
             |layout| layout.chunk_max = 3,
             |layout| layout.firsts.truncate(3),
             |layout| layout.firsts[1] = usize::MAX,

@@ -119,7 +119,7 @@ fn a_damaged_save_that_is_passed_over_is_noted() {
     }
     trainer.saved = Some((3, place.path().to_path_buf()));
     assert_eq!(trainer.last_state().unwrap().meta.step, 2);
-    // Nor is step 3.
+    // Step 3 is saved again when it is reached.
     assert_eq!(trainer.saved, None);
 }
 

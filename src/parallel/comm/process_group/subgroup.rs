@@ -51,10 +51,11 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// Returns [`GroupError::Mismatch`] if two ranks passed different lists, and
-    /// [`GroupError::Argument`] if a list is empty, names a rank twice, or names one that is not in
-    /// this group, or more than this group has. All ranks get these errors alike, and may continue
-    /// to use this group. Returns the errors of any collective as well.
+    /// Returns [`GroupError::Argument`] if a list is longer than this group,
+    /// [`GroupError::Mismatch`] if two ranks passed different lists, and [`GroupError::Argument`]
+    /// if the list is empty, names a rank twice, or names one that is not in this group. All ranks
+    /// get these errors alike, and may continue to use this group. Returns the errors of any
+    /// collective as well.
     pub fn new_group(&mut self, ranks: &[Rank]) -> Result<Option<ProcessGroup>, GroupError> {
         let lengths = self.gather_words(CallKind::NewGroup, &[ranks.len() as i64])?;
         // The length of another process may be anything.

@@ -8,8 +8,8 @@ use potluck_core::files;
 
 impl Store {
     /// Like [`Store::save`], for a step whose checkpoint another start of the run may have written.
-    /// If that checkpoint differs in more than the best evaluation, sets it aside and returns its
-    /// new path.
+    /// If that checkpoint differs in more than the best evaluation and the number of evaluations
+    /// since it, sets it aside and returns its new path.
     pub fn save_and_keep(
         &mut self,
         checkpoint: &Checkpoint,
