@@ -27,18 +27,8 @@ struct ClassWeights {
     of_class: Vec<f32>,
     /// Weight of a row, by its target: 0 for the ignored class.
     of_row: Vec<f32>,
-    ignored: Option<u32>,
-}
-
-impl ClassWeights {
-    /// Returns 1 for each class, and 0 for the ignored one.
-    fn counted(&self) -> Vec<f32> {
-        let mut counted = vec![1.0; self.of_class.len()];
-        if let Some(class) = self.ignored {
-            counted[class as usize] = 0.0;
-        }
-        counted
-    }
+    /// 1 for a row that counts, by its target, and 0 for the ignored class.
+    counted: Vec<f32>,
 }
 
 /// Parts of a cross-entropy by row.
@@ -119,10 +109,12 @@ impl Builder {
         let places = self.reshape(targets, &[rows, 1])?;
         let found = self.gather(x, 1, places)?;
         let found = self.reshape(found, &[rows])?;
-        let found = self.without_ignored(found, targets, &of_class)?;
         let weights = self.by_target("weights", targets, of_class.of_row)?;
         let weighted = self.mul(found, weights)?;
-        let losses = self.scale(weighted, -1.0)?;
+        let mut losses = self.scale(weighted, -1.0)?;
+        if options.ignored.is_some() {
+            losses = self.counted_alone(losses, targets, of_class.counted)?;
+        }
         self.reshape(losses, &dims)
     }
 
@@ -152,11 +144,12 @@ impl Builder {
             return Err(self.refused(op, &[logits, targets], why));
         }
         let of_class = if weights.is_empty() { vec![1.0; classes] } else { weights.clone() };
-        let mut of_row = of_class.clone();
+        let (mut of_row, mut counted) = (of_class.clone(), vec![1.0; classes]);
         if let Some(class) = ignored {
             of_row[*class as usize] = 0.0;
+            counted[*class as usize] = 0.0;
         }
-        Ok(ClassWeights { of_class, of_row, ignored: *ignored })
+        Ok(ClassWeights { of_class, of_row, counted })
     }
 
     /// Computes the weighted loss of each row of logits.
@@ -167,51 +160,50 @@ impl Builder {
         targets: TensorId,
         options: &CrossEntropyOptions,
     ) -> Result<RowLosses, ShapeError> {
-        let CrossEntropyOptions { weights, smoothing, .. } = options;
+        let CrossEntropyOptions { weights, smoothing, ignored } = options;
         let [logits, targets] = self.rows_of_classes(op, logits, targets)?;
-        let classes_of = self.class_weights(op, [logits, targets], options)?;
+        let ClassWeights { of_class, of_row, counted } =
+            self.class_weights(op, [logits, targets], options)?;
         let [rows, classes] = *self.shape(logits).dims() else {
             return Err(self.refused(op, &[logits], "wants logits (.., v)".into()));
         };
         let is_even = weights.is_empty();
-        let of_rows = self.by_target("weights", targets, classes_of.of_row.clone())?;
+        let of_rows = self.by_target("weights", targets, of_row)?;
         // With weights, the smoothed part is weighted by class, and added below.
         let hard = if is_even { *smoothing } else { 0.0 };
         let op = Op::CrossEntropy(LossClasses { smoothing: hard, ..LossClasses::whole(classes) });
         let parts = self.apply(op, &[logits, targets])?;
         let column = self.slice(parts, 1, 0, 1)?;
         let column = self.reshape(column, &[rows])?;
-        let column = self.without_ignored(column, targets, &classes_of)?;
         let mut losses = self.mul(column, of_rows)?;
-        if !is_even && *smoothing > 0.0 {
+        let is_smoothed_by_class = !is_even && *smoothing > 0.0;
+        if is_smoothed_by_class {
             let name = self.free_state_name("cross_entropy.classes");
-            let of_class = self.constant(&name, &[classes], classes_of.of_class.clone())?;
+            let of_class = self.constant(&name, &[classes], of_class)?;
             let logarithms = self.log_softmax(logits)?;
             let weighted = self.mul(logarithms, of_class)?;
             let weighted = self.sum(weighted, &[1])?;
-            // 0 for targets that are no class too.
-            let counted = self.by_target("counted", targets, classes_of.counted())?;
-            let even = self.binary(Binary::Keep, weighted, counted)?;
-            let even = self.scale(even, -smoothing / classes as f32)?;
+            let even = self.scale(weighted, -smoothing / classes as f32)?;
             let kept = self.scale(losses, 1.0 - smoothing)?;
             losses = self.add(kept, even)?;
+        }
+        // The smoothed part knows no targets, so not those that are no class either.
+        if is_smoothed_by_class || ignored.is_some() {
+            losses = self.counted_alone(losses, targets, counted)?;
         }
         Ok(RowLosses { losses, weights: of_rows })
     }
 
-    /// Returns the values `(n)` with 0 where the target is ignored, whatever the value is: infinite
-    /// values times a weight of 0 would be NaN.
-    fn without_ignored(
+    /// Returns the losses `(n)` with 0 where the target does not count, whatever the loss is: an
+    /// infinite one times a weight of 0 would be NaN.
+    fn counted_alone(
         &mut self,
-        values: TensorId,
+        losses: TensorId,
         targets: TensorId,
-        classes: &ClassWeights,
+        counted: Vec<f32>,
     ) -> BuildResult {
-        if classes.ignored.is_none() {
-            return Ok(values);
-        }
-        let counted = self.by_target("counted", targets, classes.counted())?;
-        self.binary(Binary::Keep, values, counted)
+        let counted = self.by_target("counted", targets, counted)?;
+        self.binary(Binary::Keep, losses, counted)
     }
 
     /// Returns a value for each target `(n)`, by its class; 0 for a target that is not a class.

@@ -196,9 +196,13 @@ impl<'a> Sharder<'a> {
     /// the gradient is whole on each rank, and would be counted once for each of them.
     fn check_partial_gradients(&self) -> Result<(), ShardError> {
         for (weight, of_heads) in &self.norms_of_heads {
-            let trained = self.whole.nodes.iter().filter(|node| node.when.includes(true));
-            let reads = trained.flat_map(|node| &node.inputs).filter(|input| *input == weight);
-            if reads.count() > *of_heads {
+            let mut reads = 0;
+            for node in &self.whole.nodes {
+                if node.when.includes(true) {
+                    reads += node.inputs.iter().filter(|input| *input == weight).count();
+                }
+            }
+            if reads > *of_heads {
                 return Err(ShardError::Op {
                     op: "a norm over heads".into(),
                     name: self.graph.tensor(*weight).name.clone(),

@@ -209,8 +209,11 @@ fn exact(graph: &Graph) -> BTreeSet<TensorId> {
                 let root = graph.root(*input);
                 exact.insert(root);
                 // Originals come before what repeats them, so this walk still meets them.
-                let originals = [*input, root].map(|id| graph.tensor(id).repeats);
-                exact.extend(originals.into_iter().flatten().map(|id| graph.root(id)));
+                for id in [*input, root] {
+                    if let Some(original) = graph.tensor(id).repeats {
+                        exact.insert(graph.root(original));
+                    }
+                }
             }
         }
     }
@@ -398,6 +401,22 @@ mod tests {
         let target = b.input("target", &[1, 8]);
         b.squared_error_loss(y, target).unwrap();
         b.finish()
+    }
+
+    /// Two layers of 64 columns, whose sum the ranks of a tensor group add up.
+    fn divided_layers(b: &mut Builder, x: TensorId) -> TensorId {
+        let [up, down] = ["up", "down"].map(|name| b.parameter(name, &[64, 64], Init::Zeros));
+        let y = b.linear(x, up, None).unwrap();
+        let y = b.unary(y, Unary::Gelu).unwrap();
+        b.linear(y, down, None).unwrap()
+    }
+
+    fn split_divided_layers(b: &mut Builder) {
+        b.split_parameters(|name| match name {
+            "up" => Some(ParameterSplit::new(0, SplitUnit::Columns)),
+            "down" => Some(ParameterSplit::new(1, SplitUnit::Columns)),
+            _ => None,
+        });
     }
 
     fn stored(forward: Graph, recompute: Recompute) -> [ModelGraph; 2] {
@@ -654,10 +673,7 @@ mod tests {
         let mut b = Builder::new();
         b.block("one");
         let x = b.input("x", &[1, 64]);
-        let [up, down] = ["up", "down"].map(|name| b.parameter(name, &[64, 64], Init::Zeros));
-        let y = b.linear(x, up, None).unwrap();
-        let y = b.unary(y, Unary::Gelu).unwrap();
-        let y = b.linear(y, down, None).unwrap();
+        let y = divided_layers(&mut b, x);
         let sum = b.add(x, y).unwrap();
         let bound = b.parameter("bound", &[64], Init::Zeros);
         let mask = b.less(sum, bound).unwrap();
@@ -666,11 +682,7 @@ mod tests {
         b.block("last");
         let target = b.input("target", &[1, 64]);
         b.squared_error_loss(y, target).unwrap();
-        b.split_parameters(|name| match name {
-            "up" => Some(ParameterSplit::new(0, SplitUnit::Columns)),
-            "down" => Some(ParameterSplit::new(1, SplitUnit::Columns)),
-            _ => None,
-        });
+        split_divided_layers(&mut b);
         for model in stored(b.finish(), Recompute::Blocks) {
             let graph = model.of_rank(&[1, 1], 0).unwrap().graph;
             let kinds: Vec<_> = graph.nodes.iter().filter_map(|node| node.op.reduction()).collect();
@@ -684,10 +696,7 @@ mod tests {
         let mut b = Builder::new();
         b.block("one");
         let x = b.input("x", &[1, 64]);
-        let [up, down] = ["up", "down"].map(|name| b.parameter(name, &[64, 64], Init::Zeros));
-        let y = b.linear(x, up, None).unwrap();
-        let y = b.unary(y, Unary::Gelu).unwrap();
-        let y = b.linear(y, down, None).unwrap();
+        let y = divided_layers(&mut b, x);
         let y = b.unary(y, Unary::Gelu).unwrap();
         b.block("last");
         let last = b.parameter("last", &[8, 64], Init::Zeros);
@@ -695,11 +704,7 @@ mod tests {
         let y = b.unary(y, Unary::Gelu).unwrap();
         let target = b.input("target", &[1, 8]);
         b.squared_error_loss(y, target).unwrap();
-        b.split_parameters(|name| match name {
-            "up" => Some(ParameterSplit::new(0, SplitUnit::Columns)),
-            "down" => Some(ParameterSplit::new(1, SplitUnit::Columns)),
-            _ => None,
-        });
+        split_divided_layers(&mut b);
         let [model, _] = stored(b.finish(), Recompute::None);
         let ranks = [0, 1].map(|rank| model.of_rank(&[1, 1], rank).unwrap().graph);
         for graph in &ranks {

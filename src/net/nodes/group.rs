@@ -409,9 +409,8 @@ impl GroupSession {
                     let ready = ready.clone();
                     let has_reported = AtomicBool::new(false);
                     link.receive_with(Arc::new(move |message: Vec<u8>| {
-                        let is_first =
-                            message == READY && !has_reported.swap(true, Ordering::SeqCst);
-                        if !is_first || !is_due {
+                        let is_report = is_due && message == READY;
+                        if !is_report || has_reported.swap(true, Ordering::SeqCst) {
                             return Err("a message that no process of a group sends".into());
                         }
                         ready.send(()).map_err(|why| why.to_string())
