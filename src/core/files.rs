@@ -87,6 +87,17 @@ pub fn sync_directory(directory: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(directory)?.sync_all() } else { Ok(()) }
 }
 
+/// Creates a directory and the missing ones above it, and syncs their entries to the disk.
+pub fn create_directories(path: &Path) -> io::Result<()> {
+    let missing = path.ancestors().take_while(|above| !above.as_os_str().is_empty());
+    let missing: Vec<&Path> = missing.take_while(|above| !above.exists()).collect();
+    fs::create_dir_all(path)?;
+    for created in missing {
+        sync_directory(parent(created))?;
+    }
+    Ok(())
+}
+
 /// Returns `path` with `suffix` after its last component: a sibling on the same file system.
 pub fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
@@ -141,6 +152,18 @@ mod tests {
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn directories_are_created_with_those_above_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a/b/c");
+        for _ in 0..2 {
+            create_directories(&path).unwrap();
+            assert!(path.is_dir());
+        }
+        fs::write(directory.path().join("file"), "").unwrap();
+        create_directories(&directory.path().join("file/below")).unwrap_err();
     }
 
     #[test]

@@ -20,21 +20,38 @@ pub(crate) const OVERFLOW_CAUSE: &str =
 /// Tensor with a non-finite value; variants in the order in which a step computes them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotFinite {
-    Parameter(String),
-    /// Name of the activation, with its op and micro-batch.
-    Activation(String),
-    Gradient(String),
+    Parameter(NamedParameter),
+    Activation(BadOutput),
+    Gradient(NamedParameter),
     /// Gradient summed over all ranks; the value may come from any of them.
-    Sum(String),
+    Sum(NamedParameter),
+}
+
+/// Parameter, in the model's order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NamedParameter {
+    id: ParamId,
+    name: String,
+}
+
+/// Output of a node for a micro-batch, in the order of execution.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BadOutput {
+    micro_batch: usize,
+    node: usize,
+    /// Name of the tensor, with its op.
+    name: String,
 }
 
 impl fmt::Display for NotFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Parameter(name) => write!(f, "parameter {name}"),
-            Self::Activation(name) => f.write_str(name),
-            Self::Gradient(name) => write!(f, "gradient of {name}"),
-            Self::Sum(name) => write!(f, "the sum of the gradients of {name}"),
+            Self::Parameter(parameter) => write!(f, "parameter {}", parameter.name),
+            Self::Activation(output) => {
+                write!(f, "{} in micro-batch {}", output.name, output.micro_batch)
+            }
+            Self::Gradient(parameter) => write!(f, "gradient of {}", parameter.name),
+            Self::Sum(parameter) => write!(f, "the sum of the gradients of {}", parameter.name),
         }
     }
 }
@@ -59,15 +76,15 @@ pub(crate) fn bad_state(
     device: &mut dyn Executor,
     program: &Program,
 ) -> Result<Option<NotFinite>, DeviceError> {
-    if let Some((name, _)) = bad_bucket(device, BucketTensor::Parameters, &|_| false)? {
-        return Ok(Some(NotFinite::Parameter(name)));
+    if let Some((parameter, _)) = bad_bucket(device, BucketTensor::Parameters, &|_| false)? {
+        return Ok(Some(NotFinite::Parameter(parameter)));
     }
     let gradient = bad_bucket(device, BucketTensor::Gradients, &|bucket| {
         program.instructions.contains(&Instruction::Start(Collective::reduce_scatter(bucket)))
     })?;
     Ok(match gradient {
-        Some((name, true)) => Some(NotFinite::Sum(name)),
-        Some((name, false)) => Some(NotFinite::Gradient(name)),
+        Some((parameter, true)) => Some(NotFinite::Sum(parameter)),
+        Some((parameter, false)) => Some(NotFinite::Gradient(parameter)),
         None => None,
     })
 }
@@ -79,7 +96,7 @@ fn bad_bucket(
     device: &mut dyn Executor,
     bucket_tensor: BucketTensor,
     has_sums: &dyn Fn(BucketId) -> bool,
-) -> Result<Option<(String, bool)>, DeviceError> {
+) -> Result<Option<(NamedParameter, bool)>, DeviceError> {
     let mut found: Option<(bool, ParamId)> = None;
     for bucket in 0..device.plan().buckets.len() as u32 {
         let bucket = BucketId(bucket);
@@ -107,13 +124,14 @@ fn bad_bucket(
         }
     }
     let Some((is_summed, id)) = found else { return Ok(None) };
-    Ok(Some((device.plan().graph.parameters[id.index()].whole.name.clone(), is_summed)))
+    let name = device.plan().graph.parameters[id.index()].whole.name.clone();
+    Ok(Some((NamedParameter { id, name }, is_summed)))
 }
 
 fn bad_activation(
     device: &mut dyn Executor,
     input: &StepInput,
-) -> Result<Option<String>, DeviceError> {
+) -> Result<Option<BadOutput>, DeviceError> {
     let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
     device.begin_step()?;
     for index in 0..input.micro_batches.len() {
@@ -128,13 +146,12 @@ fn bad_activation(
     Ok(None)
 }
 
-/// Runs nodes one by one up to the first with a non-finite output, and returns a description of
-/// that output.
+/// Runs nodes one by one up to the first with a non-finite output, which it returns.
 pub(crate) fn bad_output(
     device: &mut dyn Executor,
     nodes: Range<usize>,
     pass: &PassContext,
-) -> Result<Option<String>, DeviceError> {
+) -> Result<Option<BadOutput>, DeviceError> {
     for node in nodes {
         if !device.plan().graph.nodes[node].when.includes(pass.random.training) {
             continue;
@@ -146,8 +163,8 @@ pub(crate) fn bad_output(
                 let graph = &device.plan().graph;
                 let name = &graph.tensor(output).name;
                 let op = &graph.nodes[node].op;
-                let index = pass.micro_batch;
-                return Ok(Some(format!("{name} ({output}, {op}) in micro-batch {index}")));
+                let name = format!("{name} ({output}, {op})");
+                return Ok(Some(BadOutput { micro_batch: pass.micro_batch, node, name }));
             }
         }
     }
@@ -167,4 +184,28 @@ fn is_bad(
         return Ok(false);
     }
     Ok(device.read(tensor, pass)?.iter().any(|v| !v.is_finite()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_step_computes_first_is_the_first_whatever_its_name() {
+        let output = |micro_batch, node, name: &str| {
+            NotFinite::Activation(BadOutput { micro_batch, node, name: name.into() })
+        };
+        let parameter = |id, name: &str| NamedParameter { id: ParamId(id), name: name.into() };
+        let in_order = [
+            NotFinite::Parameter(parameter(2, "z")),
+            NotFinite::Parameter(parameter(10, "a")),
+            output(0, 9, "h.9 (t9, tanh)"),
+            output(0, 10, "h.10 (t10, tanh)"),
+            output(1, 2, "a (t2, tanh)"),
+            NotFinite::Gradient(parameter(3, "z")),
+            NotFinite::Sum(parameter(1, "a")),
+        ];
+        assert!(in_order.is_sorted(), "{in_order:?}");
+        assert_eq!(in_order[4].to_string(), "a (t2, tanh) in micro-batch 1");
+    }
 }

@@ -448,14 +448,18 @@ impl Session {
         let step = self.taken.steps;
         let ranks = &self.placement.ranks;
         if repair && !found.is_empty() {
+            let left = self.compare(false)?;
             for ReplicaMismatch { rank, what } in &found {
+                if left.iter().any(|mismatch| mismatch.rank == *rank) {
+                    continue;
+                }
                 let device = &ranks[rank.index()].name;
                 tell(format!(
                     "{device} ({rank}) did not hold the same parameters as the other ranks after \
                      step {step}: {what}; they were repaired"
                 ))?;
             }
-            found = self.compare(false)?;
+            found = left;
         }
         let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
         let device = ranks[rank.index()].name.clone();

@@ -304,6 +304,41 @@ fn best_mark_damaged_is_a_warning() {
     }
 }
 
+/// The disk was full at the best evaluation: the one before, which is marked, is the best again, and
+/// worse ones do not take its place.
+#[test]
+fn best_without_save_is_the_marked_one() {
+    let desk = Desk::new();
+    let settings = "--set train.eval_every=4 --set train.checkpoint_every=100 \
+                    --set schedule.kind=constant";
+    let fault = "full@checkpoint-begin:8,sigterm@metrics:9";
+    desk.train_with(fault, &format!("--out run --quiet --steps 12 {settings}")).ended(75);
+    assert_eq!(desk.manifest("run", 9)["meta"]["best"]["step"], 8);
+    assert!(!desk.path("run/checkpoints/step-00000008").exists());
+    let worse = "--quiet --steps 12 --set optim.lr=100 --set optim.clip=0";
+    desk.resume("run", worse).ok();
+    assert_eq!(desk.manifest("run", 12)["meta"]["best"], desk.manifest("run", 4)["meta"]["best"]);
+    desk.run("eval run --best --devices cpu").ok();
+}
+
+/// The run ended between the record of the best evaluation and its save, at a step that was saved
+/// before.
+#[test]
+fn best_that_was_recorded_is_saved() {
+    let desk = trained();
+    let record = fs::read_to_string(desk.path("run/metrics.jsonl")).unwrap();
+    let evaluation = record.lines().find(|line| line.contains("val_loss")).unwrap();
+    let evaluations = "--set train.eval_every=4 --devices cpu --quiet";
+    desk.train("--out other --quiet --steps 8 --eval-every 0").ok();
+    assert!(desk.manifest("other", 8)["meta"]["best"].is_null());
+    let record = fs::read_to_string(desk.path("other/metrics.jsonl")).unwrap();
+    desk.write("other/metrics.jsonl", format!("{record}{evaluation}\n"));
+    let worse = "--steps 9 --set optim.lr=100 --set optim.clip=0";
+    desk.run(&format!("train --resume other {evaluations} {worse}")).ok();
+    assert_eq!(desk.manifest("other", 9)["meta"]["best"], desk.manifest("run", 8)["meta"]["best"]);
+    desk.run("eval other --best --devices cpu").ok();
+}
+
 #[test]
 fn best_of_other_text_is_forgotten() {
     let desk = trained();

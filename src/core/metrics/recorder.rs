@@ -166,6 +166,12 @@ impl Sink for Recorder {
             Event::Measure(record) => self.record(&record.json(), Ok(())),
             Event::Shares(record) => self.record(&JsonLine(record), Ok(())),
             Event::Cost(cost) => self.record(&cost.json(), Ok(())),
+            Event::Saving { .. } => {
+                // A checkpoint that outlives a loss of power needs the lines before it; a disk that
+                // cannot keep them fails the checkpoint too.
+                let _ = self.file.sync_data();
+                Ok(())
+            }
             Event::Checkpoint { .. } => {
                 // The run is safe, and the disk has room, perhaps for the waiting lines too.
                 self.failing_since = None;
@@ -185,8 +191,7 @@ impl Sink for Recorder {
             | Event::Warning(_)
             | Event::Tuning { .. }
             | Event::Started { .. }
-            | Event::Evaluating { .. }
-            | Event::Saving { .. } => Ok(()),
+            | Event::Evaluating { .. } => Ok(()),
         }
     }
 

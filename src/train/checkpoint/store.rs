@@ -10,7 +10,7 @@ use std::{fs, io};
 use super::lock::{self, RunLock};
 use super::manifest::{FileEntry, Manifest, directory_name, step_of};
 use super::{
-    AVERAGES, CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor,
+    AVERAGES, Best, CARRIED, Checkpoint, CheckpointError, FILES, MOMENTS, Meta, NamedTensor,
     OPTIONAL_FILES, tensors,
 };
 use potluck_core::faults::{Faults, Point};
@@ -57,7 +57,7 @@ impl Store {
     pub fn open(run: &Path) -> Result<Self, CheckpointError> {
         let mut store = Self::open_to_read(run);
         let error = |why| CheckpointError::Write { path: store.directory.clone(), why };
-        fs::create_dir_all(&store.directory).map_err(error)?;
+        files::create_directories(&store.directory).map_err(error)?;
         store.lock = Some(RunLock::take(run)?);
         store.clean_up().map_err(|why| store.write_error(why))?;
         Ok(store)
@@ -366,6 +366,14 @@ impl Store {
             Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(why) => Err(CheckpointError::Best { path, why: why.to_string() }),
         }
+    }
+
+    /// Returns the evaluation of the checkpoint that is marked as the best one; `None` if there is
+    /// none with a good manifest.
+    pub fn marked_evaluation(&self) -> Option<Best> {
+        let marked = self.best().ok()??;
+        let meta = Manifest::read(&self.path(marked)).ok()?.meta;
+        meta.best.filter(|best| best.step == marked)
     }
 
     /// Adds an ending to the directory name of a step's checkpoint. Replaces a directory of the new

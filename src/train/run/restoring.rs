@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use super::Run;
 use super::starting::StartingParameters;
 use super::stopping::with_command;
-use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
+use crate::best::is_better;
+use crate::checkpoint::{Best, Checkpoint, CheckpointError, Meta};
 use crate::continuation::ResumeCommand;
 use crate::error::TrainError;
 use potluck_core::format::counted;
@@ -131,13 +132,18 @@ impl Run {
     /// Takes over the best evaluation of a checkpoint and its mark. Replaces or removes a damaged
     /// mark, with a warning.
     fn take_over_best(&mut self, meta: &Meta) -> Result<(), TrainError> {
-        // A best checkpoint that is gone (pruned after a later one, or in another directory) must
-        // not prevent marking the next; one that exists may not be marked yet. The checkpoint of
-        // this start, if not saved yet, is marked when it is saved.
-        self.trainer.best = meta
-            .best
-            .filter(|best| best.step == self.step() || self.host.store.path(best.step).is_dir());
+        // A best checkpoint that is gone (in another directory, or its save failed) must not prevent
+        // marking the next, and the marked one is the best then; one that exists may not be marked
+        // yet. The checkpoint of this start, if not saved yet, is marked when it is saved.
+        let is_there =
+            |best: Best| best.step == self.step() || self.host.store.path(best.step).is_dir();
+        self.trainer.best = match meta.best {
+            Some(best) if !is_there(best) => self.host.store.marked_evaluation(),
+            best => best,
+        };
         self.trainer.evaluations_since_best = meta.evaluations_since_best;
+        // A run that ended between an evaluation and its save repeats it, so that it is saved.
+        self.fit.evaluated.take_if(|(_, val_loss)| is_better(*val_loss, self.trainer.best));
         if let Err(damage) = self.host.store.best() {
             let now = match self.trainer.best {
                 Some(best) => format!("that of step {} is marked again", best.step),

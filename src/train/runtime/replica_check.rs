@@ -8,6 +8,7 @@ use super::workers::WorkerGroup;
 use potluck_core::{BucketId, Position, Rank};
 use potluck_graph::Plan;
 use potluck_kernels::exec::BucketTensor;
+use potluck_kernels::ops::hash;
 
 /// Rank whose parameters differ from the other ranks'.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,15 +102,21 @@ fn differences(
     }
     if found.is_empty() {
         // A device is not trusted if its hash and its values do not match.
-        let most = most_common(hashes.iter().copied());
         let what = format!("the hash of {bucket} differs, though what is read back does not");
-        for ((_, rank), hash) in members.iter().zip(hashes) {
-            if most.is_none_or(|(most, _)| *hash != most) {
+        let is_true = have_hash(hashes, &truth.values);
+        for ((_, rank), is_true) in members.iter().zip(is_true) {
+            if !is_true {
                 found.push((rank, what.clone()));
             }
         }
     }
     Ok(found)
+}
+
+/// Returns for each hash whether it is that of these values.
+fn have_hash(hashes: &[u64], values: &[f32]) -> Vec<bool> {
+    let expected = hash::fast(bytemuck::cast_slice(values), 0);
+    hashes.iter().map(|hash| *hash == expected).collect()
 }
 
 /// The most common value, and its count.
@@ -179,4 +186,19 @@ fn differing(plan: &Plan, bucket: BucketId, values: &[f32], truth: &[f32]) -> Ve
         found.push(format!("values between the tensors of {bucket} differ"));
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_with_the_wrong_hash_is_found_also_of_two() {
+        let values = [0.5, -2.0, 8.0];
+        let right = hash::reference(bytemuck::cast_slice(&values), 0);
+        let wrong = right ^ 1;
+        assert_eq!(have_hash(&[right, wrong], &values), [true, false]);
+        assert_eq!(have_hash(&[wrong, right], &values), [false, true]);
+        assert_eq!(have_hash(&[wrong, wrong, right], &values), [false, false, true]);
+    }
 }
