@@ -12,7 +12,6 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use super::addresses::all_addresses;
 use super::hardware::parts::HardwarePart;
 use super::runs_directory::{RUNS, named_run};
 use super::secrets::SecretArgs;
@@ -20,7 +19,7 @@ use super::unknown_flags::with_tip;
 use crate::ui::log::LogFormat;
 use potluck_net::Congestion;
 use potluck_net::cluster::NODES_MAX;
-use potluck_net::nodes::resolve;
+use potluck_net::nodes::{all_addresses, resolve};
 use potluck_parallel::PipelineSchedule;
 use potluck_train::hugging_face::FileType;
 
@@ -269,7 +268,7 @@ pub struct TrainArgs {
     /// else the one in runs/ that changed last and has a checkpoint. With another --out, or from
     /// a checkpoint outside a run, a new run starts there
     #[arg(long, value_name = "latest|DIR")]
-    pub resume: Option<String>,
+    pub resume: Option<PathBuf>,
     /// Start a new run from a model: the directory of a run or of a checkpoint, that of a model in
     /// Hugging Face's files, or org/name of one that `hf download` has put in the cache, whose
     /// keys of the model are taken over; or weights alone, in a file of safetensors, whose model
@@ -564,7 +563,7 @@ pub struct CheckpointArgs {
     /// --set virtual_stages=V) or zero-bubble
     #[arg(long, value_name = "S")]
     pub schedule: Option<String>,
-    /// The most samples that a device runs at a time, if not as in the run
+    /// The most samples that a device runs at a time in `eval` and `predict`, if not as in the run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub micro_batch: Option<u32>,
     /// Set a key of the run's configuration, such as train.device_memory_mib=4096; may be repeated

@@ -61,8 +61,18 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
     if is_terminal {
         print_line(HELP);
     }
-    for line in io::stdin().lock().lines() {
-        let line = line.map_err(|why| TrainError::InvalidRequest(format!("stdin: {why}")))?;
+    let mut stdin = io::stdin().lock();
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let read = stdin.read_until(b'\n', &mut line);
+        if read.map_err(|why| TrainError::InvalidRequest(format!("stdin: {why}")))? == 0 {
+            break;
+        }
+        let Ok(line) = str::from_utf8(&line) else {
+            print_line("note: no answer: the line is not UTF-8");
+            continue;
+        };
         match line.trim() {
             "" => continue,
             "/exit" => break,

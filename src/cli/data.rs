@@ -1,14 +1,14 @@
 //! `potluck data prepare`: texts become token files.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::args::{DataCommand, PrepareArgs};
 use super::{UsageError, print};
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::{moves_cursor, print_line};
 use potluck_core::files;
-use potluck_core::format::{clock, counted, counted_large, grouped};
+use potluck_core::format::{clock, counted, counted_large, grouped, shell_word};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{PrepareOptions, PrepareProgress, Prepared, TokenizerFile, prepare};
 use potluck_train::TrainError;
@@ -111,7 +111,7 @@ fn report(prepared: &Prepared, end: &str, out: &Path) {
         counted_large(*tokens, "token", "tokens"),
         count(*vocabulary as u64),
         path.display(),
-        out.display()
+        shell_word(&out.to_string_lossy())
     ));
 }
 
@@ -123,12 +123,14 @@ struct Meter {
     /// Bytes that were read before this start.
     first: Option<u64>,
     shown: Option<Instant>,
+    /// Characters of the shown line, which the next one overwrites.
+    width: usize,
 }
 
 impl Meter {
     fn new(is_quiet: bool) -> Self {
-        let is_terminal = io::stderr().is_terminal();
-        Self { is_quiet, is_terminal, started: Instant::now(), first: None, shown: None }
+        let is_terminal = moves_cursor();
+        Self { is_quiet, is_terminal, started: Instant::now(), first: None, shown: None, width: 0 }
     }
 
     fn show(&mut self, progress: PrepareProgress) {
@@ -152,7 +154,8 @@ impl Meter {
         );
         if self.is_terminal {
             // A closed terminal does not end the preparation.
-            let _ = write!(io::stderr(), "\r{text}\x1b[K");
+            let _ = write!(io::stderr(), "\r{text:width$}", width = self.width);
+            self.width = text.len();
         } else {
             print_line(&text);
         }

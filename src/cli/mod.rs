@@ -1,7 +1,6 @@
 //! Command line: parses the arguments and runs the named command.
 
 mod added_tokens;
-pub mod addresses;
 pub mod args;
 pub mod bench;
 pub mod bench_nodes;
@@ -86,6 +85,7 @@ pub fn main() -> i32 {
 fn open_log(command: &Command) -> anyhow::Result<()> {
     let watched = match command {
         Command::Train(args) => &args.watched,
+        Command::Plan(args) => &args.train.watched,
         Command::Join(args) => &args.watched,
         Command::Launch(args) => &args.train.watched,
         _ => return Ok(()),

@@ -12,7 +12,7 @@ use super::train::{saved_spec, spec_of_files};
 use super::trained_on::GivenData;
 use crate::ui::terminal::{Terminal, print_line, print_warning};
 use potluck_core::Rank;
-use potluck_core::format::counted;
+use potluck_core::format::{counted, shell_word};
 use potluck_core::metrics::{Event, Sink, Unit};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{
@@ -129,7 +129,7 @@ fn data_of(
     let saved = &loaded.saved;
     if let Some(path) = &args.data {
         if loaded.data.is_none() && saved.tokenizer.is_none() && !is_token_file(path) {
-            let model = args.checkpoint.checkpoint.display();
+            let model = shell_word(&args.checkpoint.checkpoint.to_string_lossy());
             return Err(TrainError::InvalidRequest(format!(
                 "the model has no tokenizer.json to tokenize a text with; pass token ids as \
                  --data, or if its tokens are the characters of a text, make a run of it: potluck \
@@ -300,6 +300,11 @@ impl TextWriter {
         tokenizer: Tokenizer,
         sequences: Option<usize>,
     ) -> anyhow::Result<Self> {
+        if args.micro_batch.is_some() {
+            let why = "--micro-batch is for eval and predict: texts are written token by token; \
+                       leave it out";
+            return Err(UsageError(why.into()).into());
+        }
         let shape = DataShape::Tokens { vocabulary: tokenizer.vocabulary() };
         let plans = spec.generation_plans(&shape, sequences)?;
         let model = language_model(plans.model().whole())?;

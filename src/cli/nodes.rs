@@ -235,7 +235,9 @@ fn join_once(
         None => secret.insert(args.secret.to_join()?).clone(),
     };
     let devices = args.devices.clone().unwrap_or_else(|| "auto".into());
-    let offered = selections(&devices)?;
+    let mut offered = selections(&devices)?;
+    // Since the last run, others may have taken memory of the devices, or given some back.
+    offered.iter_mut().for_each(Selection::refresh_memory);
     let quiet = args.quiet;
     let mut show = notes(quiet);
     let about = RunAbout { version: env!("CARGO_PKG_VERSION"), ..RunAbout::default() };

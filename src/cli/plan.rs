@@ -5,7 +5,7 @@ mod report;
 use std::cell::RefCell;
 use std::path::Path;
 
-use super::args::PlanArgs;
+use super::args::{PlanArgs, TrainArgs};
 use super::explain::{ResumedParts, data_shape};
 use super::nodes::RunBefore;
 use super::run_signals::SignalWatch;
@@ -44,6 +44,7 @@ use report::PlanReport;
 /// Returns the errors of the configuration and the data, of the other nodes, and of [`plan_run`].
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     log::set_node(NodeRank(0));
+    refuse_flags_of_runs(&args.train)?;
     let signals = Signals::caught()?.until_exit();
     let watch = SignalWatch::start(signals, args.train.watched.term_timeout)?;
     let DescribedRun { spec, resumed } = described(&args.train)?;
@@ -77,6 +78,21 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         });
     }
     super::print(&planned?);
+    Ok(())
+}
+
+/// Refuses flags of `potluck train` that would have no effect.
+fn refuse_flags_of_runs(args: &TrainArgs) -> Result<(), UsageError> {
+    for (is_given, flag) in [
+        (args.watched.status.is_some(), "--status"),
+        (args.explain.is_some(), "--explain"),
+        (args.trace.is_some(), "--trace"),
+        (args.svg.is_some(), "--svg"),
+    ] {
+        if is_given {
+            return Err(UsageError(format!("{flag} is for `potluck train`; leave it out")));
+        }
+    }
     Ok(())
 }
 

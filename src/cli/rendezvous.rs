@@ -6,7 +6,6 @@ use std::io::{self, IsTerminal};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::addresses::all_addresses;
 use super::secrets::SecretArgs;
 use super::{InterruptedError, UsageError};
 use crate::ui::log::{self, Level};
@@ -18,7 +17,7 @@ use potluck_net::cluster::{
 };
 use potluck_net::nodes::{
     self, ClusterEvent, ClusterHandle, ClusterHandleOptions, FrameReceiver, StartedCluster,
-    advertised, any_port_towards,
+    advertised, all_addresses, any_port_towards,
 };
 use potluck_net::{Congestion, Secret};
 use potluck_parallel::comm::{RecvError, nanos};

@@ -33,12 +33,13 @@ impl ResumePoint {
     /// # Errors
     /// Returns `UsageError` if `latest` finds no run, and `CheckpointError` if there is no good
     /// checkpoint.
-    pub fn find(from: &str, out: Option<&Path>) -> anyhow::Result<Self> {
-        let (point, warnings) = match (from, out) {
-            ("latest", None) => newest(Path::new(RUNS))?,
-            ("latest", Some(out)) => Self::load(out)?,
-            (path, _) => {
-                let path = by_name(Path::new(path));
+    pub fn find(from: &Path, out: Option<&Path>) -> anyhow::Result<Self> {
+        let is_latest = from == Path::new("latest");
+        let (point, warnings) = match out {
+            None if is_latest => newest(Path::new(RUNS))?,
+            Some(out) if is_latest => Self::load(out)?,
+            _ => {
+                let path = by_name(from);
                 if let Some(why) = nothing_at(&path) {
                     return Err(UsageError(why).into());
                 }

@@ -34,6 +34,7 @@ use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::hugging_face::{self, BareWeights, ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
 use potluck_train::nodes::{NodesResult, NodesSink, RunFailure};
+use potluck_train::run::OWN_FILES;
 use potluck_train::run::{Run, RunOptions, RunOutcome, StartingModel, train};
 use potluck_train::run_data::SavedData;
 use potluck_train::runtime::placement::candidates::selections;
@@ -52,7 +53,11 @@ pub struct DescribedRun {
 /// Returns the errors of the configuration, and of the checkpoint or the model with which the run
 /// begins.
 pub fn described(args: &TrainArgs) -> anyhow::Result<DescribedRun> {
-    let ResolvedStart { point, init, resolved, .. } = ResolvedStart::of(args)?;
+    let ResolvedStart { point, init, mut resolved, .. } = ResolvedStart::of(args)?;
+    if let Some(point) = &point {
+        // Data that are nowhere are missed by what reads them.
+        let _ = find_saved_data(&mut resolved, point);
+    }
     let resumed = resumed_parts(&resolved, init.as_ref(), point);
     Ok(DescribedRun { spec: RunSpec::resolved(&resolved), resumed })
 }
@@ -132,6 +137,10 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
+        if let Some(point) = &point {
+            // Data that are nowhere are missed by what reads them.
+            let _ = find_saved_data(&mut resolved, point);
+        }
         let resumed = resumed_parts(&resolved, init.as_ref(), point);
         let spec = RunSpec::resolved(&resolved);
         let Explanation { text, fits } = explanation(explain, &spec, resumed, args.svg.as_deref())?;
@@ -146,8 +155,11 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let out = directory.path.clone();
     refuse_in_data(&out, &resolved.config)?;
     let continued = point.as_ref().and_then(|point| point.continued(&out));
-    if continued.is_none() && holds_run(&out)? {
-        return Err(TrainError::Occupied { out }.into());
+    if continued.is_none() {
+        if holds_run(&out)? {
+            return Err(TrainError::Occupied { out }.into());
+        }
+        refuse_own_file(args.config.as_deref(), &out)?;
     }
     let mut unsaved = Vec::new();
     if let Some(point) = &point
@@ -157,7 +169,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         if resolved.typed.now.contains("train.steps") {
             point.require_steps(resolved.config.train.steps)?;
         }
-        locate(&mut resolved, point, typed_out, &unsaved)?;
+        find_saved_data(&mut resolved, point)?;
+        require_saved_devices(&resolved, point, typed_out, &unsaved)?;
         if !args.quiet
             && let Some(note) = placement_note(saved, &resolved)
         {
@@ -297,13 +310,25 @@ fn refuse_in_data(out: &Path, config: &RunConfig) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Finds the saved data and checks the saved devices of a resumed run, unless others are set.
-fn locate(
-    resolved: &mut Resolved,
-    point: &ResumePoint,
-    out: Option<&Path>,
-    settings: &[(&'static str, String)],
-) -> Result<(), TrainError> {
+/// Refuses a configuration that is a file which the run would write.
+fn refuse_own_file(config: Option<&Path>, out: &Path) -> Result<(), UsageError> {
+    let Some(config) = config else { return Ok(()) };
+    let Ok(given) = dunce::canonicalize(config) else { return Ok(()) };
+    for name in OWN_FILES {
+        if dunce::canonicalize(out.join(name)).is_ok_and(|own| own == given) {
+            return Err(UsageError(format!(
+                "{}: the run writes a {name} of its own into {}, in place of this one; rename it, \
+                 or name another --out",
+                config.display(),
+                out.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Finds the saved data of a resumed run, unless others are set.
+fn find_saved_data(resolved: &mut Resolved, point: &ResumePoint) -> Result<(), TrainError> {
     let typed = &resolved.typed;
     let data = &mut resolved.config.data;
     for (name, path) in [("data.path", &mut data.path), ("data.val_path", &mut data.val_path)] {
@@ -313,6 +338,17 @@ fn locate(
             *saved = absolute(&find_data(saved, &point.from)?);
         }
     }
+    Ok(())
+}
+
+/// Checks the saved devices of a resumed run, unless others are set.
+fn require_saved_devices(
+    resolved: &Resolved,
+    point: &ResumePoint,
+    out: Option<&Path>,
+    settings: &[(&'static str, String)],
+) -> Result<(), TrainError> {
+    let typed = &resolved.typed;
     if !typed.now.contains("parallel.devices") {
         point.require_devices(&RunSpec::resolved(resolved), out, settings.to_vec())?;
     }

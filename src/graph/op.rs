@@ -623,12 +623,20 @@ impl fmt::Display for Op {
                 write!(f, "dropout {p}{}", from(columns.map_or(0, |columns| columns.first)))
             }
             Op::Conv2d(options) => write!(f, "conv2d{options}"),
-            Op::Conv2dInputGrad { options, .. } => write!(f, "conv2d_input_grad{options}"),
-            Op::Conv2dWeightGrad { options, .. } => write!(f, "conv2d_weight_grad{options}"),
+            Op::Conv2dInputGrad { options, size: [h, w] } => {
+                write!(f, "conv2d_input_grad{options} to {h}x{w}")
+            }
+            Op::Conv2dWeightGrad { options, kernel: [h, w] } => {
+                write!(f, "conv2d_weight_grad{options} to {h}x{w}")
+            }
             Op::MaxPool2d(options) => write!(f, "max_pool2d{options}"),
-            Op::MaxPool2dGrad { options, .. } => write!(f, "max_pool2d_grad{options}"),
+            Op::MaxPool2dGrad { options, size: [h, w] } => {
+                write!(f, "max_pool2d_grad{options} to {h}x{w}")
+            }
             Op::AvgPool2d(options) => write!(f, "avg_pool2d{options}"),
-            Op::AvgPool2dGrad { options, .. } => write!(f, "avg_pool2d_grad{options}"),
+            Op::AvgPool2dGrad { options, size: [h, w] } => {
+                write!(f, "avg_pool2d_grad{options} to {h}x{w}")
+            }
             Op::CrossEntropy(classes) => write!(f, "cross_entropy{classes}"),
             Op::CrossEntropyGrad(classes) => write!(f, "cross_entropy_grad{classes}"),
             Op::LinearCrossEntropy { rows, classes } => {

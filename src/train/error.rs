@@ -215,6 +215,8 @@ impl TrainError {
             // Space may become available; a path that cannot be written stays so.
             Self::Checkpoint(CheckpointError::Write { why, .. })
             | Self::Prepare(PrepareError::Write { why, .. })
+            | Self::HuggingFace(HuggingFaceError::Write { why, .. })
+            | Self::Gguf(GgufError::Files(HuggingFaceError::Write { why, .. }))
             | Self::Io { why, .. } => {
                 if is_disk_full(why) {
                     EXIT_RESTART
@@ -339,6 +341,16 @@ mod tests {
         assert_eq!(format!("{error:?}"), format!("Library({text:?})"));
         let cause = error.cause().to_string();
         assert!(cause.ends_with("set train.batch or model.context lower"), "{cause}");
+    }
+
+    #[test]
+    fn a_full_disk_is_healed_by_time_wherever_it_is_met() {
+        let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let write = |why| HuggingFaceError::Write { path: "model".into(), why };
+        assert_eq!(TrainError::from(write(full())).exit_code(), EXIT_RESTART);
+        assert_eq!(TrainError::from(GgufError::from(write(full()))).exit_code(), EXIT_RESTART);
+        let refused = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        assert_eq!(TrainError::from(write(refused)).exit_code(), EXIT_CONFIGURATION);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::cost::cost_lines;
 use super::log::{self, Level};
@@ -28,6 +28,11 @@ const TUNING_INTERVAL: Duration = Duration::from_secs(5);
 /// The same for an evaluation in plain text; a progress bar shows it at once.
 const EVALUATING_DELAY: Duration = Duration::from_secs(3);
 const EVALUATING_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Returns true if stderr is a terminal on which a line can replace the one before.
+pub fn moves_cursor() -> bool {
+    !ProgressDrawTarget::stderr().is_hidden()
+}
 
 /// Sink that shows events on stderr.
 pub struct Terminal {

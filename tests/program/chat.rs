@@ -7,9 +7,9 @@ use std::process::Stdio;
 use crate::process::{Desk, Ran, finish};
 
 /// Runs a line with these lines as input.
-fn with_input(desk: &Desk, line: &str, input: &str) -> Ran {
+fn with_input(desk: &Desk, line: &str, input: impl AsRef<[u8]>) -> Ran {
     let mut child = desk.command(line).stdin(Stdio::piped()).spawn().unwrap();
-    if let Err(why) = child.stdin.take().unwrap().write_all(input.as_bytes()) {
+    if let Err(why) = child.stdin.take().unwrap().write_all(input.as_ref()) {
         // A command that is refused ends before it reads.
         assert_eq!(why.kind(), ErrorKind::BrokenPipe, "{line}");
     }
@@ -33,6 +33,12 @@ fn chat_lines_are_one_conversation() {
     assert_eq!(two.len(), 2, "{two:?}");
     assert_eq!(two[0], two[1]);
     assert_eq!(answers(chat, "hello\n/exit\nhello\n"), two[..1]);
+    // A line that is no text is told, and is no message.
+    let told = with_input(&desk, chat, b"caf\xE9\nhello\n").ok();
+    assert_eq!(told.out.lines().collect::<Vec<_>>(), two[..1]);
+    assert!(told.err.contains("no answer: the line is not UTF-8"), "{}", told.err);
+    let refused = with_input(&desk, &format!("{chat} --micro-batch 1"), "a\n").ended(78);
+    assert!(refused.line("error:").contains("--micro-batch is for eval"), "{}", refused.err);
     assert_eq!(answers(&format!("{chat} --devices cpu*2 --pipeline 2"), "hello\n"), two[..1]);
     // A template says what the model sees: the last messages, by which it answers.
     desk.write("last.jinja", "{{ messages[-1].content }}:");
@@ -43,7 +49,7 @@ fn chat_lines_are_one_conversation() {
     assert_eq!(generated.lines().next().unwrap(), format!("hello:{}", repeated[0]));
     // What no longer fits the context is told.
     let long = format!("{}\n", "word ".repeat(30)).repeat(4);
-    let told = with_input(&desk, chat, &long).ok();
+    let told = with_input(&desk, chat, long).ok();
     assert!(told.err.contains("not fit the context any more"), "{}", told.err);
 
     desk.write("raises.jinja", "{{ raise_exception('no such roles') }}");

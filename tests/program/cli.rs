@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Stdio;
 use std::sync::LazyLock;
 
-use crate::process::{Desk, Ran};
+use crate::process::{Desk, Ran, finish};
 use potluck_core::format::counted;
 use potluck_train::checkpoint::Checkpoint;
 use serde_json::Value;
@@ -84,6 +84,38 @@ fn run_files_are_those_documented() {
     assert_eq!(desk.run("train run/run.toml --explain config").ok().out, written);
     desk.run("train run/run.toml --devices cpu --quiet --out again").ok();
     assert_eq!(parameters(&desk, "again"), parameters(&desk, "run"));
+}
+
+#[test]
+fn configuration_in_out_is_kept() {
+    let desk = Desk::new();
+    let text = fs::read_to_string(desk.path("tiny.toml")).unwrap();
+    fs::create_dir(desk.path("mine")).unwrap();
+    desk.write("mine/run.toml", &text);
+    let line = "mine/run.toml --data text.txt --devices cpu --quiet --steps 2";
+    let refused = desk.run(&format!("train {line} --out mine")).ended(78);
+    assert!(refused.line("error:").contains("the run writes a run.toml of its own"));
+    assert_eq!(fs::read_to_string(desk.path("mine/run.toml")).unwrap(), text);
+    desk.run(&format!("train {line} --out other")).ok();
+}
+
+/// The name of a directory of another system, which is not UTF-8.
+#[test]
+#[cfg(target_os = "linux")]
+fn run_in_a_directory_of_any_name_resumes() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let desk = Desk::new();
+    let named = |line: &str, flag: &str| {
+        let mut command = desk.command(line);
+        command.arg(flag).arg(OsStr::from_bytes(b"r\xE9sum\xE9"));
+        finish(command.spawn().unwrap(), line).ok()
+    };
+    named("train tiny.toml --data text.txt --devices cpu --quiet --steps 2", "--out");
+    named("train --devices cpu --quiet --steps 3", "--resume");
+    let again = "launch tiny.toml --data text.txt --devices cpu --quiet --rank 0 --world 1";
+    named(again, "--out");
 }
 
 #[test]

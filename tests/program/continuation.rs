@@ -491,6 +491,8 @@ fn data_is_found_from_any_directory() {
     }
     fs::rename(desk.path("elsewhere/text.txt"), desk.path("run/text.txt")).unwrap();
     desk.run("eval run --devices cpu").ok();
+    desk.run("plan --resume run --steps 10 --devices cpu").ok();
+    desk.run("train --resume run --steps 10 --explain kernels").ok();
     desk.run("train --resume run --steps 10 --quiet").ok();
     desk.run("generate run --devices cpu --tokens 3").ok();
     // The path that is saved then is valid from anywhere.

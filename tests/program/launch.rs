@@ -103,6 +103,7 @@ fn launch_wrong_places_are_refused() {
         (&*format!("{line} --rank 0"), "does not tell the number of processes: give it by --world"),
         ("launch tiny.toml --devices cpu", "launch needs --out DIR or --name NAME"),
         (&format!("{line} --resume run"), "resumes from the newest checkpoint in --out"),
+        (&format!("{line} --rank 0 --svg x.svg"), "--svg is for `potluck train --explain"),
         (
             "launch tiny.toml --out run --secret-file code --rank 0 --world 64 --local-world 64",
             "are not enough for 64 processes on this host",

@@ -24,6 +24,19 @@ fn plan_json(desk: &Desk, more: &str) -> Value {
 }
 
 #[test]
+fn plan_flags_of_runs_are_refused() {
+    let desk = Desk::new();
+    for flag in ["--status 127.0.0.1:0", "--explain memory", "--trace t.json", "--svg x.svg"] {
+        let refused = desk.run(&format!("plan {SMALL} --devices cpu {flag}")).ended(78);
+        let name = flag.split(' ').next().unwrap();
+        let why = format!("error: {name} is for `potluck train`");
+        assert!(refused.line("error:").starts_with(&why), "{}", refused.err);
+    }
+    plan(&desk, "--devices cpu --log-file plan.log");
+    assert!(desk.path("plan.log").exists());
+}
+
+#[test]
 fn plan_is_what_its_flags_run() {
     let desk = Desk::new();
     let found = plan_json(&desk, "--devices cpu*2");

@@ -50,7 +50,7 @@ fn a_report_keeps_its_parts_when_it_is_stopped_and_goes_on() {
     send_signal(child.id(), "INT");
     let stopped = finish(child, &training).ended(130);
     let told = stopped.line("interrupted; what is done is kept");
-    assert!(told.contains("potluck hardware --out 'report' --toy"), "{told}");
+    assert!(told.contains("potluck hardware --out report --toy"), "{told}");
     assert!(part(&desk, "training").is_none() && part(&desk, "facts").is_some());
     assert!(summary().contains("| training | | | | not done |"), "{}", summary());
 
@@ -69,6 +69,10 @@ fn a_report_keeps_its_parts_when_it_is_stopped_and_goes_on() {
     let full = line("--only facts").replace("--toy ", "");
     let refused = desk.run(&full).ended(78);
     assert!(refused.line("error:").contains("name another folder with --out"), "{}", refused.err);
+    // The archive is for others to read: nothing of the user's own goes into it.
+    let own = format!("hardware --toy --only facts --out . {}", adapter());
+    let refused = desk.run(&own).ended(78);
+    assert!(refused.line("error:").contains("has other files and no report"), "{}", refused.err);
     let cpu = desk.run("hardware --toy --out other cpu").ended(78);
     assert!(cpu.line("error:").contains("it is no graphics card"), "{}", cpu.err);
 }

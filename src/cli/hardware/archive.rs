@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::report::SCRATCH;
+use super::report::{self, HEADER, SCRATCH, SUMMARY};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use potluck_core::files;
@@ -16,9 +16,13 @@ const TAIL: usize = 1 << 20;
 /// Extensions of files in the archive.
 const ENDINGS: [&str; 3] = ["md", "json", "log"];
 
-/// Writes the archive beside the folder of a report; returns its path.
-pub fn write(folder: &Path) -> io::Result<PathBuf> {
-    let path = files::beside(folder, ".tar.gz");
+/// Path of the archive of a report, beside its folder.
+pub fn path(folder: &Path) -> PathBuf {
+    files::beside(folder, ".tar.gz")
+}
+
+/// Writes the archive of a report.
+pub fn write(folder: &Path) -> io::Result<()> {
     let name = folder.file_name().unwrap_or_default();
     let mut tail = TAIL;
     let bytes = loop {
@@ -28,8 +32,7 @@ pub fn write(folder: &Path) -> io::Result<PathBuf> {
         }
         tail /= 2;
     };
-    files::replace(&path, &bytes)?;
-    Ok(path)
+    files::replace(&path(folder), &bytes)
 }
 
 /// Archive, with at most `tail` bytes of the end of each log.
@@ -50,19 +53,35 @@ fn packed(folder: &Path, name: &Path, tail: usize) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// Files of a report that belong to the archive, sorted by name.
+/// Files of a report that belong to the archive, sorted by name. The folder may have other files,
+/// which are not for others to read.
 fn contents(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
+    let common = [HEADER, SUMMARY].map(|name| folder.join(name));
+    let mut found: Vec<PathBuf> = common.into_iter().filter(|path| path.is_file()).collect();
     for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() && path.file_name().is_some_and(|name| name != SCRATCH) {
-            found.extend(contents(&path)?);
-        } else if path.extension().is_some_and(|ending| ENDINGS.iter().any(|one| ending == *one)) {
-            found.push(path);
+        let entry = entry?;
+        if report::is_place(&entry.file_name()) && entry.file_type()?.is_dir() {
+            add_files(&entry.path(), &mut found)?;
         }
     }
     found.sort();
     Ok(found)
+}
+
+/// Adds the files of the folder of an adapter, without those behind links.
+fn add_files(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_dir() && entry.file_name() != SCRATCH {
+            add_files(&path, found)?;
+        } else if kind.is_file()
+            && path.extension().is_some_and(|ending| ENDINGS.iter().any(|one| ending == *one))
+        {
+            found.push(path);
+        }
+    }
+    Ok(())
 }
 
 /// The end of a text, after a line with the number of bytes that are left out, if any.
@@ -106,14 +125,22 @@ mod tests {
         fs::write(folder.join("SUMMARY.md"), "# all").unwrap();
         fs::write(folder.join("adapter-0/facts.json"), "{}").unwrap();
         fs::write(folder.join("adapter-0").join(SCRATCH).join("big.json"), "{}").unwrap();
+        // What others have put there is not for the archive.
+        fs::create_dir_all(folder.join("adapter-of-mine")).unwrap();
+        for mine in ["credentials.json", "adapter-of-mine/notes.md", "adapter-0/key.pem"] {
+            fs::write(folder.join(mine), "secret").unwrap();
+        }
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(directory.path(), folder.join("adapter-0/link")).unwrap();
+        fs::write(directory.path().join("outside.json"), "secret").unwrap();
         // Random bytes do not shrink: twelve logs of a MiB are too long.
         let key = Key::new(1);
         let noise: Vec<u8> = (0..1 << 20).map(|at| key.words([at, 0])[0] as u8).collect();
         for log in 0..12 {
             fs::write(folder.join(format!("adapter-0/{log}.log")), &noise).unwrap();
         }
-        let path = write(&folder).unwrap();
-        assert_eq!(path, directory.path().join("report.tar.gz"));
+        write(&folder).unwrap();
+        let path = directory.path().join("report.tar.gz");
         assert!(fs::metadata(&path).unwrap().len() < BYTES_MAX as u64);
         let files = unpacked(&path);
         assert_eq!(files["report/SUMMARY.md"], b"# all");

@@ -34,6 +34,7 @@ use crate::ui::terminal::{print_error, print_line};
 use measures::PartReport;
 use parts::{PLANS, PartPlan};
 use potluck_core::files;
+use potluck_core::format::shell_word;
 use potluck_kernels::device::{Adapter, AdapterKind, Selection, list_adapters, no_adapter, select};
 use potluck_train::TrainError;
 use potluck_train::runtime::error::EXIT_CONFIGURATION;
@@ -79,22 +80,22 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     header.claim(&folder).map_err(UsageError)?;
     let report = Reporting { folder: &folder, header, args, signals: &signals };
     let outcome = report.all(&chosen);
-    let page = report.sum_up()?;
-    let archived = archive::write(&folder)?;
-    super::print(&page.text);
-    let place = archived.display();
-    match outcome {
-        Err(Halt::Interrupted(signal)) => {
-            let command = command_to_go_on(args);
-            Err(InterruptedReportError { signal, command }.into())
-        }
-        Err(Halt::Io(why)) => Err(failed(why).into()),
-        Ok(()) => {
-            print_line(&format!("the report is in {}", folder.display()));
-            print_line(&format!("send {place}: docs/hardware.md says where to"));
-            Ok(if page.has_failed { EXIT_FAILED } else { 0 })
-        }
+    if let Err(Halt::Io(why)) = outcome {
+        return Err(failed(why).into());
     }
+    let page = report.sum_up().map_err(failed)?;
+    super::print(&page.text);
+    let path = archive::path(&folder);
+    let archived =
+        archive::write(&folder).map_err(|why| TrainError::Io { path: path.clone(), why });
+    if let Err(Halt::Interrupted(signal)) = outcome {
+        let command = command_to_go_on(args);
+        return Err(InterruptedReportError { signal, command }.into());
+    }
+    print_line(&format!("the report is in {}", folder.display()));
+    archived?;
+    print_line(&format!("send {}: docs/hardware.md says where to", path.display()));
+    Ok(if page.has_failed { EXIT_FAILED } else { 0 })
 }
 
 /// Adapters with these names, or else all graphics cards.
@@ -131,7 +132,7 @@ fn chosen(names: &[String]) -> Result<Vec<ChosenAdapter>, TrainError> {
 }
 
 fn command_to_go_on(args: &HardwareArgs) -> String {
-    let mut command = format!("potluck hardware --out '{}'", args.out.display());
+    let mut command = format!("potluck hardware --out {}", shell_word(&args.out.to_string_lossy()));
     if args.minutes != parts::MINUTES as u32 {
         command += &format!(" --minutes {}", args.minutes);
     }
@@ -142,7 +143,7 @@ fn command_to_go_on(args: &HardwareArgs) -> String {
         command += &format!(" --only {}", part.name());
     }
     for name in &args.devices {
-        command += &format!(" '{name}'");
+        command += &format!(" {}", shell_word(name));
     }
     command
 }
@@ -232,7 +233,7 @@ impl Reporting<'_> {
             found.push(summary::OfAdapter { name, reports });
         }
         let page = summary::page(&self.header, &found, self.args.minutes);
-        files::replace(&self.folder.join("SUMMARY.md"), page.text.as_bytes())?;
+        files::replace(&self.folder.join(report::SUMMARY), page.text.as_bytes())?;
         Ok(page)
     }
 }

@@ -1,6 +1,7 @@
 //! Files of a report: one per part, and one for their common subject.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,13 @@ use potluck_core::files;
 use potluck_kernels::device::Adapter;
 
 /// Name of the file of the subject.
-const HEADER: &str = "report.json";
+pub const HEADER: &str = "report.json";
+
+/// Name of the page.
+pub const SUMMARY: &str = "SUMMARY.md";
+
+/// Start of the names of the folders of adapters.
+const PLACE: &str = "adapter-";
 
 /// Name of the folder of an adapter in which parts run, which is not part of the report.
 pub const SCRATCH: &str = "scratch";
@@ -61,10 +68,17 @@ impl Header {
     /// Writes the file into the folder of the report, and adds the adapters of an existing file.
     ///
     /// # Errors
-    /// Returns a sentence if the folder has a report of another program or of other sizes, or
-    /// cannot be written.
+    /// Returns a sentence if the folder has a report of another program or of other sizes, or other
+    /// files and no report, or cannot be written.
     pub fn claim(&mut self, folder: &Path) -> Result<(), String> {
         let path = folder.join(HEADER);
+        let has_files = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+        if has_files && !path.exists() {
+            return Err(format!(
+                "{} has other files and no report; name another folder with --out",
+                folder.display()
+            ));
+        }
         if let Ok(bytes) = fs::read(&path) {
             let found: Self = serde_json::from_slice(&bytes)
                 .map_err(|why| format!("{} is no report: {why}", path.display()))?;
@@ -85,7 +99,13 @@ impl Header {
 
 /// Returns the folder of an adapter.
 pub fn place_of(folder: &Path, index: usize) -> PathBuf {
-    folder.join(format!("adapter-{index}"))
+    folder.join(format!("{PLACE}{index}"))
+}
+
+/// Returns true for the name of the folder of an adapter.
+pub fn is_place(name: &OsStr) -> bool {
+    let index = name.to_str().and_then(|name| name.strip_prefix(PLACE));
+    index.is_some_and(|index| index.parse::<usize>().is_ok())
 }
 
 /// Returns the report of a completed part.

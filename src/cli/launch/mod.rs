@@ -7,7 +7,6 @@ mod nodelist;
 use std::net::SocketAddr;
 
 use self::environment::{FoundTask, TaskPlace};
-use super::addresses::all_addresses;
 use super::args::{JoinArgs, LaunchArgs, LauncherChoice, NetworkArgs, TrainArgs, WatchedArgs};
 use super::rendezvous::{PORT, check_address, with_port};
 use super::resume::holds_run;
@@ -15,6 +14,7 @@ use super::secrets::SecretArgs;
 use super::{UsageError, nodes, train};
 use crate::ui::terminal::print_line;
 use potluck_kernels::device::{AdapterKind, list_adapters};
+use potluck_net::nodes::all_addresses;
 
 /// Seconds for which nodes wait for each other, unless a flag says otherwise.
 const WAIT: u64 = 600;
@@ -31,6 +31,9 @@ pub fn run(args: &LaunchArgs) -> anyhow::Result<i32> {
                    number of nodes from --world or the launcher, and resumes from the newest \
                    checkpoint in --out";
         return Err(UsageError(why.into()).into());
+    }
+    if args.train.svg.is_some() {
+        return Err(UsageError("--svg is for `potluck train --explain schedule`".into()).into());
     }
     let flags = TaskPlace {
         rank: args.rank,
@@ -76,7 +79,7 @@ fn first_node(
     first.watched = watched(args, found);
     if holds {
         // The arguments of a new run do not apply to its continuation.
-        first.resume = Some(out.to_string_lossy().into_owned());
+        first.resume = Some(out.clone());
         first.init = None;
         first.add_tokens = false;
     }
@@ -150,7 +153,8 @@ fn devices(args: &TrainArgs, found: &FoundTask) -> Result<Option<String>, UsageE
     }
     let mut cards = Vec::new();
     for (index, adapter) in list_adapters().iter().enumerate() {
-        if adapter.kind != AdapterKind::Software && adapter.merged_into.is_none() {
+        let is_card = adapter.kind != AdapterKind::Software && adapter.merged_into.is_none();
+        if is_card && adapter.usable().is_ok() {
             cards.push(index);
         }
     }

@@ -16,7 +16,7 @@ pub(crate) struct Attempt {
     pub kernel: String,
     /// True if it was already among the previous attempts.
     is_second: bool,
-    /// True if the device was lost.
+    /// True if the device was lost or did not answer.
     is_lost: bool,
 }
 
@@ -76,7 +76,7 @@ impl AttemptFile {
         self.write();
     }
 
-    /// Removes the names, unless the device was lost.
+    /// Removes the names, unless the device was lost or did not answer.
     pub fn end(&mut self, is_lost: bool) {
         if is_lost {
             for attempt in &mut self.current {

@@ -428,7 +428,7 @@ fn damaged(path: &Path) -> PathBuf {
 
 /// Takes the exclusive lock of the cache file, held until the file is dropped. On a file system
 /// without locks, the file is returned without one.
-fn lock(path: &Path) -> io::Result<File> {
+pub(super) fn lock(path: &Path) -> io::Result<File> {
     let file = File::options().write(true).create(true).truncate(false).open(path)?;
     for _ in 0..TRIES {
         match file.try_lock() {

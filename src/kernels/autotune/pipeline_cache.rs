@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use super::cache;
 use super::certify::{WGPU, hash_text};
 use crate::Pipelines;
 use crate::device::{DeviceError, Gpu};
@@ -66,6 +67,8 @@ impl PipelineCacheFile {
         let hash = hash(&self.device, &data);
         if self.kept != Some(hash) {
             fs::create_dir_all(files::parent(&self.path))?;
+            // Processes that begin together write one temporary file.
+            let _lock = cache::lock(&files::beside(&self.path, ".lock"))?;
             files::replace(&self.path, &[&hash.as_bytes()[..], &data].concat())?;
             self.kept = Some(hash);
         }

@@ -564,7 +564,7 @@ impl KernelSelector {
                 drop(self.pipelines.get(gpu, dispatch));
             }
         }
-        self.cache.end_attempt(gpu.is_lost());
+        self.cache.end_attempt(gpu.has_failed());
     }
 
     /// Chooses a variant of each call that has several.
@@ -804,6 +804,15 @@ impl KernelSelector {
             Some(twin) => (twin.variants)(call, &Caps::of(gpu)),
             None => return Ok(Variant::new("none", Vec::new())),
         };
+        let least = variants.iter().map(Variant::workspace_bytes).min().unwrap_or(0);
+        if least > self.workspace_bytes {
+            let room = self.workspace_bytes;
+            return Err(DeviceError::Refused {
+                adapter: gpu.name.clone(),
+                what: call_key(call),
+                why: format!("it needs {least} bytes between its dispatches, of {room}"),
+            });
+        }
         variants.retain(|variant| variant.workspace_bytes() <= self.workspace_bytes);
         let own_key = call_key(call);
         let full_key = call_key(full);
@@ -1012,7 +1021,7 @@ impl KernelSelector {
         };
         self.cache.begin_attempt(&[attempt]);
         let result = body(self);
-        self.cache.end_attempt(result.is_err() && gpu.is_lost());
+        self.cache.end_attempt(result.is_err() && gpu.has_failed());
         result
     }
 

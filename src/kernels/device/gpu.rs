@@ -1,7 +1,8 @@
 //! An opened adapter: its queue, buffers and transfers, and the faults it reported.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::mem;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -73,6 +74,8 @@ pub struct Gpu {
     /// Names of the kernels that were submitted last, the oldest first.
     submitted: Lock<VecDeque<Arc<str>>>,
     faults: DeviceFaults,
+    /// True after a wait beyond the deadline.
+    is_hung: AtomicBool,
     allocation_count: AtomicU64,
 }
 
@@ -149,6 +152,7 @@ impl Gpu {
             driver: adapter.driver.clone(),
             submitted: Lock::default(),
             faults,
+            is_hung: AtomicBool::new(false),
             allocation_count: AtomicU64::new(0),
         })
     }
@@ -190,6 +194,12 @@ impl Gpu {
             *why = format!("{why}; the driver is {}{}", self.driver, self.last_submitted());
         }
         Some(fault)
+    }
+
+    /// Returns true if the device does not answer or is lost, and not because there was too little
+    /// memory: a kernel that ran then may be the cause.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.is_hung.load(Ordering::Relaxed) || self.faults.is_lost_with_memory()
     }
 
     /// Notes the names of kernels that are about to be submitted, for the error of a lost device.
@@ -397,8 +407,13 @@ impl Gpu {
         self.device.destroy();
     }
 
-    /// Returns the error that `what` took longer than [`Gpu::deadline`].
+    /// Returns the error that `what` took longer than [`Gpu::deadline`], after which the device
+    /// counts as hung.
     pub fn timeout(&self, what: &str) -> DeviceError {
+        if !self.is_hung.swap(true, Ordering::Relaxed) {
+            // The drop of the last handle of a queue waits for all of its work, without a limit.
+            mem::forget(self.queue.clone());
+        }
         DeviceError::Timeout {
             adapter: self.name.clone(),
             what: format!("{what}{}", self.last_submitted()),
@@ -554,6 +569,11 @@ impl DeviceFaults {
         self.reported.lock().lost
     }
 
+    fn is_lost_with_memory(&self) -> bool {
+        let reported = self.reported.lock();
+        reported.lost && !matches!(reported.first, Some(DeviceError::OutOfMemory { .. }))
+    }
+
     fn is_refusal(&self) -> bool {
         let reported = self.reported.lock();
         !reported.lost && matches!(reported.first, Some(DeviceError::Refused { .. }))
@@ -610,6 +630,7 @@ mod tests {
         let (adapter, what) = ("a".to_string(), "b".to_string());
         faults.reported.lock().first = Some(DeviceError::OutOfMemory { adapter, what });
         faults.lose(device_lost("later"));
+        assert!(faults.is_lost() && !faults.is_lost_with_memory());
         assert!(matches!(faults.take(), Some(DeviceError::OutOfMemory { .. })));
     }
 

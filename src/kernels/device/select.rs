@@ -68,6 +68,13 @@ impl Selection {
         }
     }
 
+    /// Queries the memory of an adapter again, which was last done when the adapters were listed.
+    pub fn refresh_memory(&mut self) {
+        if let Self::Adapter(adapter) = self {
+            adapter.memory = adapter.memory_now();
+        }
+    }
+
     /// Returns true if both are on one adapter, so that they share its memory.
     pub fn shares_adapter(&self, other: &Self) -> bool {
         match (self, other) {

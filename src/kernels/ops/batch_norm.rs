@@ -273,6 +273,8 @@ struct BatchNormCall<'a> {
     blocks: usize,
     /// Rows per block.
     strip: usize,
+    /// Blocks for which there is workspace: with fewer rows there are never more than these.
+    blocks_max: usize,
 }
 
 impl<'a> BatchNormCall<'a> {
@@ -280,13 +282,14 @@ impl<'a> BatchNormCall<'a> {
         let (rows, c) = call.rows_and_last(0);
         let width = if c.is_multiple_of(4) { c / 4 } else { c };
         let blocks = (INVOCATIONS / width).min(rows / STRIP_MIN);
-        let strip = rows.div_ceil(blocks.max(rows.div_ceil(ITERATIONS_MAX)).max(1));
-        Self { call, rows, c, width, blocks: rows.div_ceil(strip), strip }
+        let blocks_max = blocks.max(rows.div_ceil(ITERATIONS_MAX)).max(1);
+        let strip = rows.div_ceil(blocks_max);
+        Self { call, rows, c, width, blocks: rows.div_ceil(strip), strip, blocks_max }
     }
 
     fn dispatches(&self) -> Vec<Dispatch> {
         use Operand::{Input, Output};
-        let partials = Operand::workspace(2 * self.blocks * self.c);
+        let partials = Operand::workspace(2 * self.blocks_max * self.c);
         let blocks = grid(self.blocks * self.width, 64);
         let columns = grid(self.c, COLUMNS);
         let elements = grid(self.rows * self.width, 256);

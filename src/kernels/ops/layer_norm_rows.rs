@@ -57,7 +57,9 @@ pub fn with_sums(call: &OpCall, dx: Dispatch, sums: usize) -> Option<(Dispatch, 
     let each = group / lanes;
     let strip = rows.div_ceil(WORKGROUPS).max(ROWS_MIN).next_multiple_of(each);
     let blocks = rows.div_ceil(strip);
-    let values = sums * blocks * c;
+    // With fewer rows there are never more blocks than this.
+    let blocks_max = rows.div_ceil(ROWS_MIN).min(WORKGROUPS);
+    let values = sums * blocks_max * c;
     if blocks < 2 || strip.div_ceil(each) > ITERATIONS_MAX || values > WORKSPACE_VALUES_MAX {
         return None;
     }

@@ -28,13 +28,14 @@ pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant
     // Invocations that share a column.
     let share = GROUP / columns;
     let tiles = outer * width.div_ceil(columns);
-    let blocks = (WORKGROUPS / tiles.max(1)).min(middle / (share * TERMS));
-    if blocks < 2 {
+    let blocks_max = (WORKGROUPS / tiles.max(1)).min(middle / (share * TERMS));
+    if blocks_max < 2 {
         return None;
     }
-    let strip = middle.div_ceil(blocks);
+    let strip = middle.div_ceil(blocks_max);
     let blocks = middle.div_ceil(strip);
-    let sums = terms.sums * outer * blocks * inner;
+    // With fewer rows there are never more blocks than this.
+    let sums = terms.sums * outer * blocks_max * inner;
     if strip.div_ceil(share) > ITERATIONS_MAX || sums > WORKSPACE_VALUES_MAX {
         return None;
     }

@@ -1,7 +1,7 @@
 //! Addresses at which others may reach this machine, and addresses of other machines by name.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs, UdpSocket};
 
 use if_addrs::{IfOperStatus, Interface};
 
@@ -29,6 +29,14 @@ const INNER_NETWORKS: &[&str] = &[
 /// Flags of a short-lived IPv6 address in Linux (`IFA_F_`): temporary, duplicate, deprecated, or
 /// not checked yet.
 const PASSING_FLAGS: u32 = 0x01 | 0x08 | 0x20 | 0x40;
+
+/// Returns the unspecified address, which stands for all addresses of this machine: of IPv6, which
+/// includes IPv4, or of IPv4 on a machine without IPv6.
+pub fn all_addresses(port: u16) -> SocketAddr {
+    let both = SocketAddr::from(([0; 16], port));
+    let has_both = UdpSocket::bind(SocketAddr::new(both.ip(), 0)).is_ok();
+    if has_both { both } else { SocketAddr::from(([0; 4], port)) }
+}
 
 /// Returns the addresses of a socket of this machine to announce to others: the typed ones, in
 /// which port 0 stands for the socket's port, or otherwise up to eight addresses of its interfaces,

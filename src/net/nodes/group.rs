@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
-use super::addresses::resolve;
+use super::addresses::{all_addresses, resolve};
 use super::connection::{FrameReceiver, NodeConnection, NodeLink, ValueReceiver};
 use super::driver::{ClusterEvent, ClusterHandle, ClusterHandleOptions};
 use crate::cluster::{
@@ -238,7 +238,7 @@ pub fn rank_greeting(port: u16, purpose: &str, ranks: u32) -> Hello {
 /// Returns any free port of the addresses from which these can be reached.
 pub fn any_port_towards(peers: &[SocketAddr]) -> SocketAddr {
     let is_v4 = peers.iter().all(SocketAddr::is_ipv4);
-    SocketAddr::new(if is_v4 { [0; 4].into() } else { [0; 16].into() }, 0)
+    if is_v4 { SocketAddr::from(([0; 4], 0)) } else { all_addresses(0) }
 }
 
 /// Returns the greeting of this process, which listens at `port`. Nodes with another purpose refuse

@@ -10,7 +10,7 @@ mod incoming_messages;
 mod link_rate;
 mod link_status;
 
-pub use addresses::{advertised, resolve};
+pub use addresses::{advertised, all_addresses, resolve};
 pub use connection::{FrameReceiver, NodeConnection, NodeLink, ReceiveFrames, ValueReceiver};
 pub use driver::{ClusterEvent, ClusterHandle, ClusterHandleError, ClusterHandleOptions};
 pub use group::{

@@ -26,7 +26,7 @@ const EFFECTIVE: &[&str] = &[
 const FLAGS: [(&str, &str); 3] = [
     ("parallel.devices", "give --devices instead"),
     ("train.eval_samples", "give --samples of eval instead"),
-    ("train.micro_batch_size", "give --micro-batch instead"),
+    ("train.micro_batch_size", "give --micro-batch of eval instead"),
 ];
 
 /// Checks that the keys set by `overrides` have an effect on `eval` and `generate`. Unknown names
@@ -62,7 +62,7 @@ mod tests {
             ("parallel.devices=cpu*2", "give --devices instead"),
             ("devices=cpu", "give --devices instead"),
             ("train.eval_samples=3", "give --samples of eval instead"),
-            ("train.micro_batch_size=64", "give --micro-batch instead"),
+            ("train.micro_batch_size=64", "give --micro-batch of eval instead"),
             ("train.steps=3", "leave it out"),
             ("optim.lr=0.1", "leave it out"),
         ] {

@@ -40,6 +40,7 @@ use potluck_parallel::planner::plans::Plans;
 
 use host::RunHost;
 pub use outcome::RunOutcome;
+pub use saving::OWN_FILES;
 pub use starting::StartingModel;
 pub use startup::event_of_tuning;
 

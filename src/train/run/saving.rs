@@ -12,6 +12,10 @@ use potluck_core::files;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const RUN_TOML: &str = "run.toml";
+const RESOLVED_TOML: &str = "resolved.toml";
+
+/// Names of the files that a run writes into its directory at its start, in place of others.
+pub const OWN_FILES: [&str; 2] = [RUN_TOML, RESOLVED_TOML];
 
 /// Start of the line of `run.toml` that names the initial model.
 const STARTED_FROM: &str = "# Started from ";
@@ -26,7 +30,7 @@ impl Run {
             VERSION,
         );
         let configuration = self.origin() + &self.spec.run_toml;
-        let files = [(RUN_TOML, configuration), ("resolved.toml", decided)];
+        let files = [(RUN_TOML, configuration), (RESOLVED_TOML, decided)];
         for (name, text) in files {
             let path = self.host.options.out.join(name);
             files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;

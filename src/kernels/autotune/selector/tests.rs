@@ -680,8 +680,11 @@ fn a_call_beyond_the_limits_leaves_the_kernel_to_others() {
     });
 }
 
-#[test]
-fn a_kernel_that_loses_the_device_is_not_tried_again() {
+/// Returns the notes of the next run, and the kernels that are switched off in it, after a kernel
+/// that ends the work of a device.
+fn after_failure(
+    fail: impl Fn(&Gpu) -> Result<(), DeviceError>,
+) -> (Vec<String>, Vec<(String, String)>) {
     let adapter = crate::testing::adapters().into_iter().next().unwrap();
     let gpu = Gpu::open_portable(&adapter, crate::device::ShaderChecks::Disabled).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -689,23 +692,33 @@ fn a_kernel_that_loses_the_device_is_not_tried_again() {
     // As on a graphics card.
     kernels.cache.open_attempts();
     let (hash, kernel) = ("a hash".to_string(), "matmul_tile of matmul".to_string());
-    let lost = kernels.trying(&gpu, Some((hash, kernel)), |_| {
-        gpu.destroy();
-        gpu.check()
-    });
-    assert!(matches!(lost, Err(DeviceError::Lost { .. })), "{lost:?}");
-    // Kernels after the loss are not its cause.
-    let error = kernels.prepare(&gpu, &plan(), &enough(), &mut |_| {});
-    assert!(matches!(error, Err(DeviceError::Lost { .. })), "{error:?}");
+    let failed = kernels.trying(&gpu, Some((hash, kernel)), |_| fail(&gpu));
+    assert!(failed.is_err());
+    if gpu.is_lost() {
+        // Kernels after the loss are not its cause.
+        let error = kernels.prepare(&gpu, &plan(), &enough(), &mut |_| {});
+        assert!(matches!(error, Err(DeviceError::Lost { .. })), "{error:?}");
+    }
     drop(kernels);
-    // The next run does not try the kernel that lost the device.
     let mut cache = cache_in(directory.path());
     cache.open_attempts();
-    let notes = cache.take_notes();
-    assert!(
-        notes.len() == 1 && notes[0].contains(" is switched off: the process ended"),
-        "{notes:?}"
-    );
-    let off = crate::autotune::cache::summary(&cache).off;
-    assert!(off.len() == 1 && off[0].0.starts_with("matmul"), "{off:?}");
+    (cache.take_notes(), crate::autotune::cache::summary(&cache).off)
+}
+
+#[test]
+fn a_kernel_that_loses_the_device_or_keeps_it_from_answering_is_not_tried_again() {
+    let lost = |gpu: &Gpu| {
+        gpu.destroy();
+        gpu.check()
+    };
+    let hung = |gpu: &Gpu| Err(gpu.timeout("a product"));
+    for (notes, off) in [after_failure(lost), after_failure(hung)] {
+        assert!(
+            notes.len() == 1 && notes[0].contains(" is switched off: the process ended"),
+            "{notes:?}"
+        );
+        assert!(off.len() == 1 && off[0].0.starts_with("matmul"), "{off:?}");
+    }
+    let refused = |gpu: &Gpu| Err(gpu.refused("a product", "for a test".into()));
+    assert_eq!(after_failure(refused), (Vec::new(), Vec::new()));
 }

@@ -52,7 +52,9 @@ mod tests {
     use crate::{DeviceClass, Variant};
     use potluck_graph::model::GptConfig;
     use potluck_graph::model::gpt::cached_gpt;
-    use potluck_graph::{Builder, Init, ModelGraph, PlanOptions, Unary, differentiate};
+    use potluck_graph::{
+        Builder, Conv2dOptions, Init, ModelGraph, PlanOptions, Unary, differentiate,
+    };
 
     /// Sums that kernels split, whose parts take memory.
     fn plan(workspace_bytes_max: usize) -> Plan {
@@ -73,6 +75,59 @@ mod tests {
         assert!(usual > 4096, "{usual}");
         assert!((1..usual).contains(&bytes(usual - 1)));
         assert!(bytes(0) < 4096, "{}", bytes(0));
+    }
+
+    /// Layers whose gradients by parameters are sums over the rows, which kernels split.
+    fn layers_with_sums_over_rows() -> Plan {
+        let mut b = Builder::new();
+        let mut x = b.input("x", &[1, 12, 12, 32]);
+        let weight = |b: &mut Builder, name: &str, dims: &[usize]| {
+            b.parameter(name, dims, Init::Normal { std: 0.1 })
+        };
+        for (name, kernel, stride) in [("a", 2, 2), ("b", 3, 1), ("c", 1, 1)] {
+            let w = weight(&mut b, name, &[32, 32, kernel, kernel]);
+            let options = Conv2dOptions { stride: [stride; 2], ..Conv2dOptions::default() };
+            x = b.conv2d(x, w, None, options).unwrap();
+        }
+        let w = weight(&mut b, "depthwise", &[32, 1, 3, 3]);
+        let options = Conv2dOptions { groups: 32, padding: [1; 2], ..Conv2dOptions::default() };
+        x = b.conv2d(x, w, None, options).unwrap();
+        let x = b.reshape(x, &[16 * 32]).unwrap();
+        let w = weight(&mut b, "wide", &[128, 16 * 32]);
+        let bias = b.parameter("bias", &[128], Init::Zeros);
+        let x = b.linear(x, w, Some(bias)).unwrap();
+        let x = b.batch_norm("norm", x).unwrap();
+        let [gain, shift] = ["gain", "shift"].map(|name| b.parameter(name, &[128], Init::Ones));
+        let x = b.layer_norm(x, gain, Some(shift)).unwrap();
+        let target = b.input("target", &[1, 128]);
+        b.squared_error_loss(x, target).unwrap();
+        Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(1100))
+    }
+
+    /// Micro-batches may have any number of rows up to the capacity, and kernels round the lengths
+    /// of the parts of their sums.
+    #[test]
+    fn kernels_of_fewer_rows_have_room_wherever_sums_are_split() {
+        let plan = layers_with_sums_over_rows();
+        for class in [DeviceClass::Hardware, DeviceClass::Software] {
+            let caps = Caps { class, ..Caps::EVERY };
+            let full = distinct_calls(&plan, caps);
+            for rows in (1..=1100).rev().step_by(7) {
+                for call in distinct_calls_of(&plan, caps, true, rows) {
+                    let op = &call.owned_call.op;
+                    let same = full.iter().filter(|whole| whole.owned_call.op == *op);
+                    for variant in &call.variants {
+                        let rooms = same.clone().flat_map(|whole| &whole.variants);
+                        let rooms = rooms.filter(|of_full| of_full.name == variant.name);
+                        let Some(room) = rooms.map(Variant::workspace_bytes).max() else {
+                            continue;
+                        };
+                        let needed = variant.workspace_bytes();
+                        assert!(needed <= room, "{op} {}: {rows} rows {needed}", variant.name);
+                    }
+                }
+            }
+        }
     }
 
     /// Kernels split the keys for one token of a few texts, and not for a prompt.

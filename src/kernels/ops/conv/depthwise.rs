@@ -61,9 +61,11 @@ fn weight_grad(call: &OpCall, geometry: &Geometry) -> Vec<Dispatch> {
     let wanted = INVOCATIONS.div_ceil(vectors).min(lines / LINES_MIN);
     let least = (lines * (geometry.out[1] + 1)).div_ceil(ITERATIONS_MAX / 2);
     let most = WORKSPACE_VALUES_MAX / geometry.weights();
-    let part = lines.div_ceil(wanted.max(least).min(most).max(1));
+    let count_max = wanted.max(least).min(most).max(1);
+    let part = lines.div_ceil(count_max);
     let count = lines.div_ceil(part);
-    let workspace = Operand::workspace(count * geometry.weights());
+    // With fewer lines there are never more parts than this.
+    let workspace = Operand::workspace(count_max * geometry.weights());
     let product = Dispatch {
         shader: Shader::new("conv_depthwise", "weight_parts")
             .with_operands(call.precision)

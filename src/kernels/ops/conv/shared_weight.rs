@@ -28,6 +28,8 @@ struct TiledWeight {
     /// Places of a part.
     part: usize,
     parts: usize,
+    /// Parts for which there is workspace: with fewer places there are never more than these.
+    parts_max: usize,
 }
 
 impl TiledWeight {
@@ -47,11 +49,12 @@ impl TiledWeight {
             groups: geometry.groups(),
             part: 0,
             parts: 1,
+            parts_max: 1,
         };
         let places = geometry.positions();
-        let wanted = (WORKGROUPS / whole.workgroups()).min(places / PLACES_MIN).min(most).max(1);
-        let part = places.div_ceil(wanted).next_multiple_of(tile.k as usize);
-        Some(Self { part, parts: places.div_ceil(part), ..whole })
+        let parts_max = (WORKGROUPS / whole.workgroups()).min(places / PLACES_MIN).min(most).max(1);
+        let part = places.div_ceil(parts_max).next_multiple_of(tile.k as usize);
+        Some(Self { part, parts: places.div_ceil(part), parts_max, ..whole })
     }
 
     /// Tiles down and across a product.
@@ -81,7 +84,7 @@ pub fn dispatches(call: &OpCall, geometry: &Geometry, tile: WorkgroupTile) -> Ve
     let Some(tiled) = TiledWeight::new(geometry, tile) else { return Vec::new() };
     let TiledWeight { width, terms, parts, .. } = tiled;
     let each = geometry.o * terms;
-    let workspace = Operand::workspace(parts * each);
+    let workspace = Operand::workspace(tiled.parts_max * each);
     let a_vectors = geometry.o.is_multiple_of(4) && geometry.group_o().is_multiple_of(4);
     let b_vectors = geometry.c.is_multiple_of(4) && geometry.group_c().is_multiple_of(4);
     let shader = tile

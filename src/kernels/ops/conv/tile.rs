@@ -309,11 +309,13 @@ fn weight_grad(call: &OpCall, geometry: &Geometry, tile: RegisterTile) -> Vec<Di
     let Geometry { size: [h, w], c, out: [oh, ow], o, kernel, options, .. } = *geometry;
     let sizes = Sizes2d::of(geometry);
     let rows = geometry.b * oh;
-    let part = rows.div_ceil(part_count(geometry, tile));
+    let parts_max = part_count(geometry, tile);
+    let part = rows.div_ceil(parts_max);
     let parts = rows.div_ceil(part);
     let [each, across] = sizes.tiles(tile);
     let tiles = each * sizes.count * parts;
-    let workspace = Operand::workspace(parts * geometry.weights());
+    // With fewer rows there are never more parts than this.
+    let workspace = Operand::workspace(parts_max * geometry.weights());
     let [sh, sw] = options.stride;
     let [ph, pw] = options.padding;
     let [dh, dw] = options.dilation;

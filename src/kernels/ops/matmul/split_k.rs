@@ -56,6 +56,8 @@ pub(crate) struct SplitK {
     pub name: &'static str,
     tile: Tile,
     count: usize,
+    /// Parts for which there is workspace: with fewer terms there are never more than these.
+    count_max: usize,
     /// Terms of each part but the last one; whole stages of a tile in workgroup memory.
     terms: usize,
 }
@@ -78,7 +80,9 @@ impl SplitK {
         }
         let terms = CACHED_TERMS.max(sizes.k.div_ceil(most));
         let name = OF_REGISTERS;
-        Some(Self { name, tile: Tile::Register(tile), count: sizes.k.div_ceil(terms), terms })
+        let count = sizes.k.div_ceil(terms);
+        let count_max = sizes.k.div_ceil(CACHED_TERMS).min(most);
+        Some(Self { name, tile: Tile::Register(tile), count, count_max, terms })
     }
 
     /// Returns the splits of some tiles that are candidates for these sizes, the largest tile
@@ -101,12 +105,13 @@ impl SplitK {
         let values = sizes.values();
         let filling = FILLS.map(|(workgroups, terms)| (workgroups / tiles).min(sizes.k / terms));
         let most = WORKSPACE_VALUES_MAX / values.max(1);
-        let parts = filling[0].max(filling[1]).min(most);
-        if !is_whole || parts < 2 {
+        let count_max = filling[0].max(filling[1]).min(most);
+        if !is_whole || count_max < 2 {
             return None;
         }
-        let terms = sizes.k.div_ceil(parts).next_multiple_of(tile.k as usize);
-        Some(Self { name, tile: Tile::Workgroup(tile), count: sizes.k.div_ceil(terms), terms })
+        let terms = sizes.k.div_ceil(count_max).next_multiple_of(tile.k as usize);
+        let count = sizes.k.div_ceil(terms);
+        Some(Self { name, tile: Tile::Workgroup(tile), count, count_max, terms })
     }
 
     /// Returns true if a device has enough registers for the tile.
@@ -135,7 +140,7 @@ impl SplitK {
     pub fn dispatches(&self, call: &OpCall, sizes: &Sizes) -> Vec<Dispatch> {
         let values = sizes.batch * sizes.m * sizes.n;
         let row_sums = if self.has_row_sums(sizes) { sizes.m } else { 0 };
-        let partials = Operand::workspace(self.count * (values + row_sums));
+        let partials = Operand::workspace(self.count_max * (values + row_sums));
         let parts = [self.count, self.terms];
         let first = match self.tile {
             Tile::Workgroup(tile) => shared::dispatch_split_k(call, sizes, tile, parts, partials),
