@@ -12,7 +12,7 @@ use potluck_core::format::{clock, counted, counted_large, grouped, shell_word};
 use potluck_data::tokenizer::TOKENIZER;
 use potluck_data::{PrepareOptions, PrepareProgress, Prepared, TokenizerFile, prepare};
 use potluck_train::TrainError;
-use potluck_train::hugging_face::ModelDirectory;
+use potluck_train::hugging_face::located;
 
 /// Time between progress lines on a terminal, where they replace each other, and elsewhere.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
@@ -81,10 +81,10 @@ fn tokenizer_path(named: &Path) -> anyhow::Result<PathBuf> {
         return Ok(named.join(TOKENIZER));
     }
     let name = named.to_string_lossy();
-    let directory = ModelDirectory::open(&name).map_err(|why| {
+    let directory = located(&name).map_err(|why| {
         usage(format!("--tokenizer {name}: is no tokenizer.json and no directory with one ({why})"))
     })?;
-    Ok(directory.path().join(TOKENIZER))
+    Ok(directory.join(TOKENIZER))
 }
 
 fn usage(why: String) -> anyhow::Error {

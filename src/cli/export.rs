@@ -3,7 +3,7 @@
 use super::args::{ExportArgs, ExportFormat};
 use super::model::{LoadedModel, load_with};
 use crate::ui::terminal::print_line;
-use potluck_data::{ChatTemplate, Tokenizer};
+use potluck_data::{ChatTemplate, Tokenizer, TokenizerFile};
 use potluck_train::TrainError;
 use potluck_train::gguf::{self, GgufModel, SpecialTokens};
 use potluck_train::hugging_face::{self, ExportedModel, ModelFiles};
@@ -40,7 +40,10 @@ fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), 
                 Some(directory) => ModelFiles::read(directory)?,
                 None => ModelFiles::default(),
             };
-            let tokenizer = tokenizer.map(Tokenizer::to_file).transpose()?;
+            let tokenizer = match tokenizer {
+                Some(tokenizer) => Some(as_trained(loaded, tokenizer.to_file()?)?),
+                None => None,
+            };
             let model = ExportedModel {
                 family: &*spec.model,
                 parameters: &loaded.parameters,
@@ -61,6 +64,7 @@ fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), 
                            none; train it with data.tokenizer = PATH";
                 return Err(TrainError::InvalidRequest(why.into()));
             };
+            let tokenizer = as_trained(loaded, tokenizer.clone())?;
             let template = match &loaded.files {
                 Some(directory) => ChatTemplate::of_directory(directory)?,
                 None => None,
@@ -88,4 +92,13 @@ fn write(args: &ExportArgs, loaded: &LoadedModel, spec: &RunSpec) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// Returns the tokenizer with which other programs encode texts as they were encoded in training: a
+/// run that did not start from a model's files has no tokens around its texts.
+fn as_trained(loaded: &LoadedModel, tokenizer: TokenizerFile) -> Result<TokenizerFile, TrainError> {
+    if loaded.files.is_some() {
+        return Ok(tokenizer);
+    }
+    Ok(tokenizer.without_template()?)
 }

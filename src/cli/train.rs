@@ -22,7 +22,7 @@ use potluck_core::faults::Faults;
 use potluck_core::format::shell_word;
 use potluck_core::metrics::{Sink, Sinks};
 use potluck_data::tokenizer::TOKENIZER;
-use potluck_data::{Tokenizer, TokenizerKind, is_described};
+use potluck_data::{Tokenizer, TokenizerKind, is_described, is_json_lines};
 use potluck_kernels::autotune::catalog;
 use potluck_net::status::RunAbout;
 use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
@@ -223,6 +223,12 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
             ));
         }
     }
+    if point.is_none()
+        && !args.quiet
+        && let Some(note) = note_of_raw_json(&resolved)
+    {
+        print_line(&note);
+    }
     let spec = RunSpec::resolved(&resolved);
     let before = match &point {
         Some(point) => RunBefore::of(&point.checkpoint.meta.placement, continued.is_some()),
@@ -325,6 +331,22 @@ fn refuse_own_file(config: Option<&Path>, out: &Path) -> Result<(), UsageError> 
         }
     }
     Ok(())
+}
+
+/// Returns a note on a file of JSON lines whose text is trained on as it is, unless that was asked
+/// for.
+fn note_of_raw_json(resolved: &Resolved) -> Option<String> {
+    let Resolved { config: RunConfig { data, .. }, typed, .. } = resolved;
+    let path = data.path.as_ref()?;
+    let is_derived = data.kind == DataKind::Text && !typed.now.contains("data.kind");
+    if !is_derived || !is_json_lines(path) {
+        return None;
+    }
+    Some(format!(
+        "note: {} has documents as lines of JSON, and its text is trained on as it is, with keys \
+         and escapes: `potluck data prepare` makes tokens of the documents",
+        path.display()
+    ))
 }
 
 /// Finds the saved data of a resumed run, unless others are set.

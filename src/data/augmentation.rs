@@ -1,6 +1,6 @@
 //! Augmentation of pictures: random crops and flips, a pure function of (seed, step, sample).
 
-use super::{DataError, SampleDescription};
+use super::{DataError, SampleDescription, has_channels_last};
 use potluck_core::rng::Key;
 use potluck_core::{Setting, Site, Wording};
 
@@ -40,6 +40,14 @@ impl Augmentation {
                 Setting::Flip
             ))));
         };
+        if has_channels_last(shape) {
+            return Err(refused(Wording::new(format_args!(
+                "{} and {} change pictures of channels, height and width, and those of {shape:?} \
+                 have their channels last; save them as by numpy.transpose(pictures, (0, 3, 1, 2))",
+                Setting::Crop,
+                Setting::Flip
+            ))));
+        }
         if shape.contains(&0) {
             return Err(refused(format!("pictures of the shape {shape:?} have no pixels").into()));
         }
@@ -143,6 +151,7 @@ mod tests {
         };
         assert!(refused(&[12], 1).contains("change pictures, and the samples have the shape [12]"));
         assert!(refused(&[1, 0, 4], 1).contains("have no pixels"));
+        assert!(refused(&[28, 28, 1], 1).contains("have their channels last"));
         assert!(refused(&[1, 4, 4], 5).contains("more than the size of the pictures, 4 x 4"));
     }
 

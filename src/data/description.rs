@@ -40,6 +40,24 @@ impl SampleDescription {
     }
 }
 
+/// Least height and width of samples of three sizes that count as pictures with channels last.
+const PICTURE_SIDE_MIN: usize = 8;
+/// Most times as high as wide, or as wide as high, of those with one or two channels: a series of
+/// many steps may also have a last size of 1.
+const PICTURE_ASPECT_MAX: usize = 4;
+
+/// Returns true if samples of this shape look like pictures whose channels come last, which are not
+/// read as pictures.
+pub fn has_channels_last(shape: &[usize]) -> bool {
+    let [height, width, channels] = *shape else { return false };
+    let (least, most) = (height.min(width), height.max(width));
+    match channels {
+        1 | 2 => least >= PICTURE_SIDE_MIN && most <= PICTURE_ASPECT_MAX * least,
+        3 | 4 => least >= PICTURE_SIDE_MIN,
+        _ => false,
+    }
+}
+
 /// Description of data other than text, which a checkpoint keeps.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -49,4 +67,20 @@ pub enum DataDescription {
         vocabulary: usize,
     },
     Samples(SampleDescription),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pictures_with_channels_last_are_told_from_series_and_from_channels_first() {
+        for shape in [[28, 28, 1], [32, 24, 2], [32, 400, 3], [8, 8, 4]] {
+            assert!(has_channels_last(&shape), "{shape:?}");
+        }
+        for shape in [[1, 28, 28], [3, 8, 8], [64, 1000, 1], [4, 28, 1], [8, 8, 5]] {
+            assert!(!has_channels_last(&shape), "{shape:?}");
+        }
+        assert!(!has_channels_last(&[28, 28]) && !has_channels_last(&[28, 28, 1, 1]));
+    }
 }

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{DataError, Samples};
+use super::{DataError, Samples, has_channels_last};
 
 /// Samples that are read together for a sum: enough to keep all cores busy, in little memory.
 const AT_A_TIME: usize = 4096;
@@ -83,6 +83,8 @@ impl Normalization {
 pub fn groups(shape: &[usize]) -> usize {
     match shape {
         [columns] => *columns,
+        // The values of a channel do not lie one after the other.
+        _ if has_channels_last(shape) => 1,
         [channels, _, _] => *channels,
         _ => 1,
     }

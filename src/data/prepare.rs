@@ -471,6 +471,7 @@ impl TokenOutput {
             tokenizer: Some(options.tokenizer.blake3().into()),
             documents: Some(starts.map(bytemuck::pod_read_unaligned).collect()),
             mask: None,
+            end_token: options.end_token,
             inputs: Some(self.state.inputs),
         };
         files::replace(&out.join(TOKENIZER), options.tokenizer.json())?;

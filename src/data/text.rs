@@ -1,8 +1,9 @@
 //! Text data set: the tokens of a text, divided into a training split and a validation split, the
 //! held-out tail.
 
+use std::fs;
+use std::io::{self, BufRead, Read};
 use std::path::Path;
-use std::{fs, io};
 
 use super::{DataError, DataFile, FileRole, Split, Tokenizer, TokenizerKind, tokens};
 
@@ -53,6 +54,22 @@ pub struct TextData {
     training: usize,
     /// File of the text; `None` for a text in memory.
     file: Option<DataFile>,
+}
+
+/// Longest first line of JSON lines that is recognized, in bytes.
+const JSON_LINE_MAX: u64 = 1 << 20;
+
+/// Returns true if a file is named as one of JSON lines and begins with an object: its text has
+/// keys and escapes that no reader of the documents wants to learn.
+pub fn is_json_lines(path: &Path) -> bool {
+    let ending = path.extension().unwrap_or_default();
+    if ending != "jsonl" && ending != "ndjson" {
+        return false;
+    }
+    let Ok(file) = fs::File::open(path) else { return false };
+    let mut line = Vec::new();
+    let read = io::BufReader::new(file.take(JSON_LINE_MAX)).read_until(b'\n', &mut line);
+    read.is_ok() && serde_json::from_slice::<serde_json::Map<_, _>>(&line).is_ok()
 }
 
 /// Returns a text in UTF-8 without the byte order mark that programs of Windows put in front of it,
@@ -314,6 +331,21 @@ mod tests {
         fs::write(&file, "abcäef").unwrap();
         let data = TextData::load(&file, TokenizerKind::Byte, 0.0, 4).unwrap();
         assert_eq!(data.tokens(Split::Train).len(), 7);
+    }
+
+    #[test]
+    fn json_lines_are_recognized_by_name_and_content() {
+        let directory = tempfile::tempdir().unwrap();
+        let is = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            is_json_lines(&path)
+        };
+        assert!(is("a.jsonl", "{\"text\": \"one\"}\n{"));
+        assert!(is("a.ndjson", "{\"text\": \"one\"}"));
+        assert!(!is("a.txt", "{\"text\": \"one\"}\n") && !is("b.jsonl", "some text\n"));
+        assert!(!is("c.jsonl", "[1]\n") && !is("d.jsonl", ""));
+        assert!(!is_json_lines(&directory.path().join("missing.jsonl")));
     }
 
     /// A run can then be resumed on a machine without the cache that it used.

@@ -95,6 +95,9 @@ pub(crate) struct TokenFileInfo {
     /// Hash of the mask of targets, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
+    /// Token that ends the documents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_token: Option<u32>,
     /// Hash of the inputs of the preparation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inputs: Option<String>,
@@ -120,6 +123,7 @@ impl TokenFileInfo {
             tokenizer: None,
             documents: None,
             mask: None,
+            end_token: None,
             inputs: None,
         }
     }
@@ -142,6 +146,12 @@ impl TokenFileInfo {
         }
         if info.vocabulary == 0 {
             return refuse("vocabulary", "is 0; expected the number of different tokens".into());
+        }
+        if let Some(end) = info.end_token
+            && end as usize >= info.vocabulary
+        {
+            let why = format!("{end} is not less than the vocabulary of {}", info.vocabulary);
+            return refuse("end_token", why);
         }
         let hashes = [
             ("blake3", Some(&info.blake3)),
@@ -317,6 +327,11 @@ impl TokenFile {
             return Err(DataError::of_file(self.tokenizer.display(), why));
         }
         Ok(Some(found))
+    }
+
+    /// Returns a tokenizer of these tokens, which knows the token that ends their documents.
+    pub fn with_end_token(&self, tokenizer: TokenizerFile) -> TokenizerFile {
+        tokenizer.with_end(self.info.end_token)
     }
 
     /// Returns the path of the tokenizer beside the tokens, which need not exist.

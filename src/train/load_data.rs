@@ -63,11 +63,14 @@ impl RunSpec {
             DataSource::Tokens(path) => {
                 let file = Arc::new(TokenFile::open(path, *held_out, context)?);
                 let tokenizer = self.tokenizer_of(&file, path, saved)?;
-                let vocabulary = file.vocabulary();
-                let windows = TokenWindows { file, context };
+                let windows = TokenWindows { file: Arc::clone(&file), context };
                 match tokenizer {
-                    Some(tokenizer) => RunData::of_tokens(windows, Tokenizer::File(tokenizer)),
+                    Some(tokenizer) => {
+                        let tokenizer = file.with_end_token(tokenizer);
+                        RunData::of_tokens(windows, Tokenizer::File(tokenizer))
+                    }
                     None => {
+                        let vocabulary = vocabulary_of(&file, path, saved)?;
                         let description = DataDescription::Tokens { vocabulary };
                         RunData::described(Arc::new(windows), description)
                     }
@@ -266,4 +269,19 @@ fn remove_oldest(directory: &Path) {
     for (_, path) in known.into_iter().take(surplus) {
         let _ = fs::remove_dir_all(path);
     }
+}
+
+/// Returns the vocabulary of token ids without a tokenizer: the model's, for a model that there is,
+/// or else one more than the largest id.
+fn vocabulary_of(file: &TokenFile, path: &Path, saved: &SavedData) -> Result<usize, DataError> {
+    let of_file = file.vocabulary();
+    let Some(DataDescription::Tokens { vocabulary }) = saved.description else {
+        return Ok(of_file);
+    };
+    if of_file > vocabulary {
+        let why = format!("has ids of a vocabulary of {of_file}, and the model has {vocabulary}");
+        let (name, place) = (path.display().to_string(), String::new());
+        return Err(DataError::Invalid { name, place, why: why.into() });
+    }
+    Ok(vocabulary)
 }

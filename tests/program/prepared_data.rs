@@ -49,6 +49,11 @@ fn texts_prepared_are_trained_on() {
     assert_eq!((&info["version"], info["documents"].as_array().unwrap().len()), (&2.into(), 1000));
     assert!(desk.run(line).ok().err.contains("were already prepared"));
 
+    // JSON that is not prepared is trained on as it is, which is told.
+    let raw = "--data b.jsonl --set model.context=16 --devices cpu --steps 1";
+    let told = desk.run(&format!("train tiny.toml {raw} --out raw")).ok();
+    assert!(told.line("note: b.jsonl has documents as lines of JSON").contains("data prepare"));
+
     desk.run(&format!("train --data tokens {MODEL} --steps 3 --out run")).ok();
     let tokenizer = &desk.manifest("run", 3)["meta"]["tokenizer"];
     assert_eq!(tokenizer["blake3"], info["tokenizer"]);
@@ -63,6 +68,16 @@ fn texts_prepared_are_trained_on() {
         evaluated["loss"].as_f64().unwrap()
     };
     assert_eq!(loss("plain"), loss("texts/a.txt"));
+    // The token that ended the documents ends texts, also in exports, whatever its name.
+    let comma = desk.run("data prepare texts --tokenizer gpt2 --end-token , --out commas").ok();
+    assert!(comma.out.contains("documents end with the token , ("), "{}", comma.out);
+    desk.run(&format!("train --data commas {MODEL} --steps 1 --out ended")).ok();
+    desk.run("export ended --out exported").ok();
+    let json = |path: &str| -> Value {
+        serde_json::from_slice(&fs::read(desk.path(path)).unwrap()).unwrap()
+    };
+    let end = &json("commas/tokens.json")["end_token"];
+    assert!(end.is_u64() && json("exported/config.json")["eos_token_id"] == *end, "{end}");
     // From here on, the run has its own tokenizer; ids of another one are refused.
     desk.run("data prepare texts --tokenizer llama3/tokenizer.json --out other").ok();
     let refused = desk.run("eval run --data other").ended(78);
@@ -96,6 +111,14 @@ fn ids_without_description_are_read() {
     desk.write("train.bin", &ids);
     desk.run(&format!("train --data train.bin {MODEL} --steps 2 --out bare")).ok();
     assert_eq!(desk.manifest("bare", 2)["meta"]["description"]["tokens"]["vocabulary"], 97);
+    // Ids of other files fit the model if they are below its vocabulary.
+    let below: Vec<u8> = (0..400u16).flat_map(|n| (n % 90).to_le_bytes()).collect();
+    desk.write("val.bin", below);
+    desk.run("eval bare --data val.bin --devices cpu").ok();
+    desk.write("val.bin", (0..400u16).flat_map(|n| (n % 99).to_le_bytes()).collect::<Vec<u8>>());
+    let refused = desk.run("eval bare --data val.bin --devices cpu").ended(78);
+    let told = refused.line("error:");
+    assert!(told.contains("a vocabulary of 99, and the model has 97"), "{told}");
     let refused = desk.run("generate bare").ended(78);
     assert!(refused.line("error:").contains("token ids without a tokenizer"), "{}", refused.err);
     // With the tokenizer, they are a text.

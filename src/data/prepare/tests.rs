@@ -114,7 +114,9 @@ fn documents_are_the_ids_of_each_with_the_end_token_behind() {
         let text = fs::read(out.path().join("tokens.json")).unwrap();
         let info = TokenFileInfo::parse("tokens.json", &text).unwrap();
         assert!(info.documents.unwrap() == starts && info.version == 2, "{name}");
-        assert_eq!(file.tokenizer().unwrap().unwrap(), tokenizer);
+        assert_eq!(info.end_token, Some(end));
+        let known = file.with_end_token(file.tokenizer().unwrap().unwrap());
+        assert_eq!((&known, known.named_end_token()), (&tokenizer, Some(end)));
         assert_eq!(
             (prepared.tokens, prepared.documents),
             (expected.len() as u64, starts.len() as u64)

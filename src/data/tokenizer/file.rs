@@ -37,6 +37,9 @@ pub struct TokenizerFile {
     /// BLAKE3 hash of the file, in hexadecimal.
     blake3: String,
     vocabulary: usize,
+    /// Token that ends the documents of the data, if they were prepared with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    end: Option<u32>,
     #[serde(skip)]
     read: Option<Arc<ReadFile>>,
 }
@@ -62,6 +65,44 @@ const END_TOKENS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos
 struct ReadFile {
     json: Vec<u8>,
     tokenizer: tokenizers::Tokenizer,
+    /// True if characters without a token are left out.
+    leaves_out: bool,
+}
+
+impl ReadFile {
+    /// Returns the ids of a text.
+    fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        if !self.leaves_out {
+            let encoded = self.tokenizer.encode_fast(text, false);
+            return Ok(encoded.map_err(|why| why.to_string())?.get_ids().to_vec());
+        }
+        let encoded = self.tokenizer.encode(text, false).map_err(|why| why.to_string())?;
+        let mut end = 0;
+        for &(start, next) in encoded.get_offsets() {
+            require_tokens(text.get(end..start))?;
+            end = end.max(next);
+        }
+        require_tokens(text.get(end..))?;
+        Ok(encoded.get_ids().to_vec())
+    }
+}
+
+/// Refuses a part of a text for which there are no ids, unless it is blank, as a tokenizer may drop
+/// spaces.
+fn require_tokens(without: Option<&str>) -> Result<(), String> {
+    match without.unwrap_or_default().chars().find(|char| !char.is_whitespace()) {
+        Some(char) => Err(format!("it has no token for the character {char:?}")),
+        None => Ok(()),
+    }
+}
+
+/// Returns true if a tokenizer leaves out characters that have no token: one of byte pairs with
+/// neither an unknown token nor tokens of bytes.
+fn leaves_out(tokenizer: &tokenizers::Tokenizer, json: &[u8]) -> bool {
+    let tokenizers::ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return false };
+    let has_bytes =
+        bpe.byte_fallback || str::from_utf8(json).is_ok_and(|t| t.contains("ByteLevel"));
+    bpe.unk_token.is_none() && !has_bytes
 }
 
 impl TokenizerFile {
@@ -123,7 +164,9 @@ impl TokenizerFile {
             return Err(DataError::of_file(name, "has no tokens"));
         }
         let blake3 = blake3::hash(&json).to_hex().to_string();
-        Ok(Self { blake3, vocabulary, read: Some(Arc::new(ReadFile { json, tokenizer })) })
+        let leaves_out = leaves_out(&tokenizer, &json);
+        let read = ReadFile { json, tokenizer, leaves_out };
+        Ok(Self { blake3, vocabulary, end: None, read: Some(Arc::new(read)) })
     }
 
     /// Returns the tokenizer with the file that was saved beside it.
@@ -136,7 +179,35 @@ impl TokenizerFile {
             let why = format!("is not the file that was saved, which has the hash {}", self.blake3);
             return Err(DataError::of_file(path.display(), why));
         }
-        Ok(found)
+        Ok(found.with_end(self.end))
+    }
+
+    /// Returns the tokenizer of data whose documents end with this token, if that is known.
+    pub(crate) fn with_end(self, end: Option<u32>) -> Self {
+        Self { end: end.or(self.end), ..self }
+    }
+
+    /// Returns the tokenizer without the template that puts tokens around every text, as texts are
+    /// encoded in training. Its `tokenizer.json` is another one.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` if the file was not read.
+    pub fn without_template(&self) -> Result<Self, DataError> {
+        const NAME: &str = "the tokenizer without a template";
+        if self.begin_token().is_none() {
+            return Ok(self.clone());
+        }
+        let refused = |why: serde_json::Error| DataError::of_file(NAME, why.to_string());
+        let mut file: serde_json::Value = serde_json::from_slice(self.json()).map_err(refused)?;
+        let is_template = |one: &serde_json::Value| one["type"] == "TemplateProcessing";
+        let after = &mut file["post_processor"];
+        if is_template(after) {
+            *after = serde_json::Value::Null;
+        } else if let Some(all) = after["processors"].as_array_mut() {
+            all.retain(|one| !is_template(one));
+        }
+        let json = serde_json::to_vec_pretty(&file).map_err(refused)?;
+        Ok(Self::from_json(NAME, json)?.with_end(self.end))
     }
 
     /// Returns false after deserialization, until the file is read.
@@ -248,8 +319,7 @@ impl TokenizerFile {
         let refused =
             |why: String| DataError::of_file(name, format!("cannot be tokenized ({why})"));
         let read = self.read.as_ref().ok_or_else(|| refused("no tokenizer was read".into()))?;
-        let encoded = read.tokenizer.encode_fast(text, false);
-        Ok(encoded.map_err(|why| refused(why.to_string()))?.get_ids().to_vec())
+        read.encode(text).map_err(refused)
     }
 
     /// Finds the end of the first part of a text, of at least `bytes` bytes: after a line end, or
@@ -307,7 +377,7 @@ impl TokenizerFile {
         let Some(read) = &self.read else { return self.clone() };
         let mut tokenizer = read.tokenizer.clone();
         tokenizer.set_encode_special_tokens(false);
-        let read = ReadFile { json: read.json.clone(), tokenizer };
+        let read = ReadFile { json: read.json.clone(), tokenizer, leaves_out: read.leaves_out };
         Self { read: Some(Arc::new(read)), ..self.clone() }
     }
 
@@ -339,8 +409,12 @@ impl TokenizerFile {
         Ok(self.named_end_token())
     }
 
-    /// Returns the first of the common names for the end of a document that is a token.
+    /// Returns the token that ends the documents of the data, if that is known, or else the first
+    /// of the common names for the end of a document that is a token.
     pub fn named_end_token(&self) -> Option<u32> {
+        if self.end.is_some() {
+            return self.end;
+        }
         END_TOKENS.iter().find_map(|token| self.id_of(token))
     }
 
@@ -395,6 +469,7 @@ impl fmt::Debug for TokenizerFile {
 mod tests {
     use std::collections::HashMap;
 
+    use super::super::written;
     use super::*;
 
     #[derive(serde::Deserialize)]
@@ -445,7 +520,46 @@ mod tests {
             let file = TokenizerFile::from_json("t", json(template).into_bytes()).unwrap();
             assert_eq!(file.begin_token(), expected);
             assert_eq!(file.encode("t", "a").unwrap(), [1]);
+            // As in training, for other programs.
+            let bare = file.without_template().unwrap();
+            assert_eq!((bare.begin_token(), bare.encode("t", "a").unwrap()), (None, vec![1]));
         }
+        let several = format!(r#"{{"type": "Sequence", "processors": [{begins}]}}"#);
+        let file = TokenizerFile::from_json("t", json(&several).into_bytes()).unwrap();
+        assert_eq!(file.begin_token(), Some(0));
+        assert_eq!(file.without_template().unwrap().begin_token(), None);
+    }
+
+    #[test]
+    fn end_of_documents_is_kept_and_comes_before_common_names() {
+        let json = r#"{"version": "1.0", "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null, "decoder": null, "model": {"type":
+            "WordLevel", "vocab": {"</s>": 0, "<eos>": 1, "end": 2}, "unk_token": "end"}}"#;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tokenizer.json");
+        fs::write(&path, json).unwrap();
+        let file = TokenizerFile::load(&path).unwrap();
+        assert_eq!(file.named_end_token(), Some(0));
+        let known = file.clone().with_end(Some(2));
+        assert_eq!(known.clone().with_end(None).named_end_token(), Some(2));
+        let saved = serde_json::to_string(&known).unwrap();
+        let restored: TokenizerFile = serde_json::from_str(&saved).unwrap();
+        assert_eq!(restored.read_from(&path).unwrap().named_end_token(), Some(2));
+        let earlier: TokenizerFile =
+            serde_json::from_str(&serde_json::to_string(&file).unwrap()).unwrap();
+        assert_eq!(earlier.read_from(&path).unwrap().named_end_token(), Some(0));
+    }
+
+    #[test]
+    fn characters_without_a_token_are_refused_and_not_left_out() {
+        let characters = written::of_characters(&['a', 'b', '\n']).unwrap();
+        assert_eq!(characters.encode("t", "ab\na").unwrap(), [0, 1, 2, 0]);
+        for text in ["abéa", "éab", "abé", "é"] {
+            let error = characters.encode("t", text).unwrap_err().to_string();
+            assert!(error.contains("it has no token for the character 'é'"), "{text}: {error}");
+        }
+        let bytes = written::of_bytes().unwrap();
+        assert_eq!(bytes.encode("t", "é").unwrap(), [0xC3, 0xA9]);
     }
 
     #[test]

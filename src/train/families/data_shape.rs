@@ -1,7 +1,7 @@
 //! Sizes of data, which determine the inputs and outputs of a model.
 
 use super::FamilyError;
-use potluck_data::{DataDescription, TargetNames};
+use potluck_data::{DataDescription, TargetNames, has_channels_last};
 use potluck_graph::model::{MlpLoss, PictureSizes};
 
 /// Sizes of the data, which determine the inputs and outputs of a model.
@@ -56,7 +56,7 @@ impl DataShape {
             return Err(FamilyError::Unfit(why));
         };
         let picture = match shape[..] {
-            [height, width, 3 | 4] if height.min(width) >= PICTURE_SIDE_MIN => {
+            _ if has_channels_last(shape) => {
                 return Err(FamilyError::Unfit(format!(
                     "{model} is trained on pictures of channels, height and width, and those of \
                      {shape:?} have their channels last; save them as by \
@@ -75,9 +75,6 @@ impl DataShape {
         Ok(PictureSizes { picture, outputs: *outputs, loss: loss_of(*has_classes) })
     }
 }
-
-/// Least height and width of samples of three sizes that count as pictures with channels last.
-const PICTURE_SIDE_MIN: usize = 8;
 
 pub(super) fn loss_of(has_classes: bool) -> MlpLoss {
     if has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError }

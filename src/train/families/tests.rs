@@ -129,6 +129,8 @@ fn pictures_with_their_channels_last_are_refused() {
         };
         let error = of(vec![32, 40, 3]).unwrap_err().to_string();
         assert!(error.contains("channels last; save them as by numpy.transpose"), "{error}");
+        let error = of(vec![32, 32, 1]).unwrap_err().to_string();
+        assert!(error.contains("channels last; save them as by numpy.transpose"), "{error}");
         assert!(of(vec![3, 32, 40]).is_ok());
     }
 }

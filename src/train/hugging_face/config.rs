@@ -265,15 +265,22 @@ impl LlamaType {
             Some(_) => keys.needed("sliding_window")?,
         };
         let window = if is_used { window } else { 0 };
-        let layers = keys.get("layer_types").and_then(Json::as_array);
-        for layer in layers.into_iter().flatten() {
+        let Some(layers) = keys.get("layer_types").and_then(Json::as_array) else {
+            // The first ones see all tokens.
+            let whole = keys.whole("max_window_layers")?.filter(|_| self.window_is_optional);
+            let layers = keys.needed("num_hidden_layers")?;
+            let all_are_whole = whole.is_some_and(|whole| whole >= layers);
+            return Ok(if all_are_whole { 0 } else { window });
+        };
+        let mut has_window = false;
+        for layer in layers {
             match layer.as_str() {
                 Some("full_attention") => {}
-                Some("sliding_attention") if window > 0 => {}
+                Some("sliding_attention") if window > 0 => has_window = true,
                 _ => return Err(format!("layer_types: {layer} is not supported without a window")),
             }
         }
-        Ok(window)
+        Ok(if has_window { window } else { 0 })
     }
 
     /// N such that every Nth layer has no rotary positions; 0: all have them.

@@ -358,8 +358,12 @@ fn context_of(settings: &ModelSettings) -> usize {
     context
 }
 
-/// Directory of a model, by its path or its name in the cache.
-fn located(name: &str) -> Result<PathBuf, HuggingFaceError> {
+/// Returns the directory of a model, by its path or its name in the cache.
+///
+/// # Errors
+/// Returns `HuggingFaceError::NoDirectory` if it is neither, and `HuggingFaceError::NotInCache` if
+/// it has not been downloaded.
+pub fn located(name: &str) -> Result<PathBuf, HuggingFaceError> {
     let path = PathBuf::from(name);
     if path.is_dir() {
         return Ok(path);

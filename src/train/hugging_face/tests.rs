@@ -50,7 +50,7 @@ const GPT2: &str = r#"{"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head"
     "n_positions": 16, "vocab_size": 11, "attn_pdrop": 0.1, "task_specific_params": {}}"#;
 
 /// Configurations as written by transformers 4 and 5, with the special features of each.
-const LLAMAS: [(&str, &str, Value); 12] = [
+const LLAMAS: [(&str, &str, Value); 14] = [
     ("\"llama\", \"attention_bias\": true", "model.attention_bias", Value::Flag(true)),
     (
         "\"llama\", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}",
@@ -70,6 +70,16 @@ const LLAMAS: [(&str, &str, Value); 12] = [
         "\"qwen2\", \"use_sliding_window\": true, \"partial_rotary_factor\": 1",
         "model.sliding_window",
         Value::Whole(4096),
+    ),
+    (
+        "\"qwen2\", \"use_sliding_window\": true, \"max_window_layers\": 6",
+        "model.sliding_window",
+        Value::Whole(0),
+    ),
+    (
+        "\"qwen2\", \"use_sliding_window\": true, \"layer_types\": [\"full_attention\"]",
+        "model.sliding_window",
+        Value::Whole(0),
     ),
     // The older key wins if both are present.
     (
