@@ -225,7 +225,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     }
     if point.is_none()
         && !args.quiet
-        && let Some(note) = note_of_raw_json(&resolved)
+        && let Some(note) = note_of_raw_json(&resolved.config)
     {
         print_line(&note);
     }
@@ -333,13 +333,10 @@ fn refuse_own_file(config: Option<&Path>, out: &Path) -> Result<(), UsageError> 
     Ok(())
 }
 
-/// Returns a note on a file of JSON lines whose text is trained on as it is, unless that was asked
-/// for.
-fn note_of_raw_json(resolved: &Resolved) -> Option<String> {
-    let Resolved { config: RunConfig { data, .. }, typed, .. } = resolved;
-    let path = data.path.as_ref()?;
-    let is_derived = data.kind == DataKind::Text && !typed.now.contains("data.kind");
-    if !is_derived || !is_json_lines(path) {
+/// Returns a note on a file of JSON lines whose text is trained on as it is.
+fn note_of_raw_json(config: &RunConfig) -> Option<String> {
+    let path = config.data.path.as_ref()?;
+    if config.data.kind != DataKind::Text || !is_json_lines(path) {
         return None;
     }
     Some(format!(

@@ -78,22 +78,28 @@ impl ReadFile {
         }
         let encoded = self.tokenizer.encode(text, false).map_err(|why| why.to_string())?;
         let mut end = 0;
+        let mut is_whole = true;
         for &(start, next) in encoded.get_offsets() {
-            require_tokens(text.get(end..start))?;
+            is_whole &= is_blank(text.get(end..start));
             end = end.max(next);
         }
-        require_tokens(text.get(end..))?;
+        is_whole &= is_blank(text.get(end..));
+        // Tokens behind a character that was left out may have the places of those before them.
+        if !is_whole && let Some(char) = text.chars().find(|char| self.is_left_out(*char)) {
+            return Err(format!("it has no token for the character {char:?}"));
+        }
         Ok(encoded.get_ids().to_vec())
+    }
+
+    fn is_left_out(&self, char: char) -> bool {
+        let alone = self.tokenizer.encode_fast(char.to_string(), false);
+        !char.is_whitespace() && alone.is_ok_and(|encoded| encoded.get_ids().is_empty())
     }
 }
 
-/// Refuses a part of a text for which there are no ids, unless it is blank, as a tokenizer may drop
-/// spaces.
-fn require_tokens(without: Option<&str>) -> Result<(), String> {
-    match without.unwrap_or_default().chars().find(|char| !char.is_whitespace()) {
-        Some(char) => Err(format!("it has no token for the character {char:?}")),
-        None => Ok(()),
-    }
+/// Returns true if a part of a text has spaces only, which a tokenizer may drop.
+fn is_blank(part: Option<&str>) -> bool {
+    part.unwrap_or_default().trim().is_empty()
 }
 
 /// Returns true if a tokenizer leaves out characters that have no token: one of byte pairs with

@@ -92,7 +92,7 @@ mod tests {
         let w = weight(&mut b, "depthwise", &[32, 1, 3, 3]);
         let options = Conv2dOptions { groups: 32, padding: [1; 2], ..Conv2dOptions::default() };
         x = b.conv2d(x, w, None, options).unwrap();
-        let x = b.reshape(x, &[16 * 32]).unwrap();
+        let x = b.reshape(x, &[1, 16 * 32]).unwrap();
         let w = weight(&mut b, "wide", &[128, 16 * 32]);
         let bias = b.parameter("bias", &[128], Init::Zeros);
         let x = b.linear(x, w, Some(bias)).unwrap();
