@@ -233,6 +233,8 @@ impl TrainError {
             }
             Self::ReplicaMismatch { .. } | Self::DiskFull { .. } => EXIT_RESTART,
             Self::NodesLost { .. } => EXIT_RESTART,
+            // A process that is to be replaced may still save the run.
+            Self::Checkpoint(CheckpointError::InUse { .. }) | Self::WentOn { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             _ => EXIT_CONFIGURATION,
         }

@@ -247,7 +247,7 @@ fn run_in_use_is_refused() {
     desk.train("--out run --quiet --steps 2").ok();
     let lock = fs::File::open(desk.path("run/lock")).unwrap();
     lock.lock().unwrap();
-    let ran = desk.resume("run", "--steps 9").ended(78);
+    let ran = desk.resume("run", "--steps 9").ended(75);
     assert!(ran.line("error:").contains("run: the run is in use by process"), "{}", ran.err);
     assert_eq!(desk.steps("run").len(), 2);
     drop(lock);
