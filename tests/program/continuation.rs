@@ -307,8 +307,8 @@ fn best_mark_damaged_is_a_warning() {
     }
 }
 
-/// The disk was full at the best evaluation: the one before, which is marked, is the best again, and
-/// worse ones do not take its place.
+/// The disk was full at the best evaluation: the one before, which is marked, is the best again,
+/// and worse ones do not take its place.
 #[test]
 fn best_without_save_is_the_marked_one() {
     let desk = Desk::new();

@@ -475,8 +475,8 @@ impl fmt::Debug for TokenizerFile {
 mod tests {
     use std::collections::HashMap;
 
-    use super::super::written;
     use super::*;
+    use crate::tokenizer::written;
 
     #[derive(serde::Deserialize)]
     struct Golden {

@@ -132,9 +132,9 @@ impl Run {
     /// Takes over the best evaluation of a checkpoint and its mark. Replaces or removes a damaged
     /// mark, with a warning.
     fn take_over_best(&mut self, meta: &Meta) -> Result<(), TrainError> {
-        // A best checkpoint that is gone (in another directory, or its save failed) must not prevent
-        // marking the next, and the marked one is the best then; one that exists may not be marked
-        // yet. The checkpoint of this start, if not saved yet, is marked when it is saved.
+        // A best checkpoint that is gone (in another directory, or its save failed) must not
+        // prevent marking the next, and the marked one is the best then; one that exists may not be
+        // marked yet. The checkpoint of this start, if not saved yet, is marked when it is saved.
         let is_there =
             |best: Best| best.step == self.step() || self.host.store.path(best.step).is_dir();
         self.trainer.best = match meta.best {
