@@ -28,9 +28,10 @@ fn cross_entropy(
     let row = index(id, groups);
     if (row >= p.n) { return; }
     let first = row * p.v;
-    var m = x[first];
-    var sum = m;
-    var top = magnitude_of(m);
+    // All logits of a part of the classes may be minus infinity.
+    var m = max(x[first], LOWEST);
+    var sum = x[first];
+    var top = magnitude_of(sum);
     for (var j = 1u; j < p.v; j++) {
         let value = x[first + j];
         m = max(m, value);

@@ -80,11 +80,14 @@ pub fn run(args: &HardwareArgs) -> anyhow::Result<i32> {
     header.claim(&folder).map_err(UsageError)?;
     let report = Reporting { folder: &folder, header, args, signals: &signals };
     let outcome = report.all(&chosen);
+    let page = report.sum_up();
+    if let Ok(page) = &page {
+        super::print(&page.text);
+    }
     if let Err(Halt::Io(why)) = outcome {
         return Err(failed(why).into());
     }
-    let page = report.sum_up().map_err(failed)?;
-    super::print(&page.text);
+    let page = page.map_err(failed)?;
     let path = archive::path(&folder);
     let archived =
         archive::write(&folder).map_err(|why| TrainError::Io { path: path.clone(), why });

@@ -97,7 +97,8 @@ pub fn reference<T: Float>(
             continue;
         }
 
-        let m = x.iter().copied().fold(x[0], T::max);
+        // The logits of a part of the classes may all be minus infinity.
+        let m = x.iter().copied().fold(x[0], T::max).max(T::min_value());
         let s: T = x.iter().map(|x| (*x - m).exp()).sum();
         let lse = m + s.ln();
         let mut part = [T::zero(); 2];
@@ -177,7 +178,12 @@ vectorized! {
     /// Writes `(loss, count)` of a row and returns its `lse`.
     fn loss_row<S>(x: &[f32], classes: LossClasses, target: RowTarget, part: &mut [f32]) -> f32 {
         let m = largest(x);
-        let log_s = libm::logf(sum_of(x.len(), |j| exp::<S>(x[j] - m)));
+        // The logits of a part of the classes may all be minus infinity.
+        let log_s = if m == f32::NEG_INFINITY {
+            f32::NEG_INFINITY
+        } else {
+            libm::logf(sum_of(x.len(), |j| exp::<S>(x[j] - m)))
+        };
         let (kept, even) = (classes.kept(), classes.even());
         let mut smoothed = 0.0;
         if even > 0.0 && target.counts {
@@ -493,6 +499,25 @@ mod tests {
             }
             let expected = testing::reference(&loss(&whole), &whole, rows).remove(0);
             assert!(counts.iter().eq(expected.iter().skip(1).step_by(2)), "{counts:?}");
+        }
+    }
+
+    /// Padded classes, whose logits are minus infinity, may be all that a rank has.
+    #[test]
+    fn a_shard_of_logits_of_minus_infinity_adds_nothing() {
+        for v in [4, 300] {
+            let mut logits = vec![f64::NEG_INFINITY; v];
+            logits.extend((0..v).map(|class| class as f64 * 0.01));
+            let logits = (Shape::batched(&[2, v]), HostTensor::Float(logits));
+            let targets = (Shape::batched(&[2]), HostTensor::Int(vec![0, v as u32]));
+            let classes = LossClasses { first: v, ..LossClasses::whole(2 * v) };
+            let both = [logits, targets];
+            check_with(Op::CrossEntropy(classes), &both, 1);
+            let [parts, lse] = &testing::reference(&Op::CrossEntropy(classes), &both, 1)[..] else {
+                panic!("parts and lse")
+            };
+            assert_eq!((&parts[..2], lse[0]), (&[0.0; 2][..], f64::NEG_INFINITY));
+            assert!(lse[1].is_finite() && parts[3] == 1.0, "{parts:?} {lse:?}");
         }
     }
 

@@ -218,8 +218,8 @@ fn gather(call: &OpCall, entry: &'static str, per_invocation: usize) -> Vec<Disp
 fn scatter(call: &OpCall, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
     let n = call.input_len(0);
     let EmbeddingTable { rows, columns, .. } = EmbeddingTable::of(call);
-    let iterations = 2 + columns.div_ceil(64 * lanes);
-    let tokens = (ITERATIONS_MAX / iterations / NOTED * NOTED).max(NOTED);
+    let tokens = ITERATIONS_MAX / (2 + columns.div_ceil(64 * lanes));
+    let tokens = if tokens < NOTED { tokens.max(1) } else { tokens / NOTED * NOTED };
     let groups = grid(rows.div_ceil(share(rows)), 1);
     let mut dispatches = Vec::new();
     for first in (0..n.max(1)).step_by(tokens) {
@@ -420,6 +420,12 @@ mod tests {
         for c in [3, 4] {
             let ids = (Shape::batched(&[70_001]), InputFill::Ids(1));
             let dy = (Shape::batched(&[70_001, c]), InputFill::Scaled(1.0, 0.5));
+            check(Op::EmbeddingGrad { first: 0, rows: 2 }, &[ids, dy], 1);
+        }
+        // Rows so wide that few tokens are all that an invocation may add.
+        for c in [2050, 8192] {
+            let ids = (Shape::batched(&[2048]), InputFill::Ids(1));
+            let dy = (Shape::batched(&[2048, c]), InputFill::Scaled(1.0, 0.5));
             check(Op::EmbeddingGrad { first: 0, rows: 2 }, &[ids, dy], 1);
         }
     }

@@ -474,13 +474,15 @@ pub fn cost(call: &OpCall) -> Cost {
 /// See [`Twin::iterations`]: a group in three passes, by a workgroup if it is too large for one
 /// invocation.
 fn iterations(call: &OpCall) -> usize {
+    if let Some(terms) = terms(call) {
+        return row_sums::iterations(&terms);
+    }
     let sizes = GroupedSizes::of(call);
     let whole = 3 * sizes.positions * (sizes.width + 1);
-    match call.op {
-        Op::GroupNormAffineGrad { .. } => 0,
-        _ if whole <= ITERATIONS_MAX => whole,
-        _ => 3 * (sizes.positions * sizes.width).div_ceil(GROUPS[0] as usize),
+    if whole <= ITERATIONS_MAX {
+        return whole;
     }
+    3 * (sizes.positions * sizes.width).div_ceil(GROUPS[0] as usize)
 }
 
 /// See [`Twin::forward`].

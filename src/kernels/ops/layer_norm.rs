@@ -392,10 +392,13 @@ pub fn cost(call: &OpCall) -> Cost {
 }
 
 /// See [`Twin::iterations`]: a row in three passes, by blocks of 64; the gradients of parameters
-/// split long sums.
+/// are sums over rows.
 fn iterations(call: &OpCall) -> usize {
+    if let Some((_, terms)) = terms(call) {
+        return row_sums::iterations(&terms);
+    }
     let (_, c) = call.rows_and_last(0);
-    if sums_of(call.op).is_some() { 0 } else { 3 * c + c / 32 }
+    3 * c + c / 32
 }
 
 /// See [`Twin::forward`].

@@ -142,11 +142,12 @@ fn flops_of(part: &OpCall) -> f64 {
     (twin_of(part).cost)(part).flops
 }
 
-/// See [`Twin::iterations`]: the iterations of the gradient by the input; sums over rows are split.
+/// See [`Twin::iterations`]: the most of both parts.
 fn iterations(call: &OpCall) -> usize {
     let parts = Parts::of(call.op);
-    let part = parts.input_call(call);
-    (twin_of(&part).iterations)(&part)
+    let [by_input, by_parameters] = [parts.input_call(call), parts.parameter_call(call)]
+        .map(|part| (twin_of(&part).iterations)(&part));
+    by_input.max(by_parameters)
 }
 
 /// See [`Twin::forward`]: the forward op of the gradient by the input.

@@ -67,6 +67,13 @@ pub fn variants(name: &str, terms: &RowTerms, accumulate: bool, caps: &Caps) -> 
     variants
 }
 
+/// Returns the loop iterations of an invocation of the kernels for long sums, which are those of
+/// software adapters above [`ITERATIONS_MAX`] rows.
+pub(crate) fn iterations(terms: &RowTerms) -> usize {
+    let share = if terms.has_vectors() { 32 } else { 16 };
+    terms.middle.div_ceil(share)
+}
+
 fn is_short(terms: &RowTerms) -> bool {
     terms.middle <= ITERATIONS_MAX / 2
 }

@@ -7,7 +7,7 @@ use crate::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::vectorized;
-use crate::twin::{leading_axis, no_forward, normal_inputs, short_loops};
+use crate::twin::{leading_axis, no_forward, normal_inputs};
 use crate::{
     CallShape, Caps, Cost, DeviceClass, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin,
     Variant,
@@ -25,7 +25,7 @@ pub static TWIN: Twin = Twin {
     variants,
     cost,
     counts_as_model_flops: false,
-    iterations: short_loops,
+    iterations,
     inputs: normal_inputs,
     forward: no_forward,
     independent_axes: leading_axis,
@@ -131,6 +131,14 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
         _ if (n * c).is_multiple_of(4) => one(call, "squared_error_grad4", grid(n * c, 1024)),
         _ => one(call, "squared_error_grad", grid(n * c, 512)),
     }]
+}
+
+/// See [`Twin::iterations`]: those of the kernel for long entries, whose workgroups share one.
+fn iterations(call: &OpCall) -> usize {
+    match call.op {
+        Op::SquaredError => entries(call).1.div_ceil(GROUP),
+        _ => 0,
+    }
 }
 
 /// Returns all GPU kernel variants of the call.

@@ -11,7 +11,7 @@ use crate::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
 use crate::cpu_kernel::TASK;
 use crate::dispatch::{ITERATIONS_MAX, grid};
 use crate::simd::{add, add_elements, vectorized};
-use crate::twin::{IndependentAxis, no_forward, normal_inputs, short_loops};
+use crate::twin::{IndependentAxis, no_forward, normal_inputs};
 use crate::{CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 use potluck_core::HostTensorView;
 use potluck_graph::Op;
@@ -26,7 +26,7 @@ pub static TWIN: Twin = Twin {
     variants,
     cost,
     counts_as_model_flops: false,
-    iterations: short_loops,
+    iterations,
     inputs: normal_inputs,
     forward: no_forward,
     independent_axes,
@@ -290,6 +290,14 @@ fn plain(call: &OpCall) -> Dispatch {
         Op::Broadcast { .. } => one(call, "broadcast", grid(count, 64)),
         _ if View::of(call).middle > ITERATIONS_MAX => one(call, "tree", grid(count, 1)),
         _ => one(call, "columns", grid(count, 64)),
+    }
+}
+
+/// See [`Twin::iterations`]: those of the kernel for long sums, whose workgroups share an output.
+fn iterations(call: &OpCall) -> usize {
+    match call.op {
+        Op::Broadcast { .. } => 0,
+        _ => View::of(call).middle.div_ceil(TREE),
     }
 }
 

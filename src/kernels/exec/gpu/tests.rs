@@ -3,10 +3,10 @@
 
 use super::limits::tensor_bytes_max;
 use super::*;
-use crate::RandomContext;
 use crate::autotune::KernelCache;
 use crate::device::{Limits, ShaderChecks};
 use crate::testing::adapters;
+use crate::{OwnedCall, RandomContext};
 use potluck_core::HostTensorView;
 use potluck_core::rng::Key;
 use potluck_graph::{Builder, Init, Node, Op, PassKind, PlanOptions, differentiate};
@@ -357,6 +357,24 @@ fn tensors_stay_within_what_32_bits_index() {
     let limits = |binding_bytes| Limits { binding_bytes, ..Limits::portable() };
     assert_eq!(tensor_bytes_max(&limits(128 << 20)), 128 << 20);
     assert_eq!(tensor_bytes_max(&limits(64 << 30)), 8 << 30);
+}
+
+/// Ops whose kernels for software adapters share sums among few invocations, which then loop longer
+/// than a driver allows.
+#[test]
+fn long_sums_are_counted() {
+    let iterations = |op: Op, inputs: &[&[usize]]| {
+        let inputs = inputs.iter().map(|dims| dims.to_vec()).collect();
+        let random = RandomContext { step_key: Key::new(0), training: true };
+        OwnedCall::new(op, inputs, random).unwrap().call().iterations()
+    };
+    const LONG: usize = 32_768_000;
+    let rows = LONG / 16;
+    let all = Op::Sum { first: 1, last: 1 };
+    assert_eq!(iterations(all, &[&[1, LONG]]), LONG / 256);
+    assert_eq!(iterations(Op::SquaredError, &[&[1, LONG], &[1, LONG]]), LONG / 256);
+    let norm = |c| iterations(Op::LayerNormAffineGrad, &[&[rows, c], &[rows, 2], &[rows, c]]);
+    assert_eq!((norm(3), norm(4)), (rows / 16, rows / 32));
 }
 
 /// A gradient that sums over 70,000 rows is accepted if loops may be that long, and refused if the

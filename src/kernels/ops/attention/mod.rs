@@ -11,8 +11,8 @@ pub mod tiles;
 use crate::dispatch::grid;
 use crate::twin::leading_axis;
 use crate::{Caps, Cost, Dispatch, Float, OpCall, Twin, Variant, operand_bytes};
-use potluck_core::HostTensorView;
 use potluck_core::rng::{Key, drop_threshold, kept_factor};
+use potluck_core::{DType, HostTensorView};
 use potluck_graph::{Op, Precision};
 
 /// Twin of [`Op::Attention`] and its gradient.
@@ -204,16 +204,18 @@ fn plain(call: &OpCall) -> Vec<Dispatch> {
     dispatches
 }
 
-/// Bytes of the rounded operands of a call on the host; 0 for another op.
+/// Bytes of the rounded operands of a call on the host, and of the results of its heads, which are
+/// joined when they are complete; 0 for another op.
 pub(crate) fn host_bytes(call: &OpCall) -> usize {
     let (Op::Attention(options) | Op::AttentionGrad(options)) = call.op else { return 0 };
+    let results: usize = (0..call.outputs.len()).map(|output| call.output_len(output)).sum();
     let tensors = options.tensors();
     let mut values: usize = (0..tensors).map(|input| call.input_len(input)).sum();
     if matches!(call.op, Op::AttentionGrad(_)) {
         // The gradient of y.
         values += call.input_len(tensors + 2);
     }
-    operand_bytes(call, values)
+    operand_bytes(call, values) + results * DType::F32.bytes()
 }
 
 /// Returns the cost: all pairs of positions count, or half of them if it is causal. The forward
