@@ -502,25 +502,6 @@ mod tests {
         }
     }
 
-    /// Padded classes, whose logits are minus infinity, may be all that a rank has.
-    #[test]
-    fn a_shard_of_logits_of_minus_infinity_adds_nothing() {
-        for v in [4, 300] {
-            let mut logits = vec![f64::NEG_INFINITY; v];
-            logits.extend((0..v).map(|class| class as f64 * 0.01));
-            let logits = (Shape::batched(&[2, v]), HostTensor::Float(logits));
-            let targets = (Shape::batched(&[2]), HostTensor::Int(vec![0, v as u32]));
-            let classes = LossClasses { first: v, ..LossClasses::whole(2 * v) };
-            let both = [logits, targets];
-            check_with(Op::CrossEntropy(classes), &both, 1);
-            let [parts, lse] = &testing::reference(&Op::CrossEntropy(classes), &both, 1)[..] else {
-                panic!("parts and lse")
-            };
-            assert_eq!((&parts[..2], lse[0]), (&[0.0; 2][..], f64::NEG_INFINITY));
-            assert!(lse[1].is_finite() && parts[3] == 1.0, "{parts:?} {lse:?}");
-        }
-    }
-
     #[test]
     fn equal_logits_cost_the_logarithm_of_the_classes() {
         let logits = (Shape::batched(&[1, 4]), HostTensor::Float(vec![2.5; 4]));

@@ -203,6 +203,27 @@ fn pictures_pass_nan_on() {
     }
 }
 
+/// Padded classes, whose logits are minus infinity, may be all that a rank has: it adds nothing to
+/// the sum over all classes.
+#[test]
+fn a_shard_of_logits_of_minus_infinity_has_no_sum() {
+    for v in [4, 300] {
+        let mut logits = vec![-INF; v];
+        logits.extend((0..v).map(|class| class as f64 * 0.01));
+        let logits = (Shape::batched(&[2, v]), HostTensor::Float(logits));
+        let targets = (Shape::batched(&[2]), HostTensor::Int(vec![0, v as u32]));
+        let op = Op::CrossEntropy(LossClasses { first: v, ..LossClasses::whole(2 * v) });
+        let inputs = [logits, targets];
+        let expected = reference(&op, &inputs, 1);
+        assert_eq!((&expected[0][..2], expected[1][0]), (&[0.0; 2][..], -INF));
+        for_each_result(&op, &inputs, 1, |who, outputs| {
+            let [parts, lse] = outputs else { panic!("parts and sums") };
+            assert_eq!((&parts[..2], lse[0]), (&[0.0; 2][..], f32::NEG_INFINITY), "{who}, {v}");
+            assert!((f64::from(lse[1]) - expected[1][1]).abs() < 1e-4, "{who}, {v}: {lse:?}");
+        });
+    }
+}
+
 /// An infinite logit makes the loss of its row NaN, as `inf - inf` does.
 #[test]
 fn infinite_logits_make_the_loss_nan() {
