@@ -163,7 +163,7 @@ fn latest_skips_run_in_use() {
     assert_eq!(ran.line("warning:"), "warning: runs/second is in use by another process");
     assert_eq!(desk.steps("runs/first").len(), 5);
     let first = hold("first");
-    let none = desk.resume("latest", "--quiet --steps 7").ended(75);
+    let none = desk.resume("latest", "--quiet --steps 7").ended(78);
     assert!(none.line("error:").contains("the run is in use by process"), "{}", none.err);
     drop((first, second));
 }
