@@ -83,18 +83,22 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
             }
             message => conversation.add("user", message),
         }
-        let room = writer.context().saturating_sub(args.tokens as usize);
+        // At least half of the context is for the conversation.
+        let context = writer.context();
+        let room = context - (context / 2).min(args.tokens as usize);
+        let before = conversation.forgotten;
         let (tokens, forgotten) = conversation.tokens(&template, &tokenizer, room)?;
-        if forgotten > 0 {
-            let messages = counted(forgotten, "message does", "messages do");
-            print_line(&format!("note: the first {messages} not fit the context any more"));
-        }
         // Beyond the context, the model would lose the beginning of the conversation.
-        let left = writer.context().saturating_sub(tokens.len()) as u64;
+        let left = context.saturating_sub(tokens.len()) as u64;
         if left == 0 {
             print_line("note: no answer: the message is longer than the context");
             conversation.messages.pop();
+            conversation.forgotten = before;
             continue;
+        }
+        if forgotten > 0 {
+            let messages = counted(forgotten, "message does", "messages do");
+            print_line(&format!("note: the first {messages} not fit the context any more"));
         }
         let count = args.tokens.min(left);
         let answer =

@@ -288,6 +288,8 @@ pub(super) struct TextWriter {
     /// Tokens that end a text.
     ends: Vec<u32>,
     memory: TextMemory,
+    /// Calls of [`TextWriter::write`].
+    written: u64,
 }
 
 impl TextWriter {
@@ -312,7 +314,8 @@ impl TextWriter {
         let ends = loaded.ends.clone();
         let rows = if model.cache.is_some() { PROMPT_ROWS as u32 } else { 1 };
         let devices = open_on(first, spec, loaded, &plans, rows)?;
-        Ok(Self { devices, model, tokenizer, ends, memory: TextMemory::default() })
+        let memory = TextMemory::default();
+        Ok(Self { devices, model, tokenizer, ends, memory, written: 0 })
     }
 
     /// Returns the model's context in tokens.
@@ -347,7 +350,9 @@ impl TextWriter {
                 ..Sampling::new(self.tokenizer.vocabulary(), args.seed)
             },
             count,
+            turn: self.written,
         };
+        self.written += 1;
         generate::generate(&generation, &mut self.memory, piece)
     }
 }

@@ -200,8 +200,10 @@ fn record(
             let probabilities = softmax(outputs);
             row.extend([names[class].clone(), probability(probabilities[class])]);
             row.extend(probabilities.into_iter().map(probability));
+            // As in an evaluation, outputs that include NaN choose no class.
+            let is_choice = !outputs.iter().any(|output| output.is_nan());
             let is_right = match &samples.targets {
-                Targets::Classes { ids, .. } => ids[index] as usize == class,
+                Targets::Classes { ids, .. } => is_choice && ids[index] as usize == class,
                 _ => false,
             };
             (row, is_right)
@@ -295,8 +297,12 @@ mod tests {
         let names = vec!["cat".to_string(), "dog".to_string()];
         let of_classes = Targets::Classes { ids: vec![1, 0], names: names.clone() };
         let classes = description(TargetNames::Classes(names));
-        let (row, right) = record(&samples(of_classes), 0, &[0.0, 3f32.ln()], &classes);
+        let of_classes = samples(of_classes);
+        let (row, right) = record(&of_classes, 0, &[0.0, 3f32.ln()], &classes);
         assert_eq!((row.join(" "), right), ("a.png dog 0.750000 0.250000 0.750000".into(), true));
+        // Outputs that include NaN choose no class, also where the others would be right.
+        assert!(!record(&of_classes, 1, &[f32::NAN; 2], &classes).1);
+        assert!(!record(&of_classes, 0, &[f32::NAN, 1.0], &classes).1);
         let values = description(TargetNames::Values(vec!["y".into()]));
         let (row, _) = record(&samples(Targets::Absent), 1, &[-1.5], &values);
         assert_eq!(row.join(" "), "b.png 7");

@@ -29,7 +29,7 @@ use potluck_train::checkpoint::{self, Checkpoint, Meta, Store};
 use potluck_train::config::RunConfig;
 use potluck_train::config::effect::require_effect;
 use potluck_train::config::read::{self, ConfigError, InitialModel, Override, Resolved};
-use potluck_train::config::schema::{DataKind, TokenizerSource, is_of_placement};
+use potluck_train::config::schema::{DataKind, DecayKind, TokenizerSource, is_of_placement};
 use potluck_train::error::{EXIT_CONFIGURATION, TrainError};
 use potluck_train::hugging_face::{self, BareWeights, ModelDirectory, ModelFiles};
 use potluck_train::keys::Value;
@@ -195,7 +195,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         && !args.quiet
     {
         let config = &resolved.config;
-        let warmup = if config.train.epochs == 0 && config.train.steps > 0 {
+        let has_warmup = config.schedule.kind != DecayKind::OneCycle;
+        let warmup = if has_warmup && config.train.epochs == 0 && config.train.steps > 0 {
             format!(", schedule.warmup = {}", config.schedule.warmup)
         } else {
             String::new()

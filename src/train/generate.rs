@@ -63,6 +63,8 @@ pub struct Generation<'a> {
     pub ends: &'a Ends,
     /// Largest number of tokens by which each prompt is continued.
     pub count: u64,
+    /// Number of earlier calls with this seed, whose random numbers are others.
+    pub turn: u64,
 }
 
 impl Generation<'_> {
@@ -138,10 +140,12 @@ struct Continued<'a> {
 impl<'a> Continued<'a> {
     fn new(number: usize, prompt: &[u32], generation: &Generation<'a>) -> Self {
         let site = Site(u32::MAX - number as u32);
+        let first = Key::new(generation.sampling.seed).site(site);
+        let key = if generation.turn == 0 { first } else { first.step(generation.turn) };
         Self {
             number,
             tokens: prompt.to_vec(),
-            key: Key::new(generation.sampling.seed).site(site),
+            key,
             decoder: Decoder::after(generation.tokenizer, prompt),
             text: String::new(),
             given: 0,

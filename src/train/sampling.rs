@@ -100,8 +100,9 @@ pub struct TextMemory {
 }
 
 /// Next token of each row from one unit of a worker group: a device that holds the model, or a
-/// pipeline. A model that carries its states starts with the states in `memory`, and stores the
-/// states after the texts there. A model with a cache computes only the tokens that are not cached.
+/// pipeline. A model that carries its states from token to token starts with the states in
+/// `memory`, and stores the states after the texts there. A model with a cache computes only the
+/// tokens that are not cached.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails.
@@ -119,9 +120,14 @@ pub(crate) fn next_tokens_of(
     let logits = if let Some(cache) = model.cache {
         CachedPass { units, unit, model, cache }.logits(rows, &mut memory.cached)?
     } else {
-        let pass = pass(units.pipelines.graph(), model, rows, &memory.states);
+        // A pass over a whole window begins anew, and ends behind what fills the window up.
+        let none = NextStates::default();
+        let before = if model.goes_by_token { &memory.states } else { &none };
+        let pass = pass(units.pipelines.graph(), model, rows, before);
         let (logits, next) = units.output_parts(A_TOKEN, unit, pass)?;
-        memory.states = next;
+        if model.goes_by_token {
+            memory.states = next;
+        }
         logits
     };
     Ok(draw_rows(&logits, model, rows, sampling))

@@ -33,6 +33,18 @@ fn chat_lines_are_one_conversation() {
     assert_eq!(two.len(), 2, "{two:?}");
     assert_eq!(two[0], two[1]);
     assert_eq!(answers(chat, "hello\n/exit\nhello\n"), two[..1]);
+    // Answers have random numbers of their own, which the seed of the session decides.
+    let drawn = "chat run --tokens 30 --temperature 1 --seed 3";
+    let session = answers(drawn, "hello\n/reset\nhello\n");
+    assert_ne!(session[0], session[1]);
+    assert_eq!(answers(drawn, "hello\n/reset\nhello\n"), session);
+    // A message that is too long changes nothing.
+    let long = "words ".repeat(80);
+    let told = with_input(&desk, chat, format!("hello\n{long}\nhello\n")).ok();
+    assert!(told.err.contains("the message is longer than the context"), "{}", told.err);
+    assert!(!told.err.contains("not fit the context any more"), "{}", told.err);
+    let without = with_input(&desk, chat, "hello\nhello\n").ok();
+    assert_eq!(told.out, without.out);
     // A line that is no text is told, and is no message.
     let told = with_input(&desk, chat, b"caf\xE9\nhello\n").ok();
     assert_eq!(told.out.lines().collect::<Vec<_>>(), two[..1]);

@@ -111,6 +111,26 @@ fn eval_interrupted_is_repeated() {
     assert_eq!(evaluations(&desk, "run"), evaluations(&desk, "whole"));
 }
 
+/// A step whose save comes before its evaluation counts for the patience, also if the run is killed
+/// soon after.
+#[test]
+fn eval_behind_its_save_counts_for_patience() {
+    let desk = Desk::new();
+    let line = "--out run --quiet --steps 2 --set schedule.kind=constant --set train.patience=9 \
+                --set train.eval_every=2 --set train.checkpoint_every=100";
+    desk.train(line).ok();
+    let resume = |fault: &str| {
+        let worse = "--set optim.lr=100 --set optim.clip=0 --quiet --steps 6 --devices cpu";
+        desk.run_with(fault, &format!("train --resume run {worse}"))
+    };
+    resume("sigterm@metrics:4").ended(75);
+    let counted = || desk.manifest("run", 4)["meta"]["evaluations_since_best"].clone();
+    assert_eq!(counted(), 0);
+    assert_ne!(resume("kill@metrics:5").code(), Some(0));
+    assert_eq!(desk.manifest("run", 4)["meta"]["best"]["step"], 2);
+    assert_eq!(counted(), 1);
+}
+
 /// An evaluation that takes at least 15 s without a signal, on one device and on two. The limit
 /// leaves room for a machine that is busy with other things.
 #[test]

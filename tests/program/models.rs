@@ -149,6 +149,21 @@ fn rnn_stateful_evaluates_and_generates() {
     assert!(texts[0].starts_with("The") && texts[0].trim_end().len() > 10, "{texts:?}");
 }
 
+/// The text at the end of a run: each token follows from the window before it, whose states begin
+/// with zeros, as without states.
+#[test]
+fn rnn_stateful_sample_begins_with_zeros() {
+    let desk = Desk::new();
+    desk.write("guests.txt", "the cook brings bread and soup to a table of guests\n".repeat(60));
+    let line = "--quiet --batch 8 --steps 40 --set model.kind=rnn --set model.width=32 --set \
+                model.context=16 --set train.sample_tokens=80 --set optim.lr=0.02 --devices cpu";
+    let stateful = "--data guests.txt --set model.stateful=true --out run";
+    let sample = desk.run(&format!("train {line} {stateful}")).ok().out;
+    let resumed = "train --resume run --devices cpu --set model.stateful=false --out whole --quiet";
+    assert_eq!(desk.run(resumed).ok().out, sample);
+    assert!(sample.trim().len() > 60, "{sample}");
+}
+
 #[test]
 fn gpt_spare_rows_cut_has_same_bits() {
     let desk = Desk::new();

@@ -60,6 +60,7 @@ impl Task for TextTask {
             sampling,
             ends: &Ends::default(),
             count: tokens,
+            turn: 0,
         };
         let texts = generate(&generation, &mut TextMemory::default(), |_, _| !(ending.stop)())?;
         Ok(texts.concat())

@@ -80,8 +80,8 @@ pub(crate) struct Fit {
     /// Step and parameters of the best evaluation, if they are kept: the averages, if there are
     /// any.
     pub(crate) best_parameters: Option<(u64, Vec<NamedTensor>)>,
-    /// True if the current step is the best one, but not marked as such in its save.
-    is_unsaved_best: bool,
+    /// True if the save of the current step, if any, lacks its evaluation.
+    is_unsaved_evaluation: bool,
     /// True if a hook requested the end.
     is_stopped: bool,
     /// Number of consecutive skipped steps.
@@ -117,7 +117,7 @@ impl Fit {
             loss: None,
             evaluated: None,
             best_parameters: None,
-            is_unsaved_best: false,
+            is_unsaved_evaluation: false,
             is_stopped: false,
             skipped: 0,
             uncounted: 0,
@@ -139,7 +139,7 @@ impl Fit {
         self.skipped = 0;
         self.uncounted = 0;
         self.evaluated = None;
-        self.is_unsaved_best = false;
+        self.is_unsaved_evaluation = false;
         self.last_save = (Instant::now(), Duration::ZERO);
     }
 
@@ -395,11 +395,18 @@ impl Trainer {
             if fit.options.keep_best {
                 fit.best_parameters = Some((step, self.session.evaluated_parameters()?));
             }
-            // If it has a save already, that must be marked as the best.
-            fit.is_unsaved_best = true;
+        }
+        // If it has a save already, that must be marked as the best, or have the count.
+        let is_counted = fit.options.patience > 0 && self.has_save_of(step);
+        if is_best || is_counted {
+            fit.is_unsaved_evaluation = true;
             self.save_fit_or_warn(fit, hooks)?;
         }
         Ok(Some(val_loss))
+    }
+
+    fn has_save_of(&self, step: u64) -> bool {
+        self.saved.as_ref().is_some_and(|(saved, _)| *saved == step)
     }
 
     fn measure_fit(
@@ -464,7 +471,7 @@ impl Trainer {
         let step = self.steps();
         let is_there =
             self.saved.as_ref().is_some_and(|(saved, place)| *saved == step && *place == directory);
-        if is_there && !fit.is_unsaved_best {
+        if is_there && !fit.is_unsaved_evaluation {
             return Ok(());
         }
         let started = Instant::now();
@@ -492,7 +499,7 @@ impl Trainer {
         let found = fit.found.take_if(|found| *found == step);
         let kept = self.save_to(store, directory, &checkpoint, found)?;
         let pruned = store.prune(fit.options.saves_kept);
-        fit.is_unsaved_best = false;
+        fit.is_unsaved_evaluation = false;
         hooks.saved();
         if let Err(error) = pruned {
             // This state is saved; the next save tries the removal again.
