@@ -218,7 +218,9 @@ fn a_shard_of_logits_of_minus_infinity_has_no_sum() {
         assert_eq!((&expected[0][..2], expected[1][0]), (&[0.0; 2][..], -INF));
         for_each_result(&op, &inputs, 1, |who, outputs| {
             let [parts, lse] = outputs else { panic!("parts and sums") };
-            assert_eq!((&parts[..2], lse[0]), (&[0.0; 2][..], f32::NEG_INFINITY), "{who}, {v}");
+            assert_eq!(parts[..2], [0.0; 2], "{who}, {v}");
+            // On SwiftShader, exp(-inf) is not quite 0.
+            assert!(lse[0] <= f32::MIN, "{who}, {v}: {lse:?}");
             assert!((f64::from(lse[1]) - expected[1][1]).abs() < 1e-4, "{who}, {v}: {lse:?}");
         });
     }
