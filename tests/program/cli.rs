@@ -749,7 +749,7 @@ fn eval_any_micro_batch_same_loss() {
 fn generate_list_takes_first_device() {
     let desk = &*TRAINED;
     let one = desk.run("generate run --devices cpu --tokens 20").ok();
-    let listed = desk.run("generate run --devices cpu*2 --tokens 20 --micro-batch 1").ok();
+    let listed = desk.run("generate run --devices cpu*2 --tokens 20").ok();
     assert_eq!(
         (&one.out, listed.err.as_str()),
         (&listed.out, "generating on cpu, the first of 2 devices\n")

@@ -126,7 +126,7 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("was trained from step 8 to 9"), "{text}");
         assert!(text.contains("again with: potluck train --resume "), "{text}");
-        assert_eq!(error.exit_code(), crate::error::EXIT_CONFIGURATION);
+        assert_eq!(error.exit_code(), crate::error::EXIT_RESTART);
         assert!(matches!(opened(None), Err(TrainError::Occupied { .. })));
     }
 }
