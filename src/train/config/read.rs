@@ -10,7 +10,7 @@ use potluck_core::format::shell_word;
 use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
-use super::schema::{DataKind, SECTIONS, TypedKeys, is_of_placement, known_key};
+use super::schema::{DataKind, DecayKind, SECTIONS, TypedKeys, is_of_placement, known_key};
 use super::unknown::{unknown_key, unknown_section, value_of_other_trainers, with_section};
 use crate::families::{FAMILIES, KIND, PRESET};
 use crate::keys::{ConfigEnum, Constraint, ConstraintError, Key, Value};
@@ -119,13 +119,14 @@ pub struct Resolved {
 
 impl Resolved {
     /// Reads a configuration that a checkpoint stores as [`RunConfig::to_toml`], with the names of
-    /// the keys that were set. Names of unknown keys are ignored.
+    /// the keys that were set. Names of unknown keys are ignored, and so are values without an
+    /// effect, which earlier versions saved.
     ///
     /// # Errors
     /// Returns `ConfigError` for an unknown key or a value that is not accepted.
     pub fn saved(text: &str, typed: &[String]) -> Result<Self, ConfigError> {
         let place = Path::new("the checkpoint's configuration");
-        let config = read_complete(place, text, &[])?.config;
+        let config = resolve(None, None, Some((place, text)), &[], Ineffective::Reset)?.0.config;
         let mut now = BTreeSet::new();
         for name in typed {
             if let Some(key) = known_key(name) {
@@ -185,7 +186,8 @@ impl InitialModel {
         // A run of 0 steps has an open schedule; the schedule of a run in epochs follows from the
         // data.
         let has_steps = config.train.epochs == 0 && config.train.steps > 0;
-        if !now.contains("schedule.warmup") && has_steps {
+        let has_warmup = config.schedule.kind != DecayKind::OneCycle;
+        if !now.contains("schedule.warmup") && has_steps && has_warmup {
             let steps = (config.train.steps as f64 * 0.03).ceil() as usize;
             self.settings.push(("schedule.warmup", steps.into()));
         }
@@ -203,7 +205,7 @@ pub fn read_from(
     file: Option<(&Path, &str)>,
     overrides: &[Override],
 ) -> Result<Resolved, ConfigError> {
-    let (resolved, reader) = resolve(None, Some(model), file, overrides)?;
+    let (resolved, reader) = resolve(None, Some(model), file, overrides, Ineffective::Refused)?;
     reader.require_one_length(resolved)
 }
 
@@ -217,7 +219,7 @@ pub fn read(
     file: Option<(&Path, &str)>,
     overrides: &[Override],
 ) -> Result<Resolved, ConfigError> {
-    let (resolved, reader) = resolve(saved, None, file, overrides)?;
+    let (resolved, reader) = resolve(saved, None, file, overrides, Ineffective::Refused)?;
     reader.require_one_length(resolved)
 }
 
@@ -228,7 +230,15 @@ pub(crate) fn read_complete(
     text: &str,
     overrides: &[Override],
 ) -> Result<Resolved, ConfigError> {
-    Ok(resolve(None, None, Some((path, text)), overrides)?.0)
+    Ok(resolve(None, None, Some((path, text)), overrides, Ineffective::Refused)?.0)
+}
+
+/// Treatment of keys that are set and have no effect with the values of other keys.
+#[derive(Clone, Copy, PartialEq)]
+enum Ineffective {
+    Refused,
+    /// They get their defaults.
+    Reset,
 }
 
 fn resolve(
@@ -236,6 +246,7 @@ fn resolve(
     model: Option<&InitialModel>,
     file: Option<(&Path, &str)>,
     overrides: &[Override],
+    ineffective: Ineffective,
 ) -> Result<(Resolved, ConfigReader), ConfigError> {
     let mut reader = ConfigReader {
         config: saved.map(|saved| saved.config.clone()).unwrap_or_default(),
@@ -280,6 +291,9 @@ fn resolve(
         reader.config.forget_placement(&typed);
     }
     reader.config.apply_derived_defaults(&typed);
+    if ineffective == Ineffective::Reset {
+        reader.config.reset_ineffective(&TypedKeys::default());
+    }
     if let Err(mut invalid) = reader.config.check() {
         let is_forgotten = |key: &&str| is_of_placement(key) && !typed.now.contains(*key);
         if let Some(set) = other_placement
@@ -741,7 +755,7 @@ mod resumed;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::schema::{Balance, DecayKind, MicroBatchSize, OptimKind};
+    use crate::config::schema::{Balance, MicroBatchSize, OptimKind};
     use crate::config::schema::{RENAMED, TokenizerSource, known_keys};
     use crate::families::TrainedOn;
     use potluck_data::TokenizerKind;
@@ -1028,13 +1042,39 @@ mod tests {
         assert_eq!(typed.train.micro_batch_size, MicroBatchSize::Samples(3));
         assert_eq!(typed.schedule.decay_steps, 9);
         assert_eq!(typed.schedule.warmup, 90);
-        let constant = config("schedule.kind = 'constant'\nschedule.min_lr = 1", &[]);
-        assert_eq!(constant.schedule.kind, DecayKind::Constant);
         let momentum = |set: &[&str]| config("", set).optim.momentum;
         assert_eq!((momentum(&["optim.kind=rmsprop"]), momentum(&["optim.kind=lion"])), (0.0, 0.9));
         assert_eq!(momentum(&["optim.kind=rmsprop", "momentum=0.5"]), 0.5);
         let gamma = |kind: &str| config("", &[&format!("schedule.kind={kind}")]).schedule.gamma;
         assert_eq!((gamma("step"), gamma("exponential")), (0.1, 0.999));
+    }
+
+    #[test]
+    fn keys_of_other_optimizers_and_schedules_are_refused() {
+        for (kind, key, only) in [
+            ("optim.kind=adamw", "optim.momentum=0.5", "only with \"sgd\" or \"rmsprop\""),
+            ("optim.kind=lion", "optim.momentum=0.5", "only with \"sgd\" or \"rmsprop\""),
+            ("optim.kind=sgd", "optim.beta1=0.5", "only with \"adamw\", \"adam\" or \"lion\""),
+            ("optim.kind=rmsprop", "optim.beta2=0.5", "only with \"adamw\", \"adam\" or \"lion\""),
+            ("optim.kind=lion", "optim.eps=1e-6", "only with \"adamw\", \"adam\" or \"rmsprop\""),
+            ("schedule.kind=constant", "schedule.min_lr=1e-6", "only with \"cosine\", \"linear\""),
+            ("schedule.kind=one-cycle", "schedule.min_lr=1e-6", "or \"wsd\""),
+            ("schedule.kind=cosine", "schedule.cooldown_steps=9", "only with \"wsd\""),
+            ("schedule.kind=one-cycle", "schedule.warmup=9", "whose rise is schedule.pct_start"),
+        ] {
+            let error = typed("", &[kind, key]).expect_err(key).to_string();
+            let (name, _) = key.split_once('=').unwrap();
+            let (of, word) = kind.split_once('=').unwrap();
+            assert!(error.starts_with(&format!("--set {key}: {name} ")), "{error}");
+            let no_effect = format!("has no effect with {of} = \"{word}\"");
+            assert!(error.contains(&no_effect) && error.contains(only), "{error}");
+            assert!(error.ends_with("; leave it out"), "{error}");
+        }
+        let cycle = config("", &["schedule.kind=one-cycle", "schedule.warmup=0"]);
+        assert_eq!(cycle, config("", &["schedule.kind=one-cycle"]));
+        assert_eq!(config("", &["schedule.kind=one-cycle", "train.epochs=2"]).schedule.warmup, 0);
+        let constant = config("", &["schedule.kind=constant", "optim.lr=1e-5"]);
+        assert_eq!(constant.schedule.min_lr, RunConfig::default().schedule.min_lr);
     }
 
     #[test]
@@ -1422,6 +1462,7 @@ mod tests {
                         changed.set(name, value);
                     }
                 }
+                changed.reset_ineffective(&TypedKeys::default());
                 let micro_batch = changed.train.micro_batch_size.of_batch(1);
                 changed.train.batch = changed.train.batch.max(micro_batch);
                 if !changed.parallel.shares.is_empty() {

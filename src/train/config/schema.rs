@@ -270,6 +270,7 @@ const TEXTS: &[&str] = &["text", "builtin", "tokens"];
 const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
 const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
 const OPTIM_KIND: &str = "optim.kind";
+const ADAM_OR_LION: &[&str] = &["adamw", "adam", "lion"];
 const SCHEDULE_KIND: &str = "schedule.kind";
 
 /// Generates the sections other than `[model]`, and [`RunConfig`], which has all sections.
@@ -463,15 +464,17 @@ sections! {
         lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX)),
             "as model.kind has it, which may follow model.width";
         /// Decay of the first moment of Adam and Lion, the mean of gradients.
-        beta1: f64 = 0.9, FRACTION;
+        beta1: f64 = 0.9, FRACTION, if OPTIM_KIND = ADAM_OR_LION;
         /// Decay of Adam's second moment, of squared gradients, and of what Lion keeps.
-        beta2: f64 = 0.99, FRACTION;
+        beta2: f64 = 0.99, FRACTION, if OPTIM_KIND = ADAM_OR_LION;
         /// Epsilon of Adam and RMSprop, which prevents a division by zero.
-        eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0));
+        eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0)),
+            if OPTIM_KIND = &["adamw", "adam", "rmsprop"];
         /// Decay of RMSprop's mean of squared gradients.
         alpha: f64 = 0.99, FRACTION, if OPTIM_KIND = &["rmsprop"];
         /// Momentum of SGD and RMSprop: decay of their running sum of gradients.
-        momentum: f64 = 0.9, FRACTION, "0 with optim.kind = \"rmsprop\"";
+        momentum: f64 = 0.9, FRACTION, "0 with optim.kind = \"rmsprop\"",
+            if OPTIM_KIND = &["sgd", "rmsprop"];
         /// SGD with Nesterov momentum.
         nesterov: bool = false, Constraint::Flag, if OPTIM_KIND = &["sgd"];
         /// Number format of the moments; bf16 takes half of the memory.
@@ -492,12 +495,14 @@ sections! {
         /// Decay of the learning rate after the warm-up.
         kind: DecayKind = DecayKind::Cosine, Constraint::OneOf(DecayKind::WORDS);
         /// Warm-up: steps in which the learning rate rises linearly from 0.
-        warmup: u64 = 100, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
+        warmup: u64 = 100, Constraint::Whole(0, STEPS),
+            "train.steps / 10, at most 100; 0 with \"one-cycle\"";
         /// Learning rate at the end of "cosine", "linear" and "wsd".
         min_lr: f64 = 4e-4, Constraint::Real(Included(0.0), Included(LR_MAX)),
-            "a tenth of optim.lr";
+            "a tenth of optim.lr", if SCHEDULE_KIND = &["cosine", "linear", "wsd"];
         /// Steps of the decay of "wsd", the last before decay_steps.
-        cooldown_steps: u64 = 350, Constraint::Whole(0, STEPS), "schedule.decay_steps / 10";
+        cooldown_steps: u64 = 350, Constraint::Whole(0, STEPS), "schedule.decay_steps / 10",
+            if SCHEDULE_KIND = &["wsd"];
         /// Step at which the decay ends, if it has an end; 0 = train.steps.
         decay_steps: u64 = 3500, Constraint::Whole(0, STEPS), "as train.steps";
         /// Steps from one factor gamma of the learning rate of "step" to the next.
@@ -732,7 +737,8 @@ impl RunConfig {
             let is_of_steps = self.schedule.kind == DecayKind::Exponential;
             self.schedule.gamma = if is_of_steps { 0.999 } else { 0.1 };
         }
-        if typed.follows("schedule.min_lr", "optim.lr") {
+        let min_lr = "schedule.min_lr";
+        if typed.follows(min_lr, "optim.lr") || typed.follows(min_lr, SCHEDULE_KIND) {
             self.schedule.min_lr = self.optim.lr / 10.0;
         }
         if now.contains("train.steps") && !now.contains("train.epochs") {
@@ -742,12 +748,31 @@ impl RunConfig {
         if !now.contains("train.epochs") || self.train.epochs == 0 {
             self.derive_schedule(typed);
         }
+        self.reset_ineffective(typed);
     }
 
     /// Sets the number of steps of a run given in epochs, and the keys derived from it.
     pub(crate) fn set_steps_of_epochs(&mut self, steps: u64, typed: &TypedKeys) {
         self.train.steps = steps;
         self.derive_schedule(typed);
+        self.reset_ineffective(typed);
+    }
+
+    /// Resets keys that lost their effect through other keys to their defaults, so that equal runs
+    /// have equal configurations. Keys that are set now stay, to be refused.
+    pub(super) fn reset_ineffective(&mut self, typed: &TypedKeys) {
+        let default = Self { model: self.model.of_defaults(), ..Self::default() };
+        for key in self.keys() {
+            if !self.has_effect(key)
+                && !typed.now.contains(key.full_name)
+                && let Some(value) = default.value(key.full_name)
+            {
+                self.set(key.full_name, value);
+            }
+        }
+        if self.schedule.kind == DecayKind::OneCycle && !typed.now.contains("schedule.warmup") {
+            self.schedule.warmup = 0;
+        }
     }
 
     fn derive_schedule(&mut self, typed: &TypedKeys) {

@@ -113,6 +113,31 @@ fn min_lr_follows_lr_until_it_is_typed() {
 }
 
 #[test]
+fn keys_that_lose_their_effect_at_a_resume_get_their_defaults() {
+    let saved = new(&["optim.lr=1e-2", "optim.beta1=0.5", "optim.eps=1e-6"]);
+    let sgd = resumed(&saved, &["optim.kind=sgd", "schedule.kind=constant"]);
+    assert_eq!((sgd.config.optim.beta1, sgd.config.optim.eps), (0.9, 1e-8));
+    let linear = resumed(&sgd, &["schedule.kind=linear"]).config.schedule;
+    assert_eq!((linear.min_lr, linear.warmup), (1e-3, 100));
+    let cycle = resumed(&sgd, &["schedule.kind=one-cycle"]);
+    assert_eq!(cycle.config.schedule.warmup, 0);
+    let kept = resumed(&cycle, &["schedule.kind=wsd"]).config.schedule;
+    assert_eq!((kept.warmup, kept.cooldown_steps), (0, 350));
+    let error = try_resumed(&sgd, &["optim.beta1=0.5"]).unwrap_err().to_string();
+    assert!(error.starts_with("--set optim.beta1=0.5: optim.beta1 has no effect"), "{error}");
+}
+
+#[test]
+fn values_without_an_effect_that_earlier_versions_saved_are_ignored() {
+    let text = "[optim]\nkind = \"sgd\"\nbeta1 = 0.5\nmomentum = 0.8\n\
+                [schedule]\nkind = \"one-cycle\"\nwarmup = 100\nmin_lr = 1e-5\n";
+    let saved = Resolved::saved(text, &["optim.beta1".into()]).unwrap();
+    assert_eq!((saved.config.optim.momentum, saved.config.optim.beta1), (0.8, 0.9));
+    assert_eq!((saved.config.schedule.warmup, saved.config.schedule.min_lr), (0, 4e-4));
+    assert_eq!(resumed(&saved, &[]).config, saved.config);
+}
+
+#[test]
 fn the_micro_batch_follows_the_batch_until_it_is_typed() {
     let saved = new(&["train.batch=8"]);
     assert_eq!(

@@ -102,6 +102,14 @@ impl RunConfig {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
             return refused(&["schedule.min_lr", "optim.lr"], why);
         }
+        if self.schedule.kind == DecayKind::OneCycle && self.schedule.warmup > 0 {
+            let why = format!(
+                "= {} has no effect with schedule.kind = \"one-cycle\", whose rise is \
+                 schedule.pct_start of the steps; leave it out",
+                self.schedule.warmup
+            );
+            return refused(&["schedule.warmup", SCHEDULE_KIND], why);
+        }
         if self.optim.nesterov && self.optim.momentum == 0.0 {
             let why = "expects an optim.momentum above 0; set one, or leave it out";
             return refused(&["optim.nesterov", "optim.momentum"], why.into());
