@@ -49,17 +49,27 @@ pub(super) fn splits(path: &Path) -> Vec<PathBuf> {
     [TRAIN].iter().chain(&HELD_OUT).map(|name| path.join(name)).collect()
 }
 
-/// Returns true if a directory has a directory with a picture.
+/// Returns true if a directory has a directory of a class: one with a picture, or with a single
+/// directory of pictures.
 pub(super) fn has_classes(path: &Path) -> bool {
     if !path.is_dir() {
         return false;
     }
     let directories = entries(path).unwrap_or_default();
-    directories.iter().any(|path| path.is_dir() && has_picture(path))
+    directories.iter().any(|path| {
+        path.is_dir() && (has_picture(path) || directories_of_pictures(path).len() == 1)
+    })
 }
 
 fn has_picture(directory: &Path) -> bool {
     entries(directory).unwrap_or_default().iter().any(|path| is_picture(path))
+}
+
+/// Directories in a directory that have a picture.
+fn directories_of_pictures(directory: &Path) -> Vec<PathBuf> {
+    let mut found = entries(directory).unwrap_or_default();
+    found.retain(|path| path.is_dir() && has_picture(path));
+    found
 }
 
 /// Finds the directories with the classes.
@@ -116,7 +126,7 @@ fn list(path: &Path) -> Result<(Vec<Listed>, Vec<String>), DataError> {
     let mut listed = Vec::new();
     let mut classes = Vec::new();
     for directory in directories {
-        let pictures = pictures_of(entries(&directory)?)?;
+        let pictures = pictures_of_class(&directory)?;
         if pictures.is_empty() {
             let why = "has no PNG or JPEG file, and is among directories of classes; remove it";
             return Err(invalid(&directory.display().to_string(), "", why));
@@ -132,6 +142,22 @@ fn list(path: &Path) -> Result<(Vec<Listed>, Vec<String>), DataError> {
 fn is_part(path: &Path) -> bool {
     let name = file_name(path).to_lowercase();
     name == TRAIN || HELD_OUT.contains(&name.as_str())
+}
+
+/// Lists the pictures of a class: those in its directory or, if it has none, in the single
+/// directory of pictures there, as in Tiny ImageNet. Others would be of more than one class, or
+/// left out, so they are refused.
+fn pictures_of_class(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let pictures = pictures_of(entries(directory)?)?;
+    let below = directories_of_pictures(directory);
+    match &below[..] {
+        [] => Ok(pictures),
+        [only] if pictures.is_empty() => pictures_of_class(only),
+        [first, ..] => {
+            let why = "has pictures, in the directory of a class; move them up into it, or away";
+            Err(invalid(&first.display().to_string(), "", why))
+        }
+    }
 }
 
 fn pictures_of(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, DataError> {

@@ -81,6 +81,25 @@ fn directories_are_classes() {
 }
 
 #[test]
+fn a_class_may_have_its_pictures_one_directory_further_down() {
+    let [a, b, c] = [[0, 255], [1, 2], [3, 4]].map(gray);
+    let files: [(&str, &[u8]); 5] = [
+        ("train/n01/images/a.png", &a),
+        ("train/n01/boxes.txt", b"none"),
+        ("train/n02/images/b.png", &b),
+        ("train/n02/images/c.png", &c),
+        ("val/n02/c.png", &c),
+    ];
+    let directory = directory(&files);
+    assert_eq!(detect(directory.path()), Some(SampleFormat::Pictures));
+    let loaded =
+        load(SampleFormat::Pictures, directory.path(), None, &ReadOptions::default()).unwrap();
+    assert_eq!((names(&loaded.train), ids(&loaded.train)), (vec!["n01", "n02"], &[0, 1, 1][..]));
+    assert_eq!(loaded.train.ids.as_ref().unwrap()[0], "n01/images/a.png");
+    assert_eq!(ids(loaded.validation.as_ref().unwrap()), [1]);
+}
+
+#[test]
 fn a_directory_of_held_out_pictures_is_found() {
     let [gray, colour] = [gray([7, 8]), colour([1, 2, 3, 4, 5, 6])];
     let files: [(&str, &[u8]); 3] =
@@ -227,7 +246,19 @@ fn bad_files_and_directories_are_refused() {
     );
     let mut wrong = fine.clone();
     wrong[29] ^= 1;
-    let cases: [BadFiles; 12] = [
+    let cases: [BadFiles; 15] = [
+        (
+            &[("a/1.png", &fine), ("b/1.png", &fine), ("b/more/2.png", &fine)],
+            "b/more: has pictures, in the directory of a class; move them up into it, or away",
+        ),
+        (
+            &[("a/1.png", &fine), ("b/x/1.png", &fine), ("b/y/2.png", &fine)],
+            "b/x: has pictures, in the directory of a class; move them up into it, or away",
+        ),
+        (
+            &[("training/0/1.png", &fine), ("training/1/2.png", &fine)],
+            "DIR: has no PNG or JPEG file; expected one directory per class, or pictures",
+        ),
         (
             &[("a/1.png", &fine), ("a/2.png", b"GIF89a")],
             "a/2.png: is no PNG or JPEG picture by its first bytes",
