@@ -87,7 +87,19 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
         let context = writer.context();
         let room = context - (context / 2).min(args.tokens as usize);
         let before = conversation.forgotten;
-        let (tokens, forgotten) = conversation.tokens(&template, &tokenizer, room)?;
+        let (tokens, forgotten) = match conversation.tokens(&template, &tokenizer, room) {
+            Ok(found) => found,
+            Err(error) => {
+                let refused = conversation.messages.pop();
+                conversation.forgotten = before;
+                // Only what the user typed now can be typed otherwise.
+                match refused.map(|message| tokenizer.encode(&message.content)) {
+                    Some(Err(why)) => print_line(&format!("note: no answer: {why}")),
+                    _ => return Err(error.into()),
+                }
+                continue;
+            }
+        };
         // Beyond the context, the model would lose the beginning of the conversation.
         let left = context.saturating_sub(tokens.len()) as u64;
         if left == 0 {

@@ -464,11 +464,14 @@ pub(super) fn files_of(path: &Path) -> anyhow::Result<Option<ModelDirectory>> {
 
 /// Tokens that end a text of a model: from the files in a directory, or else from the tokenizer.
 fn ends_of(directory: &Path, tokenizer: Option<&TokenizerFile>) -> Result<Vec<u32>, TrainError> {
-    let ends = end_tokens(directory)?;
-    match tokenizer {
-        Some(file) if ends.is_empty() => Ok(file.end_token(directory)?.into_iter().collect()),
-        _ => Ok(ends),
+    let mut ends = end_tokens(directory)?;
+    let Some(file) = tokenizer else { return Ok(ends) };
+    let first = if ends.is_empty() { file.end_token(directory)? } else { file.end_of_data() };
+    if let Some(first) = first {
+        ends.retain(|end| *end != first);
+        ends.insert(0, first);
     }
+    Ok(ends)
 }
 
 /// Loads a model in Hugging Face's files, with its tokenizer if it has one.

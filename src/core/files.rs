@@ -93,7 +93,11 @@ pub fn create_directories(path: &Path) -> io::Result<()> {
     let missing: Vec<&Path> = missing.take_while(|above| !above.exists()).collect();
     fs::create_dir_all(path)?;
     for created in missing {
-        sync_directory(parent(created))?;
+        match sync_directory(parent(created)) {
+            // A directory in which entries may be made, but not listed.
+            Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {}
+            synced => synced?,
+        }
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ impl SampleDescription {
 const PICTURE_SIDE_MIN: usize = 8;
 /// Most times as high as wide, or as wide as high, of those with one or two channels: a series of
 /// many steps may also have a last size of 1.
-const PICTURE_ASPECT_MAX: usize = 4;
+const PICTURE_ASPECT_MAX: usize = 2;
 
 /// Returns true if samples of this shape look like pictures whose channels come last, which are not
 /// read as pictures.
@@ -78,7 +78,7 @@ mod tests {
         for shape in [[28, 28, 1], [32, 24, 2], [32, 400, 3], [8, 8, 4]] {
             assert!(has_channels_last(&shape), "{shape:?}");
         }
-        for shape in [[1, 28, 28], [3, 8, 8], [64, 1000, 1], [4, 28, 1], [8, 8, 5]] {
+        for shape in [[1, 28, 28], [3, 8, 8], [64, 1000, 1], [16, 64, 1], [4, 28, 1], [8, 8, 5]] {
             assert!(!has_channels_last(&shape), "{shape:?}");
         }
         assert!(!has_channels_last(&[28, 28]) && !has_channels_last(&[28, 28, 1, 1]));

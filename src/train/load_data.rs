@@ -70,7 +70,7 @@ impl RunSpec {
                         RunData::of_tokens(windows, Tokenizer::File(tokenizer))
                     }
                     None => {
-                        let vocabulary = vocabulary_of(&file, path, saved)?;
+                        let vocabulary = self.vocabulary_of(&file, path, saved)?;
                         let description = DataDescription::Tokens { vocabulary };
                         RunData::described(Arc::new(windows), description)
                     }
@@ -179,8 +179,7 @@ impl RunSpec {
                 (tokenizer.read_from(named)?, named.display().to_string())
             }
             (Some(Tokenizer::File(tokenizer)), TokenizerSource::Kind(_)) => {
-                let beside = file.tokenizer()?.filter(|beside| beside == tokenizer);
-                return match beside {
+                return match beside_as(file, tokenizer)? {
                     Some(beside) => Ok(Some(beside)),
                     None => refuse("has no tokenizer.json beside it that is the model's".into()),
                 };
@@ -200,6 +199,7 @@ impl RunSpec {
         }
         if let Some(hash) = file.tokenizer_hash()
             && !hash.eq_ignore_ascii_case(tokenizer.blake3())
+            && beside_as(file, &tokenizer).ok().flatten().is_none()
         {
             return refuse(format!(
                 "has ids of another tokenizer (hash {hash}) than {whose} ({}); prepare the text \
@@ -208,6 +208,27 @@ impl RunSpec {
             ));
         }
         Ok(Some(tokenizer))
+    }
+
+    /// Returns the vocabulary of token ids without a tokenizer: that of the data which the model was
+    /// trained on, if there is one, or more for further ids of the model.
+    fn vocabulary_of(
+        &self,
+        file: &TokenFile,
+        path: &Path,
+        saved: &SavedData,
+    ) -> Result<usize, DataError> {
+        let of_file = file.vocabulary();
+        let Some(DataDescription::Tokens { vocabulary }) = saved.description else {
+            return Ok(of_file);
+        };
+        let most = vocabulary.max(self.model_vocabulary().unwrap_or(0));
+        if of_file > most {
+            let why = format!("has ids of a vocabulary of {of_file}, and the model has {most}");
+            let (name, place) = (path.display().to_string(), String::new());
+            return Err(DataError::Invalid { name, place, why: why.into() });
+        }
+        Ok(vocabulary.max(of_file))
     }
 
     fn tokenizer_choice(&self, given: Option<Tokenizer>) -> Result<TokenizerChoice, DataError> {
@@ -223,6 +244,19 @@ impl RunSpec {
             }
         })
     }
+}
+
+/// Returns the tokenizer beside token ids as a model has it: exports of runs leave out the template,
+/// which no text of the ids was encoded with. `None` if it is another one.
+fn beside_as(
+    file: &TokenFile,
+    of_model: &TokenizerFile,
+) -> Result<Option<TokenizerFile>, DataError> {
+    let Some(beside) = file.tokenizer()? else { return Ok(None) };
+    if beside == *of_model {
+        return Ok(Some(beside));
+    }
+    Ok(Some(beside.without_template()?).filter(|bare| bare == of_model))
 }
 
 const CACHED_MAX: usize = 8;
@@ -269,19 +303,4 @@ fn remove_oldest(directory: &Path) {
     for (_, path) in known.into_iter().take(surplus) {
         let _ = fs::remove_dir_all(path);
     }
-}
-
-/// Returns the vocabulary of token ids without a tokenizer: the model's, for a model that there is,
-/// or else one more than the largest id.
-fn vocabulary_of(file: &TokenFile, path: &Path, saved: &SavedData) -> Result<usize, DataError> {
-    let of_file = file.vocabulary();
-    let Some(DataDescription::Tokens { vocabulary }) = saved.description else {
-        return Ok(of_file);
-    };
-    if of_file > vocabulary {
-        let why = format!("has ids of a vocabulary of {of_file}, and the model has {vocabulary}");
-        let (name, place) = (path.display().to_string(), String::new());
-        return Err(DataError::Invalid { name, place, why: why.into() });
-    }
-    Ok(vocabulary)
 }

@@ -361,6 +361,14 @@ impl RunSpec {
         Ok(Self::resolved(&read_complete(place, config, overrides)?))
     }
 
+    /// Tokens that the model has by its own configuration; `None` if it has those of its data.
+    pub(crate) fn model_vocabulary(&self) -> Option<usize> {
+        match self.resolved.config.value("model.vocabulary") {
+            Some(Value::Whole(tokens)) => usize::try_from(tokens).ok(),
+            _ => None,
+        }
+    }
+
     /// Names of the keys that the user has set, among those that a checkpoint saves.
     pub(crate) fn saved_keys(&self) -> Vec<String> {
         let ExcludedDivisions { pipelines, tensor_groups } = self.parallel.excluded;

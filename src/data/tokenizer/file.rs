@@ -77,24 +77,33 @@ impl ReadFile {
             return Ok(encoded.map_err(|why| why.to_string())?.get_ids().to_vec());
         }
         let encoded = self.tokenizer.encode(text, false).map_err(|why| why.to_string())?;
-        let mut end = 0;
-        let mut is_whole = true;
-        for &(start, next) in encoded.get_offsets() {
-            is_whole &= is_blank(text.get(end..start));
-            end = end.max(next);
-        }
-        is_whole &= is_blank(text.get(end..));
         // Tokens behind a character that was left out may have the places of those before them.
-        if !is_whole && let Some(char) = text.chars().find(|char| self.is_left_out(*char)) {
+        if !is_whole(text, &encoded)
+            && let Some(char) = text.chars().find(|char| self.is_left_out(*char))
+        {
             return Err(format!("it has no token for the character {char:?}"));
         }
         Ok(encoded.get_ids().to_vec())
     }
 
+    /// Returns true for a character of which no token is left, but for one that a tokenizer puts
+    /// in front of every text.
     fn is_left_out(&self, char: char) -> bool {
-        let alone = self.tokenizer.encode_fast(char.to_string(), false);
-        !char.is_whitespace() && alone.is_ok_and(|encoded| encoded.get_ids().is_empty())
+        let text = char.to_string();
+        let alone = self.tokenizer.encode(text.as_str(), false);
+        alone.is_ok_and(|encoded| !is_whole(&text, &encoded))
     }
+}
+
+/// Returns true if the tokens of a text are of all of it but spaces.
+fn is_whole(text: &str, encoded: &tokenizers::Encoding) -> bool {
+    let mut end = 0;
+    let mut is_whole = true;
+    for &(start, next) in encoded.get_offsets() {
+        is_whole &= is_blank(text.get(end..start));
+        end = end.max(next);
+    }
+    is_whole && is_blank(text.get(end..))
 }
 
 /// Returns true if a part of a text has spaces only, which a tokenizer may drop.
@@ -200,16 +209,22 @@ impl TokenizerFile {
     /// Returns `DataError::Invalid` if the file was not read.
     pub fn without_template(&self) -> Result<Self, DataError> {
         const NAME: &str = "the tokenizer without a template";
-        if self.begin_token().is_none() {
+        const TEMPLATES: [&str; 3] = ["TemplateProcessing", "BertProcessing", "RobertaProcessing"];
+        let Some([bare, whole]) = self.without_and_with_template() else {
+            return Ok(self.clone());
+        };
+        if bare == whole {
             return Ok(self.clone());
         }
         let refused = |why: serde_json::Error| DataError::of_file(NAME, why.to_string());
         let mut file: serde_json::Value = serde_json::from_slice(self.json()).map_err(refused)?;
-        let is_template = |one: &serde_json::Value| one["type"] == "TemplateProcessing";
+        let is_template = |one: &serde_json::Value| {
+            one["type"].as_str().is_some_and(|name| TEMPLATES.contains(&name))
+        };
         let after = &mut file["post_processor"];
         if is_template(after) {
             *after = serde_json::Value::Null;
-        } else if let Some(all) = after["processors"].as_array_mut() {
+        } else if let Some(all) = after.get_mut("processors").and_then(|all| all.as_array_mut()) {
             all.retain(|one| !is_template(one));
         }
         let json = serde_json::to_vec_pretty(&file).map_err(refused)?;
@@ -390,21 +405,31 @@ impl TokenizerFile {
     /// Returns the token that the model's template puts in front of every text, if it puts one
     /// there.
     pub fn begin_token(&self) -> Option<u32> {
-        const TEXT: &str = "a";
-        let tokenizer = &self.read.as_ref()?.tokenizer;
-        let [bare, whole] = [false, true].map(|around| tokenizer.encode_fast(TEXT, around));
-        let (bare, whole) = (bare.ok()?, whole.ok()?);
-        let (first, rest) = whole.get_ids().split_first()?;
-        if rest.starts_with(bare.get_ids()) { Some(*first) } else { None }
+        let [bare, whole] = self.without_and_with_template()?;
+        let (first, rest) = whole.split_first()?;
+        if rest.starts_with(&bare) { Some(*first) } else { None }
     }
 
-    /// Returns the token that ends each document: the `eos_token` of the `tokenizer_config.json` of
-    /// a directory, or else the first of the common names that is a token.
+    /// Ids of a text without the model's template, and with it; `None` if the file was not read.
+    fn without_and_with_template(&self) -> Option<[Vec<u32>; 2]> {
+        const TEXT: &str = "a";
+        let tokenizer = &self.read.as_ref()?.tokenizer;
+        let bare = tokenizer.encode_fast(TEXT, false).ok()?;
+        let whole = tokenizer.encode_fast(TEXT, true).ok()?;
+        Some([bare, whole].map(|encoded| encoded.get_ids().to_vec()))
+    }
+
+    /// Returns the token that ends each document: that of the data, if it is known, else the
+    /// `eos_token` of the `tokenizer_config.json` of a directory, or else the first of the common
+    /// names that is a token.
     ///
     /// # Errors
     /// Returns a `DataError` that names the file if it is not a configuration, or if its
     /// `eos_token` is not a token.
     pub fn end_token(&self, directory: &Path) -> Result<Option<u32>, DataError> {
+        if self.end.is_some() {
+            return Ok(self.end);
+        }
         if let Some(token) = TokenizerConfig::read(directory)?.eos_token.map(StoredToken::text) {
             let name = TokenizerConfig::path(directory).display().to_string();
             let id = self.id_of(&token).ok_or_else(|| {
@@ -413,6 +438,11 @@ impl TokenizerFile {
             return Ok(Some(id));
         }
         Ok(self.named_end_token())
+    }
+
+    /// Returns the token that ends the documents of the data, if that is known.
+    pub fn end_of_data(&self) -> Option<u32> {
+        self.end
     }
 
     /// Returns the token that ends the documents of the data, if that is known, or else the first

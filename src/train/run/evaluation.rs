@@ -9,11 +9,13 @@ use crate::evaluate::extent_of;
 use potluck_data::Split;
 
 impl Run {
-    /// Repeats the evaluation that was due at the step from which the run resumes, if it is missing
-    /// in the record because a signal interrupted it.
+    /// Repeats the evaluation of the step from which the run resumes, if it was due and is missing
+    /// in the record because a signal interrupted it, or if it was the best and was not saved.
     pub(super) fn evaluate_dropped(&mut self) -> Result<(), TrainError> {
         let is_between = self.step() > 0 && self.step() < self.spec.steps;
-        if is_between && self.trainer.is_due(self.spec.every.evaluation) {
+        let is_due = self.trainer.is_due(self.spec.every.evaluation);
+        let repeats = std::mem::take(&mut self.repeats_evaluation);
+        if is_between && (is_due || repeats) {
             self.trainer.evaluate_fit(&mut self.fit, &mut self.host)?;
         }
         Ok(())

@@ -88,6 +88,8 @@ pub struct Run {
     trainer: Trainer,
     fit: Fit,
     host: RunHost,
+    /// True if the step from which the run resumes was the best one, and was not saved as such.
+    repeats_evaluation: bool,
 }
 
 /// Runs until the configured number of steps or a signal.
@@ -231,7 +233,7 @@ impl Run {
         let mut fit = Fit::new(fit_options, source, loader, spec.steps);
         fit.signals = options.signals.flags.clone();
         let host = RunHost { options, store, sinks, began: String::new() };
-        let mut run = Self { spec, data, trainer, fit, host };
+        let mut run = Self { spec, data, trainer, fit, host, repeats_evaluation: false };
         run.tell_notes()?;
         match run.begin(resumed, initial) {
             Ok(()) => Ok(run),

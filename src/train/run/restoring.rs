@@ -143,7 +143,9 @@ impl Run {
         };
         self.trainer.evaluations_since_best = meta.evaluations_since_best;
         // A run that ended between an evaluation and its save repeats it, so that it is saved.
-        self.fit.evaluated.take_if(|(_, val_loss)| is_better(*val_loss, self.trainer.best));
+        let taken =
+            self.fit.evaluated.take_if(|(_, val_loss)| is_better(*val_loss, self.trainer.best));
+        self.repeats_evaluation = taken.is_some();
         if let Err(damage) = self.host.store.best() {
             let now = match self.trainer.best {
                 Some(best) => format!("that of step {} is marked again", best.step),
@@ -177,13 +179,16 @@ impl Run {
         self.fit.evaluated = None;
         let step = self.step();
         self.host.sinks.forget_evaluations(step);
+        // The marked one is the best if the best of all could not be saved.
+        let best = meta.best.map(|best| best.step);
+        let best = best.filter(|step| self.host.store.path(*step).is_dir());
+        let best = best.or_else(|| self.host.store.best().ok().flatten());
         self.host.store.unmark_best()?;
         let mut forgotten = String::new();
-        if let Some(best) = meta.best
-            && self.host.store.path(best.step).is_dir()
-            && best.step != self.step()
+        if let Some(step) = best
+            && self.host.store.path(step).is_dir()
+            && step != self.step()
         {
-            let step = best.step;
             let aside = self.host.store.set_aside(step)?;
             forgotten =
                 format!("; the best one so far, of step {step}, is now {}", aside.display());

@@ -91,7 +91,7 @@ fn a_class_may_have_its_pictures_one_directory_further_down() {
         ("val/n02/c.png", &c),
     ];
     let directory = directory(&files);
-    assert_eq!(detect::detect(directory.path()), Some(SampleFormat::Pictures));
+    assert_eq!(crate::formats::detect(directory.path()), Some(SampleFormat::Pictures));
     let loaded =
         load(SampleFormat::Pictures, directory.path(), None, &ReadOptions::default()).unwrap();
     assert_eq!((names(&loaded.train), ids(&loaded.train)), (vec!["n01", "n02"], &[0, 1, 1][..]));
