@@ -176,9 +176,13 @@ pub fn is_own_key(typed: &str) -> bool {
 pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     // The first node determines the meaning of SIGUSR1.
     let signals = Signals::caught()?.until_exit().saving_on_usr1();
+    check_address(&args.address)?;
+    let about = RunAbout { version: env!("CARGO_PKG_VERSION"), ..RunAbout::default() };
+    // One for all runs, so that a node that stays can be watched between them.
+    let status = ShownStatus::start(&args.watched, about, None, args.quiet)?;
     let mut secret = None;
     loop {
-        let ended = join_once(args, &mut secret, &signals);
+        let ended = join_once(args, &mut secret, status.as_ref(), &signals);
         let is_over = match &ended {
             // The time of the job is up.
             Ok(Ok(NodesResult::Run(RunOutcome::Interrupted(Interruption::TimeLimit)))) => true,
@@ -188,6 +192,9 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         };
         if !args.stay || is_over || signals.pending().is_some() {
             return ended.map(|outcome| exit_code_of(&outcome));
+        }
+        if let Some(status) = &status {
+            status.waits();
         }
         match ended {
             Ok(_) => print_line("joining the next run"),
@@ -202,11 +209,11 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
 fn join_once(
     args: &JoinArgs,
     secret: &mut Option<Secret>,
+    status: Option<&ShownStatus>,
     signals: &SignalFlags,
 ) -> anyhow::Result<NodeOutcome> {
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
-    check_address(&args.address)?;
     let mut overrides = Vec::new();
     for typed in &args.sets {
         overrides.push(Override::set(typed)?);
@@ -240,8 +247,6 @@ fn join_once(
     offered.iter_mut().for_each(Selection::refresh_memory);
     let quiet = args.quiet;
     let mut show = notes(quiet);
-    let about = RunAbout { version: env!("CARGO_PKG_VERSION"), ..RunAbout::default() };
-    let status = ShownStatus::start(&args.watched, about, None, quiet)?;
     let joining = Joining {
         address: args.address.clone(),
         listen: args.listen,
@@ -264,7 +269,7 @@ fn join_once(
     let log_every = terminal.log_every();
     let mut sink: Box<dyn Sink> = Box::new(terminal);
     let mut specified = None;
-    if let Some(status) = &status {
+    if let Some(status) = status {
         status.meets(you, &roster, met.cluster.links.clone());
         sink = status.sink(sink);
         specified = Some(status.specify());

@@ -23,7 +23,7 @@ const PATIENCE_AT_FIRST: Patience =
 /// State of the run, with the server that publishes it.
 pub struct ShownStatus {
     board: Arc<StatusBoard>,
-    /// Ends with the run.
+    /// Ends with the process's last run.
     _server: StatusServer,
 }
 
@@ -56,6 +56,12 @@ impl ShownStatus {
             print_line(&format!("the state of the run is at http://{}/status", server.address()));
         }
         Ok(Some(Self { board, _server: server }))
+    }
+
+    /// Records that a joining node waits for its next run.
+    pub fn waits(&self) {
+        self.board.clear_links();
+        self.board.update(|status| status.wait_for_next(PATIENCE_AT_FIRST));
     }
 
     /// Records that a run of one node opens its devices.

@@ -9,6 +9,9 @@ use super::{Edge, Event, GroupReduction, StepError, Token};
 use potluck_core::{DType, EdgeId, EdgePiece, Rank, ReductionId};
 use potluck_graph::Region;
 
+/// Largest number of elements of an edge in flight, far above those of real models.
+const ELEMENTS_MAX: usize = 1 << 40;
+
 /// Edges of a run, shared by all its ranks.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct EdgeLayout {
@@ -27,15 +30,16 @@ impl EdgeLayout {
         &self.edges[id.index()]
     }
 
-    /// Returns true if all ranks of the edges are below `world`, and the edges of all all-reduces
-    /// refer to them: false only for the layout of a damaged message.
+    /// Returns true if all ranks of the edges are below `world`, their values have sizes that can
+    /// be counted, and the edges of all all-reduces refer to them: false only for the layout of a
+    /// damaged message.
     pub fn is_sound(&self, world: usize) -> bool {
         for edge in self.edges.iter() {
             let has_reduction = edge.reduction.is_none_or(|id| id.index() < self.reductions.len());
             let has_ranks = !edge.to.is_empty()
                 && edge.from.index() < world
                 && edge.to.iter().all(|rank| rank.index() < world);
-            if !has_reduction || !has_ranks {
+            if !has_reduction || !has_ranks || !self.has_size(edge) {
                 return false;
             }
         }
@@ -55,6 +59,13 @@ impl EdgeLayout {
             }
         }
         true
+    }
+
+    /// Returns true if the values of an edge in flight have at most [`ELEMENTS_MAX`] elements.
+    fn has_size(&self, edge: &Edge) -> bool {
+        let factors = edge.shape.dims().iter().chain([&self.rows_max, &edge.in_flight]);
+        let elements = factors.copied().try_fold(1_usize, usize::checked_mul);
+        elements.is_some_and(|elements| elements <= ELEMENTS_MAX)
     }
 
     pub fn reduction(&self, id: ReductionId) -> &GroupReduction {
@@ -428,13 +439,15 @@ mod tests {
         type Edit = fn(&mut Vec<Edge>, &mut Vec<GroupReduction>);
         let sound = reducing(0).layout.clone();
         assert!(sound.is_sound(2) && !sound.is_sound(1));
-        let edits: [Edit; 6] = [
+        let edits: [Edit; 8] = [
             |edges, _| edges[0].reduction = Some(ReductionId(2)),
             |edges, _| edges[0].reduction = None,
             |edges, _| edges[0].to.clear(),
             |_, reductions| reductions[1].parts[0][0] = EdgeId(6),
             |_, reductions| reductions[0].parts.clear(),
             |_, reductions| reductions[1].parts[1].truncate(1),
+            |edges, _| edges[0].in_flight = usize::MAX,
+            |edges, _| edges[0].shape = Shape::batched(&[1 << 40, 1 << 40]),
         ];
         for (index, edit) in edits.into_iter().enumerate() {
             let (mut edges, mut reductions) = (sound.edges.to_vec(), sound.reductions.to_vec());

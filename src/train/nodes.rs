@@ -38,7 +38,7 @@ use potluck_parallel::MicroBatch;
 use potluck_parallel::comm::Mailbox;
 
 const INBOX_MAX: usize = 1 << 16;
-/// Longest time a node may work after the end of its cluster: devices close within 6 seconds each.
+/// Longest time a node may work after the end of its cluster: its devices close within 6 seconds.
 const ENDING_MAX: Duration = Duration::from_secs(20);
 const ENDING_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -330,7 +330,8 @@ fn told(event: Event) -> Option<Event> {
         | Event::Saving { .. }
         | Event::Checkpoint { .. }
         | Event::Ended => event,
-        Event::Tuning { .. } | Event::Measure(_) | Event::Cost(_) => return None,
+        // A node opens its devices at a time of its own.
+        Event::Opening | Event::Tuning { .. } | Event::Measure(_) | Event::Cost(_) => return None,
     })
 }
 
@@ -392,6 +393,11 @@ impl NodeHost for JoinedNode {
             data: own_data,
             faults: self.faults.clone(),
         })
+    }
+
+    fn opens(&mut self) {
+        // Output to a terminal never fails.
+        let _ = self.sink.event(&Event::Opening);
     }
 
     fn show(&mut self, news: &[u8]) {
@@ -538,7 +544,8 @@ pub fn serve(
             leave(EXIT_RESTART);
         }
         ControlFlow::Continue(())
-    })?;
+    });
+    let watching = watching.inspect_err(|_| is_over.store(true, Ordering::Relaxed))?;
     let ended = NodeServer::new(you.0, node, connections, frames).run(&inbox);
     is_over.store(true, Ordering::Relaxed);
     let _ = watching.join();

@@ -61,6 +61,7 @@ impl Sink for CurveDrawing {
             Event::Ended => self.draw()?,
             Event::Note(_)
             | Event::Warning(_)
+            | Event::Opening
             | Event::Tuning { .. }
             | Event::Step(_)
             | Event::Evaluating { .. }

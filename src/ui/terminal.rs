@@ -203,7 +203,10 @@ impl Sink for Terminal {
             }
             Event::Evaluation(evaluation) => self.evaluation(evaluation),
             // Measures are shown after the sample text, at the end of the program.
-            Event::Saving { .. } | Event::Checkpoint { .. } | Event::Measure(_) => {}
+            Event::Opening
+            | Event::Saving { .. }
+            | Event::Checkpoint { .. }
+            | Event::Measure(_) => {}
             Event::Cost(cost) => {
                 for line in cost_lines(cost) {
                     self.note(&line);

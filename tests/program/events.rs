@@ -46,6 +46,7 @@ impl Sink for ConfigEnum {
             Event::Shares(record) => record.sentence(),
             Event::Cost(cost) => format!("cost of {} ranks", cost.ranks.len()),
             Event::Ended => "ended".into(),
+            Event::Opening => "opening".into(),
         };
         self.0.borrow_mut().push(word);
         Ok(())

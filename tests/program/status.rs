@@ -60,7 +60,7 @@ fn status_of_nodes_while_they_train() {
     let address = address_of(&mut first);
     let waiting = get(address, "/healthz");
     assert_eq!((waiting.code, &*waiting.body), (200, "waiting for the nodes of the run\n"));
-    let mut other = Host::started(join(&desk, &first, "", "--devices cpu --status 0"));
+    let mut other = Host::started(join(&desk, &first, "", "--devices cpu --status 0 --stay --wait 60"));
     let of_other = address_of(&mut other);
     for address in [address, of_other] {
         wait_for_step(address, 5.0);
@@ -113,6 +113,11 @@ fn status_of_nodes_while_they_train() {
     assert!(joined["links"][0]["heartbeat_age_s"].as_f64().unwrap() < 30.0, "{joined}");
     crate::process::send_signal(first.child.id(), "TERM");
     first.finish().ended(75);
+    // A node that stays is watched between runs too, and counts on.
+    wait_for(of_other, "/healthz", |answer| answer.body == waiting.body);
+    let between = values(&get(of_other, "/metrics").body);
+    assert!(between["potluck_steps_total"] > 5.0, "{between:?}");
+    crate::process::send_signal(other.child.id(), "TERM");
     other.finish().ended(75);
 }
 

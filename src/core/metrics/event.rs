@@ -291,8 +291,8 @@ impl Serialize for JsonLine<'_, ShareRecord> {
 }
 
 /// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen. Notes
-/// and warnings may occur at any time, [`Tuning`](Event::Tuning) before
-/// [`Started`](Event::Started), and all others after it.
+/// and warnings may occur at any time, [`Opening`](Event::Opening) and [`Tuning`](Event::Tuning)
+/// before [`Started`](Event::Started), and all others after it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// Message for the user.
@@ -340,6 +340,8 @@ pub enum Event {
     Shares(ShareRecord),
     /// Cost of the steps on several ranks, after enough of them; before [`Ended`](Event::Ended).
     Cost(RunCost),
+    /// Devices are opened; also again, after the loss of one, until [`Started`](Event::Started).
+    Opening,
 }
 
 impl Serialize for JsonLine<'_, StepRecord> {

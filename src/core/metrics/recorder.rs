@@ -189,6 +189,7 @@ impl Sink for Recorder {
             }
             Event::Note(_)
             | Event::Warning(_)
+            | Event::Opening
             | Event::Tuning { .. }
             | Event::Started { .. }
             | Event::Evaluating { .. } => Ok(()),

@@ -91,6 +91,7 @@ impl Sink for TensorBoard {
             Event::Checkpoint { .. } | Event::Ended => self.with_file(|file| file.flush()),
             Event::Note(_)
             | Event::Warning(_)
+            | Event::Opening
             | Event::Tuning { .. }
             | Event::Started { .. }
             | Event::Evaluating { .. }

@@ -36,6 +36,8 @@ const FROM_FIRST_MAX: usize = 16 << 30;
 const NEWS_MAX: usize = 1 << 12;
 /// Longest wait for an event, after which the endpoint is polled for refusals.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Most events that are handled before the time is looked at.
+const EVENTS_IN_A_ROW: usize = 256;
 
 /// Interval of checks for peers with a new address.
 const MOVES_INTERVAL: Duration = Duration::from_secs(1);
@@ -335,39 +337,62 @@ impl ClusterDriver {
     }
 
     fn run(mut self) {
+        let mut in_a_row = 0;
         while !self.perform_all() {
+            // Silence is judged once all that has arrived is handled: after a pause of this process
+            // that may be much.
+            if in_a_row < EVENTS_IN_A_ROW
+                && let Ok(Some(event)) = self.events.try_recv()
+            {
+                in_a_row += 1;
+                self.look_for_pauses();
+                self.handle(event);
+                continue;
+            }
+            in_a_row = 0;
+            self.look_for_pauses();
+            self.handle_timeout();
+            if self.perform_all() {
+                break;
+            }
             let due = match &self.machine {
                 Machine::First(machine) => machine.poll_timeout(),
                 Machine::Joining(machine) => machine.poll_timeout(),
             };
             let due = due.map(|at| self.started + Duration::from_nanos(at));
             let poll = Instant::now() + POLL_INTERVAL;
-            let event = self.events.recv(Some(due.map_or(poll, |due| due.min(poll))));
-            match event {
-                Ok(event) => self.handle(event),
+            match self.events.recv(Some(due.map_or(poll, |due| due.min(poll)))) {
+                Ok(event) => {
+                    self.look_for_pauses();
+                    self.handle(event);
+                }
                 Err(RecvError::Closed(_)) => break,
                 Err(RecvError::TimedOut) => {}
             }
-            self.look_for_pauses();
-            let now = self.now();
-            match &mut self.machine {
-                Machine::First(machine) => machine.handle_timeout(now),
-                Machine::Joining(machine) => machine.handle_timeout(now),
-            }
-            for refusal in self.endpoint.refusals() {
-                let _ = self
-                    .news
-                    .send(ClusterEvent::TurnedAway { address: refusal.address, why: refusal.why });
-            }
-            self.look_for_moves();
-            self.report_links();
         }
         for link in self.links.values() {
             link.close("the cluster is over");
         }
         self.events.close("the cluster is over");
+        self.reporter.end(self.endpoint.refused_count());
         // Sends what the links have queued.
         self.endpoint.close("the cluster is over");
+    }
+
+    /// Does what is due by the time.
+    fn handle_timeout(&mut self) {
+        let now = self.now();
+        match &mut self.machine {
+            Machine::First(machine) => machine.handle_timeout(now),
+            Machine::Joining(machine) => machine.handle_timeout(now),
+        }
+        for refusal in self.endpoint.refusals() {
+            let _ = self
+                .news
+                .send(ClusterEvent::TurnedAway { address: refusal.address, why: refusal.why });
+        }
+        self.look_for_moves();
+        self.report_links();
     }
 
     /// Reports a pause of this process, before the machine handles the messages of others, which

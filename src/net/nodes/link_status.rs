@@ -38,6 +38,8 @@ pub struct LinksStatus {
     pub refused: u64,
     /// Buffers of the socket; `None` before the first report.
     pub socket_buffers: Option<SocketBuffers>,
+    /// True after the end of the cluster, without which a first node may go on.
+    pub is_over: bool,
 }
 
 /// Newest state of the links; readers do not delay its replacement.
@@ -111,7 +113,15 @@ impl LinkReporter {
         }
         states.sort_by_key(|link| link.node);
         let socket_buffers = Some(socket_buffers);
-        self.board.store(Arc::new(LinksStatus { links: states, refused, socket_buffers }));
+        let links = states;
+        let state = LinksStatus { links, refused, socket_buffers, is_over: false };
+        self.board.store(Arc::new(state));
+    }
+
+    /// Reports the end of the cluster, and so of all links.
+    pub fn end(&self, refused: u64) {
+        let state = LinksStatus { refused, is_over: true, ..LinksStatus::default() };
+        self.board.store(Arc::new(state));
     }
 }
 

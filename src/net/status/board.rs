@@ -47,13 +47,21 @@ impl StatusBoard {
         self.links.store(Some(links));
     }
 
+    /// Shows no links, until there are others.
+    pub fn clear_links(&self) {
+        self.links.store(None);
+    }
+
     /// Returns the newest state.
     pub fn view(&self) -> StatusView {
-        StatusView {
-            run: self.shown.load_full(),
-            links: self.links.load().as_ref().map(|links| links.load_full()),
-            now: Instant::now(),
+        let mut run = self.shown.load_full();
+        let links = self.links.load().as_ref().map(|links| links.load_full());
+        if links.as_ref().is_some_and(|links| links.is_over) {
+            let mut alone = RunStatus::clone(&run);
+            alone.nodes = Arc::new(run.nodes.alone());
+            run = Arc::new(alone);
         }
+        StatusView { run, links, now: Instant::now() }
     }
 }
 
@@ -71,5 +79,36 @@ impl Sink for StatusSink {
 
     fn forget_evaluations(&mut self, step: u64) {
         self.shown.forget_evaluations(step);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::run_status::tests::status;
+    use crate::status::{StatusNode, StatusNodes};
+    use potluck_core::NodeRank;
+
+    #[test]
+    fn lost_nodes_are_not_shown_when_the_first_one_goes_on_alone() {
+        let board = StatusBoard::new(status());
+        let nodes = [0, 1].map(|node| StatusNode {
+            node: NodeRank(node),
+            host: "desk".into(),
+            devices: vec!["cpu".into()],
+        });
+        let nodes = Arc::new(StatusNodes {
+            you: Some(NodeRank(0)),
+            nodes: nodes.to_vec(),
+            ..StatusNodes::default()
+        });
+        board.update(|status| status.nodes = nodes);
+        let links = LinkBoard::default();
+        board.set_links(links.clone());
+        assert_eq!(board.view().run.nodes.nodes.len(), 2);
+        links.store(Arc::new(LinksStatus { is_over: true, ..LinksStatus::default() }));
+        let view = board.view();
+        assert_eq!(view.run.nodes.nodes.len(), 1);
+        assert!(view.links.unwrap().links.is_empty());
     }
 }

@@ -42,12 +42,11 @@ pub struct StatusNodes {
 }
 
 impl StatusNodes {
-    /// Name of the device of a run that has one.
-    fn only_device(&self) -> String {
-        match &self.nodes[..] {
-            [StatusNode { devices, .. }] => devices.first().cloned().unwrap_or_default(),
-            _ => String::new(),
-        }
+    /// Returns this node without the others.
+    pub(super) fn alone(&self) -> Self {
+        let mut alone = self.clone();
+        alone.nodes.retain(|node| Some(node.node) == self.you);
+        alone
     }
 }
 
@@ -160,10 +159,12 @@ pub struct RunStatus {
     pub warnings: u64,
     /// Work of each rank, by its number; empty on a node that has joined the run.
     pub ranks: Vec<RankTotals>,
-    /// Times of the last steps.
+    /// Times of the last steps; of the first one, which compiles its kernels, until there is another.
     pub step_times: VecDeque<Duration>,
-    /// True once a step was taken since the devices were opened.
-    is_running: bool,
+    /// Name of the device of a run with one rank.
+    device: String,
+    /// Steps taken since the devices were opened.
+    since_opening: u64,
     /// True if the state includes the ranks, as only on the first node.
     tells_ranks: bool,
 }
@@ -190,9 +191,24 @@ impl RunStatus {
             warnings: 0,
             ranks: Vec::new(),
             step_times: VecDeque::new(),
-            is_running: false,
+            device: String::new(),
+            since_opening: 0,
             tells_ranks,
         }
+    }
+
+    /// Records that the process waits for its next run. What is counted since the start of the
+    /// program stays.
+    pub fn wait_for_next(&mut self, patience: Patience) {
+        let waiting = Self::new(RunAbout::default(), patience, self.tells_ranks);
+        *self = Self {
+            about: self.about.clone(),
+            steps_taken: self.steps_taken,
+            steps_skipped: self.steps_skipped,
+            counted: self.counted,
+            warnings: self.warnings,
+            ..waiting
+        };
     }
 
     /// Takes an event that happened at the time `now`.
@@ -211,7 +227,11 @@ impl RunStatus {
                 self.phase =
                     RunPhase::Tuning { device: device.clone(), done: *done, total: *total };
             }
-            Event::Started { done, steps, .. } => self.start(*done, *steps),
+            Event::Opening => self.phase = RunPhase::Opening,
+            Event::Started { done, steps, device } => {
+                self.device.clone_from(device);
+                self.start(*done, *steps);
+            }
             Event::Step(record) => self.step(record, now),
             Event::Evaluating { done, total, .. } => {
                 self.phase = RunPhase::Evaluating { done: *done, total: *total };
@@ -235,7 +255,7 @@ impl RunStatus {
     fn start(&mut self, done: u64, steps: u64) {
         self.steps = Some(steps);
         self.done = done;
-        self.is_running = false;
+        self.since_opening = 0;
         self.step_times.clear();
         self.phase = self.between_steps();
         if done > 0 && self.last_checkpoint.is_none_or(|last| last.step != done) {
@@ -244,12 +264,13 @@ impl RunStatus {
     }
 
     fn step(&mut self, record: &StepRecord, now: Instant) {
-        // Only the first step compiles its kernels.
-        if self.is_running {
-            self.step_times.truncate(STEPS_KEPT - 1);
-            self.step_times.push_front(now.saturating_duration_since(self.progressed));
+        // The first step compiles its kernels, so that the next one tells more.
+        if self.since_opening == 1 {
+            self.step_times.clear();
         }
-        self.is_running = true;
+        self.step_times.truncate(STEPS_KEPT - 1);
+        self.step_times.push_front(now.saturating_duration_since(self.progressed));
+        self.since_opening += 1;
         self.done = record.step;
         self.steps_taken += 1;
         self.steps_skipped += u64::from(record.skipped.is_some());
@@ -265,7 +286,7 @@ impl RunStatus {
     /// Adds the work of the ranks in a step. A single rank waits for no other.
     fn add_ranks(&mut self, record: &StepRecord) {
         let alone = [RankRecord {
-            name: self.nodes.only_device(),
+            name: self.device.clone(),
             share: if record.unit == Unit::Samples { record.count } else { 0 },
             time: Duration::try_from_secs_f64(record.ms / 1e3).unwrap_or_default(),
             waited: Duration::ZERO,
@@ -275,7 +296,10 @@ impl RunStatus {
         let ranks = if record.ranks.is_empty() { &alone[..] } else { &record.ranks };
         self.ranks.resize_with(ranks.len(), RankTotals::default);
         for (totals, rank) in self.ranks.iter_mut().zip(ranks) {
-            totals.device.clone_from(&rank.name);
+            // After the loss of a device, the rank is that of another one.
+            if totals.device != rank.name {
+                *totals = RankTotals { device: rank.name.clone(), ..RankTotals::default() };
+            }
             totals.share = rank.share;
             totals.busy += rank.time.saturating_sub(rank.waited);
             totals.waiting += rank.waited;
@@ -285,7 +309,7 @@ impl RunStatus {
     fn between_steps(&self) -> RunPhase {
         match self.steps {
             Some(steps) if self.done >= steps => RunPhase::Finishing,
-            _ if self.is_running => RunPhase::Training,
+            _ if self.since_opening > 0 => RunPhase::Training,
             _ => RunPhase::Starting,
         }
     }
@@ -388,14 +412,33 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_alone_is_told_by_the_name_of_the_device() {
+    fn work_is_told_of_the_device_that_did_it() {
         let mut status = status();
-        let (host, devices) = ("desk".into(), vec!["cpu".into()]);
-        let nodes = vec![StatusNode { node: NodeRank(0), host, devices }];
-        status.nodes = Arc::new(StatusNodes { nodes, ..StatusNodes::default() });
-        status.take(&Event::Step(StepRecord { ranks: Vec::new(), ..step(1) }), Instant::now());
+        let now = Instant::now();
+        let started = |device: &str| Event::Started { done: 0, steps: 9, device: device.into() };
+        status.take(&started("a"), now);
+        status.take(&Event::Step(step(1)), now);
+        // The first one is lost, and the other one is alone.
+        status.take(&Event::Opening, now);
+        assert_eq!(status.phase, RunPhase::Opening);
+        status.take(&started("b"), now);
+        assert_eq!(status.phase, RunPhase::Starting);
+        status.take(&Event::Step(StepRecord { ranks: Vec::new(), ..step(1) }), now);
         let [only] = &status.ranks[..] else { panic!("{:?}", status.ranks) };
-        assert_eq!((&*only.device, only.busy), ("cpu", Duration::from_millis(40)));
+        assert_eq!((&*only.device, only.busy), ("b", Duration::from_millis(40)));
+    }
+
+    #[test]
+    fn counts_go_on_from_one_run_to_the_next() {
+        let mut status = status();
+        let device = String::from("a");
+        status.take(&Event::Started { done: 0, steps: 1, device }, Instant::now());
+        status.take(&Event::Step(step(1)), Instant::now());
+        status.take(&Event::Warning("a device is slow".into()), Instant::now());
+        status.wait_for_next(status.patience);
+        assert_eq!((&status.phase, status.done, status.steps), (&RunPhase::Rendezvous, 0, None));
+        assert!(status.step_times.is_empty() && status.last_step.is_none());
+        assert_eq!((status.steps_taken, status.counted, status.warnings), (1, 768, 1));
     }
 
     #[test]

@@ -93,6 +93,7 @@ impl Run {
         left: LeftDevices,
         step: u64,
     ) -> Result<Checkpoint, TrainError> {
+        self.emit(Event::Opening)?;
         let checkpoint = Checkpoint::load(&self.host.store.path(step))?;
         // Frees the memory of the devices before they are opened again.
         self.trainer.session.group.close();
@@ -103,7 +104,7 @@ impl Run {
         } else {
             format!("the failed device: {cause}")
         };
-        let Self { spec, data, trainer, fit, host } = self;
+        let Self { spec, data, trainer, fit, host, .. } = self;
         // These notes were already shown.
         trainer.notes.clear();
         trainer.go_on_with(left, |trainer, left| {

@@ -493,7 +493,12 @@ impl Trainer {
         self.session.settle()?;
         let told = self.notes.len();
         let checkpoint = self.saveable();
+        let has_warnings = self.notes.len() > told;
         self.warn_of_notes(told, fit, hooks)?;
+        // A warning is also the end of a save that failed.
+        if has_warnings && hooks.store().is_some() {
+            fit.emit(hooks, Event::Saving { step })?;
+        }
         let checkpoint = checkpoint?;
         let Some(store) = hooks.store() else { return Ok(()) };
         let found = fit.found.take_if(|found| *found == step);

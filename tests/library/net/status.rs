@@ -86,7 +86,7 @@ fn show_run(board: &StatusBoard) {
         bytes_received_per_s: 0.0,
         heard: Some(Instant::now()),
     };
-    links.store(Arc::new(LinksStatus { links: vec![link], refused: 5, socket_buffers: None }));
+    links.store(Arc::new(LinksStatus { links: vec![link], refused: 5, ..LinksStatus::default() }));
     board.set_links(links);
     take(board, &Event::Started { done: 4, steps: 9, device: "cpu".into() });
     take(board, &step(5, f64::NAN));

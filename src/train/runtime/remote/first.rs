@@ -149,7 +149,11 @@ impl OrderedOpening {
         self.is_answered = true;
         match ended {
             Ok(opened) => Ok((self.slot.clone(), opened)),
-            Err(failure) => Err(failure.into_error()),
+            Err(failure) => {
+                // A device that was not opened sends nothing.
+                self.slot.node.state.lock().slots.remove(&self.slot.slot);
+                Err(failure.into_error())
+            }
         }
     }
 }
@@ -473,7 +477,9 @@ impl RemoteNode {
             let there = self.answered(&asked?)?;
             let round_trip = sent.elapsed();
             let here = nanos(sent.duration_since(trace.epoch()) + round_trip / 2);
-            let begun = there as i64 - here as i64;
+            // The node may send any number.
+            let there = i64::try_from(there).unwrap_or(i64::MAX);
+            let begun = there.saturating_sub_unsigned(here);
             if best.is_none_or(|(_, error)| round_trip / 2 < error) {
                 best = Some((begun, round_trip / 2));
             }

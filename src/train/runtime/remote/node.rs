@@ -71,6 +71,9 @@ pub trait NodeHost {
     /// Returns a sentence with the reason that the node cannot take part.
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String>;
 
+    /// A device is opened: at the beginning, or again after the loss of one.
+    fn opens(&mut self);
+
     /// Shows news of the run.
     fn show(&mut self, news: &[u8]);
 }
@@ -220,8 +223,13 @@ impl<'h> NodeServer<'h> {
         };
         self.disband("the run is over");
         let slots: Vec<u32> = self.slots.keys().copied().collect();
+        let mut closing = Vec::with_capacity(slots.len());
         for slot in slots {
-            self.close(slot);
+            closing.extend(self.begin_close(slot));
+        }
+        let deadline = Instant::now() + CLOSING_DEADLINE;
+        for closed in closing {
+            let _ = closed.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
         stop.close("the run is over");
         // The thread waits only at its mailbox.
@@ -250,6 +258,7 @@ impl<'h> NodeServer<'h> {
             ToNode::Show(news) => self.host.show(&news),
             ToNode::End(why) => return Ok(Some(why)),
             ToNode::Open { slot, order } => {
+                self.host.opens();
                 let opened = self.open(slot, order, request_guard).map_err(OpenFailure::from);
                 self.reply(&ToFirst::Opened { slot, opened });
             }
@@ -355,6 +364,14 @@ impl<'h> NodeServer<'h> {
     /// Ends the rank of a device, if it has one, and closes the device. Waits for a bounded time,
     /// so that its memory is free for the next device.
     fn close(&mut self, slot: u32) {
+        if let Some(closed) = self.begin_close(slot) {
+            // The expected result is a disconnect; a hung device is abandoned.
+            let _ = closed.recv_timeout(CLOSING_DEADLINE);
+        }
+    }
+
+    /// Begins to close a device; returns the channel that ends when it is closed.
+    fn begin_close(&mut self, slot: u32) -> Option<mpsc::Receiver<()>> {
         self.watched.lock().remove(&slot);
         if let Some(group) = &mut self.group {
             group.endpoints.retain(|_, here| {
@@ -364,11 +381,8 @@ impl<'h> NodeServer<'h> {
                 here.slot != slot
             });
         }
-        let Some(OpenSlot { driver, calls, closed, .. }) = self.slots.remove(&slot) else { return };
-        drop(driver);
-        drop(calls);
-        // The expected result is a disconnect; a hung device is abandoned.
-        let _ = closed.recv_timeout(CLOSING_DEADLINE);
+        // The driver and the queue of calls end with the slot.
+        self.slots.remove(&slot).map(|slot| slot.closed)
     }
 
     /// Opens a device; returns it with the input tensors that its plan uses.

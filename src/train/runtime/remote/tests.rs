@@ -71,6 +71,8 @@ impl NodeHost for TestHost {
         })
     }
 
+    fn opens(&mut self) {}
+
     fn show(&mut self, _: &[u8]) {}
 }
 
