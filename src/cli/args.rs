@@ -95,7 +95,7 @@ exit code 75.")]
     Eval(EvalArgs),
     /// Generate text with a checkpoint
     Generate(GenerateArgs),
-    /// Talk to a model: lines from stdin, answers on stdout
+    /// Talk to a model: lines from stdin, answers on stdout; /reset begins anew, /exit ends
     Chat(ChatArgs),
     /// Predict samples with a checkpoint: classes with probabilities, or values, as a CSV file
     Predict(PredictArgs),
@@ -264,9 +264,9 @@ pub struct TrainArgs {
     /// Seed of all random numbers (train.seed)
     #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: Option<u64>,
-    /// Resume a run: its directory, a checkpoint's, or `latest`, which is the run in --out, or
-    /// else the one in runs/ that changed last and has a checkpoint. With another --out, or from
-    /// a checkpoint outside a run, a new run starts there
+    /// Resume a run: its directory, its name in runs/, a checkpoint's directory, or `latest`, which
+    /// is the run in --out, or else the one in runs/ that changed last and has a checkpoint. With
+    /// another --out, or from a checkpoint outside a run, a new run starts there
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<PathBuf>,
     /// Start a new run from a model: the directory of a run or of a checkpoint, that of a model in
@@ -296,7 +296,8 @@ pub struct TrainArgs {
     /// Steps between progress lines if stderr is not a terminal (train.log_every)
     #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub log_every: Option<u64>,
-    /// Write a timeline of all devices to a file, for ui.perfetto.dev or chrome://tracing
+    /// Write a timeline of all devices to a file, for ui.perfetto.dev or chrome://tracing: at most
+    /// two million events
     #[arg(long, value_name = "FILE", conflicts_with = "explain")]
     pub trace: Option<PathBuf>,
     /// With --explain schedule: draw the chart to an SVG file
@@ -540,8 +541,8 @@ impl CheckpointArgs {
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     /// Directory of a run (for its newest checkpoint), of a checkpoint, or of a model in Hugging
-    /// Face's files, org/name of one that `hf download` has put in the cache, or `latest`, the run
-    /// in runs/ that was last trained
+    /// Face's files, org/name of one that `hf download` has put in the cache, the name of a run in
+    /// runs/, or `latest`, the run in runs/ that was last trained
     #[arg(value_name = "latest|RUN|DIR|ORG/NAME")]
     #[arg(value_parser = PathBufValueParser::new().try_map(named_run))]
     pub checkpoint: PathBuf,
@@ -566,7 +567,8 @@ pub struct CheckpointArgs {
     /// The most samples that a device runs at a time in `eval` and `predict`, if not as in the run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub micro_batch: Option<u32>,
-    /// Set a key of the run's configuration, such as train.device_memory_mib=4096; may be repeated
+    /// Set a key of the run's configuration that has an effect without training, such as
+    /// train.device_memory_mib=4096; others are refused; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
 }
@@ -697,8 +699,8 @@ pub struct PredictArgs {
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// Directory of a run (for its newest checkpoint), of a checkpoint, or of a model in Hugging
-    /// Face's files, org/name of one that `hf download` has put in the cache, or `latest`, the run
-    /// in runs/ that was last trained
+    /// Face's files, org/name of one that `hf download` has put in the cache, the name of a run in
+    /// runs/, or `latest`, the run in runs/ that was last trained
     #[arg(value_name = "latest|RUN|DIR|ORG/NAME")]
     #[arg(value_parser = PathBufValueParser::new().try_map(named_run))]
     pub checkpoint: PathBuf,
@@ -725,8 +727,8 @@ pub struct ExportArgs {
 pub enum ExportFormat {
     /// A directory that transformers reads
     Huggingface,
-    /// A file that llama.cpp, ollama and LM Studio read: of GPT-2, Llama, Mistral, Qwen2 and Qwen3
-    /// with a tokenizer.json
+    /// A file that llama.cpp, ollama and LM Studio read: of a gpt with model.activation =
+    /// gelu_tanh, of Llama, Mistral, Qwen2 and Qwen3, with a tokenizer.json
     Gguf,
     /// A file of the parameters of any model, under their own names
     Safetensors,

@@ -119,7 +119,10 @@ const OTHER_TRAINERS: &[(&[&str], &str)] = &[
     ),
     (&["val_split", "test_size", "validation_split"], "set data.held_out"),
     (&["dataset", "train_file", "data_dir", "dataset_name"], "set data.path (--data)"),
-    (&["validation_file", "val_data", "val_file", "eval_dataset"], "set data.val_path"),
+    (
+        &["validation_file", "val_data", "val_file", "eval_dataset"],
+        "set data.val_path, for samples; with texts and tokens use potluck eval RUN --data FILE",
+    ),
     (&["config", "config_file", "cfg", "yaml"], "give the configuration file without a flag"),
     (&["n_layer", "num_layers", "n_layers", "num_hidden_layers", "depth"], "set model.layers"),
     (&["n_head", "num_heads", "n_heads", "num_attention_heads", "nhead"], "set model.heads"),
