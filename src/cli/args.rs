@@ -269,11 +269,11 @@ pub struct TrainArgs {
     /// another --out, or from a checkpoint outside a run, a new run starts there
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<PathBuf>,
-    /// Start a new run from a model: the directory of a run or of a checkpoint, that of a model in
-    /// Hugging Face's files, or org/name of one that `hf download` has put in the cache, whose
-    /// keys of the model are taken over; or weights alone, in a file of safetensors, whose model
-    /// the keys describe. The learning rate is a tenth of that of a new model, and the warm-up
-    /// 3 % of train.steps
+    /// Start a new run from a model: the directory of a run, its name in runs/, or `latest`; the
+    /// directory of a checkpoint, or of a model in Hugging Face's files, or org/name of one that
+    /// `hf download` has put in the cache. Its keys of the model are taken over. Or from weights
+    /// alone, in a file of safetensors, whose model the keys describe. The learning rate is a
+    /// tenth of that of a new model, and the warm-up 3 % of train.steps
     #[arg(long, value_name = "RUN|DIR|ORG/NAME|FILE", conflicts_with = "resume")]
     pub init: Option<String>,
     /// If the tokenizer (data.tokenizer, or the one beside token ids) has more tokens than the

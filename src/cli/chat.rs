@@ -49,10 +49,15 @@ pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
     let mut conversation = Conversation::new(args.system.as_deref());
     // Checked before the model is loaded on its devices: the template may not be usable.
     let empty = template.render(&conversation.with("")).map_err(TrainError::from)?;
-    if stands_in && tokenizer.encode(empty).is_err() {
-        let why = "the model has no chat template, and no tokens for chatml, which stands in for \
-                   one; give a --template, or continue a text with potluck generate";
-        return Err(TrainError::InvalidRequest(why.into()).into());
+    if let Err(error) = tokenizer.encode(empty) {
+        let why = if stands_in {
+            "the model has no chat template, and no tokens for chatml, which stands in for one; \
+             give a --template, or continue a text with potluck generate"
+                .into()
+        } else {
+            format!("the model has no tokens for its chat template: {error}")
+        };
+        return Err(TrainError::InvalidRequest(why).into());
     }
     let sequences = if args.sampling.no_cache { None } else { Some(1) };
     let mut writer =

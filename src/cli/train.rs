@@ -11,7 +11,7 @@ use super::model::load_parameters;
 use super::nodes::RunBefore;
 use super::resume::{ResumePoint, RunDirectory, find_data, holds_run};
 use super::run_signals::SignalWatch;
-use super::runs_directory::RUNS;
+use super::runs_directory::{self, RUNS};
 use super::status::ShownStatus;
 use super::{UsageError, exit_code, nodes, writable};
 use crate::ui::curves::CurveDrawing;
@@ -528,15 +528,16 @@ fn configuration(
 }
 
 /// Model of `--init`: from a run or a checkpoint, in Hugging Face's files, or weights alone.
-fn starting_model(named: &str) -> anyhow::Result<StartingModel> {
-    let path = Path::new(named);
+fn starting_model(typed: &str) -> anyhow::Result<StartingModel> {
+    let path = runs_directory::named_run(typed.into()).map_err(UsageError)?;
+    let path = path.as_path();
     let is_run = checkpoint::is_checkpoint(path) || holds_run(path)?;
     if !is_run && let Some(weights) = BareWeights::at(path) {
         return Ok(StartingModel::Weights(weights));
     }
     if !is_run {
         hugging_face::require_model(path).map_err(TrainError::from)?;
-        let directory = ModelDirectory::open(named).map_err(TrainError::from)?;
+        let directory = ModelDirectory::open(typed).map_err(TrainError::from)?;
         return Ok(StartingModel::Files(directory));
     }
     let checkpoint = load_parameters(path, false)?;

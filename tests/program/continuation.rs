@@ -85,6 +85,11 @@ fn latest_skips_run_without_checkpoint() {
         desk.run(&format!("generate {run} --devices cpu --tokens 8 --prompt the")).ok().out
     };
     assert_eq!(text("latest"), text("runs/0001"));
+    for named in ["0001", "latest"] {
+        let start = format!("train --init {named} --data text.txt --steps 1 --out from-{named}");
+        let ran = desk.run(&format!("{start} --devices cpu")).ok();
+        ran.line("starting from runs/0001/checkpoints/");
+    }
     let ran = desk.resume("latest", "--quiet --steps 5").ok();
     assert_eq!(ran.line("warning:"), "warning: runs/0002 has no checkpoint to resume from");
     assert_eq!(desk.steps("runs/0001").len(), 5);
@@ -322,6 +327,12 @@ fn best_without_save_is_the_marked_one() {
     desk.resume("run", worse).ok();
     assert_eq!(desk.manifest("run", 12)["meta"]["best"], desk.manifest("run", 4)["meta"]["best"]);
     desk.run("eval run --best --devices cpu").ok();
+    // It is set aside if later evaluations are not compared with it.
+    let from = "run/checkpoints/step-00000009";
+    let told = desk.resume(from, "--quiet --steps 12 --set train.eval_samples=1").ok();
+    let note = told.line("evaluations now take 1 samples");
+    assert!(note.contains("the best one so far, of step 4, is now"), "{note}");
+    assert!(desk.path("run/checkpoints/step-00000004.aside").is_dir());
 }
 
 /// The run ended between the record of the best evaluation and its save, at a step that was saved
@@ -331,15 +342,20 @@ fn best_that_was_recorded_is_saved() {
     let desk = trained();
     let record = fs::read_to_string(desk.path("run/metrics.jsonl")).unwrap();
     let evaluation = record.lines().find(|line| line.contains("val_loss")).unwrap();
-    let evaluations = "--set train.eval_every=4 --devices cpu --quiet";
-    desk.train("--out other --quiet --steps 8 --eval-every 0").ok();
-    assert!(desk.manifest("other", 8)["meta"]["best"].is_null());
-    let record = fs::read_to_string(desk.path("other/metrics.jsonl")).unwrap();
-    desk.write("other/metrics.jsonl", format!("{record}{evaluation}\n"));
-    let worse = "--steps 9 --set optim.lr=100 --set optim.clip=0";
-    desk.run(&format!("train --resume other {evaluations} {worse}")).ok();
-    assert_eq!(desk.manifest("other", 9)["meta"]["best"], desk.manifest("run", 8)["meta"]["best"]);
-    desk.run("eval other --best --devices cpu").ok();
+    // It was due then, or it was the one at the end of a shorter run.
+    for every in [4, 3] {
+        let other = format!("other-{every}");
+        desk.train(&format!("--out {other} --quiet --steps 8 --eval-every 0")).ok();
+        assert!(desk.manifest(&other, 8)["meta"]["best"].is_null());
+        let path = format!("{other}/metrics.jsonl");
+        let record = fs::read_to_string(desk.path(&path)).unwrap();
+        desk.write(&path, format!("{record}{evaluation}\n"));
+        let worse = "--steps 9 --set optim.lr=100 --set optim.clip=0 --devices cpu --quiet";
+        desk.run(&format!("train --resume {other} --eval-every {every} {worse}")).ok();
+        let best = &desk.manifest(&other, 9)["meta"]["best"];
+        assert_eq!(*best, desk.manifest("run", 8)["meta"]["best"], "{every}");
+        desk.run(&format!("eval {other} --best --devices cpu")).ok();
+    }
 }
 
 #[test]

@@ -79,6 +79,14 @@ fn texts_prepared_are_trained_on() {
     };
     let end = &json("commas/tokens.json")["end_token"];
     assert!(end.is_u64() && json("exported/config.json")["eos_token_id"] == *end, "{end}");
+    // Also if the run started from a model whose configuration names another.
+    desk.run("export run --out first").ok();
+    desk.write("first/tokenizer_config.json", r#"{"eos_token": "a"}"#);
+    let line = "train --init first --data commas --set model.context=16 --steps 1 --out fine";
+    desk.run(&format!("{line} --devices cpu --quiet")).ok();
+    desk.run("export fine --out ends-with-comma").ok();
+    let ends = &json("ends-with-comma/config.json")["eos_token_id"];
+    assert_eq!(if ends.is_array() { &ends[0] } else { ends }, end);
     // From here on, the run has its own tokenizer; ids of another one are refused.
     desk.run("data prepare texts --tokenizer llama3/tokenizer.json --out other").ok();
     let refused = desk.run("eval run --data other").ended(78);
@@ -105,6 +113,23 @@ fn texts_prepared_are_trained_on() {
     assert!(told.ends_with("tokenizer.json has 420"), "{told}");
 }
 
+/// Ids are prepared without the tokens that a tokenizer puts around texts, and so are exports, which
+/// take the same ids.
+#[test]
+fn tokenizer_with_template_exported_takes_its_ids() {
+    let desk = desk();
+    desk.run("data prepare texts --tokenizer llama3 --out tokens").ok();
+    desk.run(&format!("train --data tokens {MODEL} --steps 1 --out run")).ok();
+    desk.run("export run --out model").ok();
+    let [whole, bare] =
+        ["llama3", "model"].map(|name| fs::read(desk.path(name).join("tokenizer.json")).unwrap());
+    assert_ne!(whole, bare);
+    desk.run("eval model --data tokens --devices cpu").ok();
+    let start = "train --init model --data tokens --set model.context=16 --devices cpu --quiet";
+    desk.run(&format!("{start} --steps 1 --out further")).ok();
+    desk.run("train --resume further --steps 2 --devices cpu --quiet").ok();
+}
+
 #[test]
 fn ids_without_description_are_read() {
     let desk = desk();
@@ -120,6 +145,11 @@ fn ids_without_description_are_read() {
     let refused = desk.run("eval bare --data val.bin --devices cpu").ended(78);
     let told = refused.line("error:");
     assert!(told.contains("a vocabulary of 99, and the model has 97"), "{told}");
+    // A model with further tokens takes them.
+    let padded = "--set model.vocabulary=104 --steps 1 --out padded";
+    desk.run(&format!("train --data train.bin {MODEL} {padded}")).ok();
+    desk.run("eval padded --data val.bin --devices cpu").ok();
+    desk.run("train --resume padded --data val.bin --steps 2 --devices cpu --quiet").ok();
     let refused = desk.run("generate bare").ended(78);
     assert!(refused.line("error:").contains("token ids without a tokenizer"), "{}", refused.err);
     // With the tokenizer, they are a text.

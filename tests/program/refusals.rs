@@ -193,7 +193,7 @@ fn requests_unfit_for_run_are_refused() {
     refuses("eval run --set model.layers=2", &[layers]);
     refuses("generate run --set stpes=2", &["--set stpes=2: ", "did you mean train.steps?"]);
     for command in ["eval", "generate"] {
-        let why = ["--set devices=cpu: ", "has no effect on eval and generate; give --devices"];
+        let why = ["--set devices=cpu: ", "has no effect without training; give --devices"];
         refuses(&format!("{command} run --set devices=cpu"), &why);
     }
     let alone = "parallel.schedule = \"gpipe\" has no effect without a pipeline";

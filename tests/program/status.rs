@@ -60,7 +60,8 @@ fn status_of_nodes_while_they_train() {
     let address = address_of(&mut first);
     let waiting = get(address, "/healthz");
     assert_eq!((waiting.code, &*waiting.body), (200, "waiting for the nodes of the run\n"));
-    let mut other = Host::started(join(&desk, &first, "", "--devices cpu --status 0 --stay --wait 60"));
+    let mut other =
+        Host::started(join(&desk, &first, "", "--devices cpu --status 0 --stay --wait 60"));
     let of_other = address_of(&mut other);
     for address in [address, of_other] {
         wait_for_step(address, 5.0);

@@ -133,7 +133,7 @@ impl ReadSet {
 ///
 /// | format | held out beside the training samples |
 /// |---|---|
-/// | IDX | `val-`, `test-` or `t10k-images-idx3-ubyte` beside `train-images-idx3-ubyte` |
+/// | IDX | `val-`, `validation-`, `test-` or `t10k-images-idx3-ubyte` beside those of `train-` |
 /// | CIFAR-10 | `test_batch.bin` |
 /// | NumPy | `val_inputs.npy` and `val_targets.npy` |
 /// | pictures | `val/`, `valid/`, `validation/` or `test/` beside `train/` |

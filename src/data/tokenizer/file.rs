@@ -552,13 +552,18 @@ mod tests {
         ];
         let ends = begins.replace(&around.join(", "), &[around[1], around[0]].join(", "));
         assert_ne!(ends, begins);
-        for (template, expected) in [(begins, Some(0)), (&ends, None), ("null", None)] {
+        let bert = r#"{"type": "BertProcessing", "sep": ["<unk>", 2], "cls": ["<s>", 0]}"#;
+        for (template, expected) in
+            [(begins, Some(0)), (&ends, None), (bert, Some(0)), ("null", None)]
+        {
             let file = TokenizerFile::from_json("t", json(template).into_bytes()).unwrap();
             assert_eq!(file.begin_token(), expected);
             assert_eq!(file.encode("t", "a").unwrap(), [1]);
             // As in training, for other programs.
             let bare = file.without_template().unwrap();
-            assert_eq!((bare.begin_token(), bare.encode("t", "a").unwrap()), (None, vec![1]));
+            assert_eq!(bare.without_and_with_template(), Some([vec![1], vec![1]]));
+            assert_eq!(bare.encode("t", "a").unwrap(), [1]);
+            assert_eq!(bare == file, template == "null");
         }
         let several = format!(r#"{{"type": "Sequence", "processors": [{begins}]}}"#);
         let file = TokenizerFile::from_json("t", json(&several).into_bytes()).unwrap();
@@ -578,6 +583,9 @@ mod tests {
         assert_eq!(file.named_end_token(), Some(0));
         let known = file.clone().with_end(Some(2));
         assert_eq!(known.clone().with_end(None).named_end_token(), Some(2));
+        fs::write(TokenizerConfig::path(directory.path()), r#"{"eos_token": "<eos>"}"#).unwrap();
+        let ends = [&file, &known].map(|file| file.end_token(directory.path()).unwrap());
+        assert_eq!(ends, [Some(1), Some(2)]);
         let saved = serde_json::to_string(&known).unwrap();
         let restored: TokenizerFile = serde_json::from_str(&saved).unwrap();
         assert_eq!(restored.read_from(&path).unwrap().named_end_token(), Some(2));
@@ -592,6 +600,17 @@ mod tests {
         assert_eq!(characters.encode("t", "ab\na").unwrap(), [0, 1, 2, 0]);
         for text in ["abéa", "éab", "abé", "é"] {
             let error = characters.encode("t", text).unwrap_err().to_string();
+            assert!(error.contains("it has no token for the character 'é'"), "{text}: {error}");
+        }
+        // The token in front of every text stands for no character.
+        let json = r#"{"version": "1.0", "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always",
+            "split": true}, "post_processor": null, "decoder": null, "model": {"type": "BPE",
+            "vocab": {"▁": 0, "a": 1}, "merges": []}}"#;
+        let prefixed = TokenizerFile::from_json("t", json.into()).unwrap();
+        assert_eq!(prefixed.encode("t", "a a").unwrap(), [0, 1, 0, 1]);
+        for text in ["aé", "é", "a é a"] {
+            let error = prefixed.encode("t", text).unwrap_err().to_string();
             assert!(error.contains("it has no token for the character 'é'"), "{text}: {error}");
         }
         let bytes = written::of_bytes().unwrap();

@@ -1,4 +1,4 @@
-//! Keys that have an effect on `eval` and `generate`, which do not train.
+//! Keys that have an effect on `eval`, `generate`, `chat` and `predict`, which do not train.
 
 use super::read::{ConfigError, Origin, Override};
 use super::schema::{is_of_parts, known_key};
@@ -46,7 +46,7 @@ pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
             None if EFFECTIVE.iter().any(|known| name.starts_with(known)) => continue,
             None => "leave it out",
         };
-        let why = format!("has no effect on eval and generate; {instead}");
+        let why = format!("has no effect without training; {instead}");
         return Err(ConfigError::Value { origin, name: name.into(), why });
     }
     Ok(())
@@ -68,7 +68,7 @@ mod tests {
         ] {
             let typed = Override::set(set).unwrap();
             let error = require_effect(&[typed]).unwrap_err().to_string();
-            let why = format!("has no effect on eval and generate; {instead}");
+            let why = format!("has no effect without training; {instead}");
             assert!(error.starts_with(&format!("--set {set}: ")), "{error}");
             assert!(error.ends_with(&why), "{error}");
         }
