@@ -3,6 +3,7 @@
 //!
 //!     cargo bench --bench plans -- [--repeats N] [--layouts N] [--only NAME,..] [--out FILE]
 //!     cargo bench --bench plans -- --slowed [--repeats N]
+//!     cargo bench --bench plans -- --overlap [--repeats N]
 //!
 //! Settings with two nodes need Linux, network namespaces for users, and `tc`; all need a shell.
 //! Repeats of the layouts of a setting take turns, and each repeat begins with a plan of its own,
@@ -14,9 +15,13 @@
 //! With `--slowed`, two equal devices train, of which one becomes half as fast in mid-run: how much
 //! of the speed that is left the shares use that follow. A fault point doubles the time of passes
 //! only, by sleeping; a quota of processor time takes half of a core.
+//!
+//! With `--overlap`, two nodes train over a network at which their messages take as long as their
+//! passes: how much longer a step takes than without a limit of the rate.
 
 #[path = "../../tests/common/namespaces.rs"]
 mod namespaces;
+mod overlap;
 mod program;
 mod quota;
 mod settings;
@@ -48,11 +53,14 @@ struct Options {
     out: Option<String>,
     /// Whether a device that becomes slow is measured, instead of plans.
     slowed: bool,
+    /// Whether the communication of two nodes beside their computation is measured.
+    overlap: bool,
 }
 
 impl Options {
     fn parsed() -> Result<Self, Box<dyn Error>> {
-        let mut options = Self { repeats: 5, layouts: 4, only: None, out: None, slowed: false };
+        let mut options =
+            Self { repeats: 5, layouts: 4, only: None, out: None, slowed: false, overlap: false };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
@@ -65,12 +73,16 @@ impl Options {
                     options.only = Some(names.split(',').map(str::to_owned).collect());
                 }
                 "--slowed" => options.slowed = true,
+                "--overlap" => options.overlap = true,
                 "--out" => options.out = words.next(),
                 other => return Err(format!("unknown argument {other}").into()),
             }
         }
-        if options.slowed && (options.only.is_some() || options.out.is_some()) {
-            return Err("--slowed takes only --repeats".into());
+        let is_alone = options.slowed != options.overlap;
+        if (options.slowed || options.overlap)
+            && !(is_alone && options.only.is_none() && options.out.is_none())
+        {
+            return Err("--slowed and --overlap take only --repeats".into());
         }
         if options.repeats == 0 || options.layouts == 0 {
             return Err("--repeats and --layouts are at least 1".into());
@@ -202,6 +214,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parsed()?;
     let here = System::here();
     println!("{}, {} cores; medians of {} repeats", here.cpu, here.cores, options.repeats);
+    if options.overlap {
+        return overlap::report(options.repeats);
+    }
     if options.slowed {
         return slowed::report(options.repeats);
     }

@@ -32,7 +32,7 @@ pub const RECORD: &str = "run/metrics.jsonl";
 
 /// Directory in which the program runs for a setting, and machines for its nodes.
 pub struct Place<'a> {
-    setting: &'a Setting,
+    setting: &'a Setting<'a>,
     directory: TempDir,
     machines: Option<Machines>,
     /// Faults of the program, as its environment has them.
@@ -42,13 +42,15 @@ pub struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    pub fn new(setting: &'a Setting) -> Result<Self, Box<dyn Error>> {
+    pub fn new(setting: &'a Setting<'a>) -> Result<Self, Box<dyn Error>> {
         let directory = tempfile::tempdir()?;
         write_pictures(&directory.path().join("pictures"))?;
         let mut machines = None;
         if let Some(second) = &setting.devices.second {
             let two = Machines::start(2, SETTING_MAX)?;
-            two.limit(second.mbit_per_s)?;
+            if let Some(rate) = second.mbit_per_s {
+                two.limit(rate)?;
+            }
             machines = Some(two);
         }
         let place = Self { setting, directory, machines, faults: None, quota: None };
@@ -81,6 +83,17 @@ impl<'a> Place<'a> {
             words += " --nodes 2";
         }
         Ok(serde_json::from_slice(&self.run(&words)?)?)
+    }
+
+    /// Returns the number of parameters of the setting's model.
+    pub fn parameters(&self) -> Result<f64, Box<dyn Error>> {
+        let arguments = self.setting.model.arguments;
+        let told = self.run(&format!("train {arguments} --devices cpu --explain memory"))?;
+        let told = String::from_utf8_lossy(&told).into_owned();
+        let line = told.lines().find(|line| line.trim_start().starts_with("parameters"));
+        let values = line.and_then(|line| line.strip_suffix(" values"));
+        let count = values.and_then(|line| line.split(' ').next_back());
+        Ok(count.ok_or("no number of parameters")?.parse()?)
     }
 
     /// Runs some steps with the flags of a layout, as a plan has them, and returns the median

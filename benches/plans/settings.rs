@@ -47,8 +47,8 @@ pub struct Devices {
 /// Second node of a setting. Each of the two has a core of its own.
 pub struct SecondNode {
     pub selector: &'static str,
-    /// Rate of its cable in both directions.
-    pub mbit_per_s: u32,
+    /// Rate of its cable in both directions; `None` without a limit.
+    pub mbit_per_s: Option<u32>,
 }
 
 const CPU: Devices = Devices { name: "cpu", selector: "cpu", second: None };
@@ -60,52 +60,67 @@ const ADAPTER_AND_CPU: Devices =
 const NODES_20: Devices = Devices {
     name: "cpu-20-cpu",
     selector: "cpu",
-    second: Some(SecondNode { selector: "cpu", mbit_per_s: 20 }),
+    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(20) }),
 };
 const NODES_200: Devices = Devices {
     name: "cpu-200-cpu",
     selector: "cpu",
-    second: Some(SecondNode { selector: "cpu", mbit_per_s: 200 }),
+    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(200) }),
 };
 const NODES_1000: Devices = Devices {
     name: "cpu-1000-cpu",
     selector: "cpu",
-    second: Some(SecondNode { selector: "cpu", mbit_per_s: 1_000 }),
+    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(1_000) }),
 };
 const ADAPTERS: Devices = Devices {
     name: "llvmpipe-1000-swiftshader",
     selector: "vulkan:llvmpipe",
-    second: Some(SecondNode { selector: "vulkan:swiftshader", mbit_per_s: 1_000 }),
+    second: Some(SecondNode { selector: "vulkan:swiftshader", mbit_per_s: Some(1_000) }),
 };
 
 /// Model on devices.
-pub struct Setting {
-    pub model: &'static Model,
-    pub devices: &'static Devices,
+pub struct Setting<'a> {
+    pub model: &'a Model,
+    pub devices: &'a Devices,
     /// True for a setting by which the planner was not adjusted; it is reported apart.
     pub is_aside: bool,
 }
 
-impl Setting {
+impl Setting<'_> {
     pub fn name(&self) -> String {
         format!("{}@{}", self.model.name, self.devices.name)
     }
 }
 
-const fn setting(model: &'static Model, devices: &'static Devices) -> Setting {
+const fn setting(model: &'static Model, devices: &'static Devices) -> Setting<'static> {
     Setting { model, devices, is_aside: false }
 }
 
-const fn aside(model: &'static Model, devices: &'static Devices) -> Setting {
+const fn aside(model: &'static Model, devices: &'static Devices) -> Setting<'static> {
     Setting { model, devices, is_aside: true }
 }
 
 /// Settings of runs one of whose two devices changes its speed.
-pub const GPT_AT_TWO_CPUS: Setting = setting(&GPT, &TWO_CPUS);
-pub const GPT_AT_TWO_NODES: Setting = setting(&GPT, &NODES_1000);
+pub const GPT_AT_TWO_CPUS: Setting<'static> = setting(&GPT, &TWO_CPUS);
+pub const GPT_AT_TWO_NODES: Setting<'static> = setting(&GPT, &NODES_1000);
+
+/// A GPT of equal blocks with a head of its own, and one of the shape of GPT-2's, whose embedding
+/// is tied to the head and has a third of the parameters of the blocks.
+pub const GPT_EQUAL_BLOCKS: Model = Model {
+    name: "gpt-equal",
+    arguments: "--set model.width=256 --set model.layers=12 --set model.heads=8 \
+                --set model.context=64 --set model.tie=false --batch 72 \
+                --set train.sample_tokens=0",
+};
+pub const GPT2_SHAPE: Model = Model {
+    name: "gpt2-shape",
+    arguments: "--set model.width=256 --set model.layers=12 --set model.heads=8 \
+                --set model.context=64 --set model.vocabulary=12000 --batch 72 \
+                --set train.sample_tokens=0",
+};
 
 /// Settings of plans.
-pub const SETTINGS: [Setting; 30] = [
+pub const SETTINGS: [Setting<'static>; 30] = [
     setting(&GPT, &CPU),
     setting(&GPT, &TWO_CPUS),
     setting(&GPT, &FOUR_CPUS),

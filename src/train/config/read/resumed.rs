@@ -41,7 +41,6 @@ fn resuming_replaces_only_what_is_typed() {
     assert_eq!(resumed(&saved, &["train.steps=900"]).config, longer);
     assert_eq!(longer.schedule.decay_steps, 3500);
     longer.schedule.decay_steps = 900;
-    longer.schedule.cooldown_steps = 90;
     let stretched = ["train.steps=900", "schedule.decay_steps=900"];
     assert_eq!(resumed(&saved, &stretched).config, longer);
     assert_eq!(
@@ -123,6 +122,8 @@ fn keys_that_lose_their_effect_at_a_resume_get_their_defaults() {
     assert_eq!(cycle.config.schedule.warmup, 0);
     let kept = resumed(&cycle, &["schedule.kind=wsd"]).config.schedule;
     assert_eq!((kept.warmup, kept.cooldown_steps), (0, 350));
+    let stretched = ["schedule.kind=wsd", "train.steps=900", "schedule.decay_steps=900"];
+    assert_eq!(resumed(&cycle, &stretched).config.schedule.cooldown_steps, 90);
     let error = try_resumed(&sgd, &["optim.beta1=0.5"]).unwrap_err().to_string();
     assert!(error.starts_with("--set optim.beta1=0.5: optim.beta1 has no effect"), "{error}");
 }
