@@ -8,6 +8,7 @@ use crate::runtime::step::Inputs;
 use potluck_core::{DType, HostTensor, Rank, TensorId};
 use potluck_data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
 use potluck_graph::{Graph, IdRange, Plan};
+use potluck_kernels::device::panics::{PanicText, catch_quietly};
 use potluck_parallel::pipeline::used_inputs;
 use potluck_parallel::{MicroBatch, Program};
 
@@ -171,7 +172,17 @@ impl BatchSource {
     }
 
     fn data_rows(&self, split: Split, indices: &[u64]) -> Result<Inputs, DataError> {
-        let mut rows = self.data.rows(split, indices)?.into_iter();
+        // A data set may be the user's own: its panic must not end the thread of a device.
+        let text = PanicText::default();
+        let rows = catch_quietly(&text, || self.data.rows(split, indices)).unwrap_or_else(|| {
+            let why = text.get().map_or("without a message", String::as_str);
+            Err(DataError::Invalid {
+                name: "the data set".into(),
+                place: String::new(),
+                why: format!("panicked: {why}").into(),
+            })
+        });
+        let mut rows = rows?.into_iter();
         let mut inputs = Inputs::with_capacity(self.inputs.len());
         for (announced, id) in &self.inputs {
             let given = rows.next();

@@ -319,7 +319,7 @@ fn losses_chosen_must_fit_targets() {
 fn optimizers_resumed_have_same_bits() {
     let desk = Desk::new();
     for (name, more) in [
-        ("adam", "optim.kind=adam --set schedule.kind=one-cycle"),
+        ("adam", "optim.kind=adam --set schedule.kind=one-cycle --set schedule.warmup=0"),
         ("rmsprop", "optim.kind=rmsprop --set optim.momentum=0.5 --set schedule.kind=step"),
         ("lion", "optim.kind=lion --lr 1e-4 --set schedule.kind=exponential"),
         ("nesterov", "optim.kind=sgd --set optim.nesterov=true --set optim.moments=bf16"),

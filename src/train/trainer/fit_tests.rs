@@ -553,6 +553,38 @@ fn evaluations_of_other_data_are_not_compared() {
 }
 
 #[test]
+fn data_set_that_panics_is_an_error_and_the_trainer_goes_on() {
+    struct Panicking(Split);
+    impl Dataset for Panicking {
+        fn inputs(&self) -> Vec<DatasetInput> {
+            Waves.inputs()
+        }
+        fn len(&self, split: Split) -> u64 {
+            Waves.len(split)
+        }
+        fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+            Waves.evaluation_samples(split)
+        }
+        fn fingerprint(&self) -> String {
+            "panicking".into()
+        }
+        fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
+            assert!(split != self.0, "no rows of {split}");
+            Waves.rows(split, indices)
+        }
+    }
+    let (mut trainer, report) = fitted("cpu");
+    for split in [Split::Train, Split::Validation] {
+        let data: Arc<dyn Dataset> = Arc::new(Panicking(split));
+        let options = FitOptions { eval_every: 1, ..steps(report.steps + 4) };
+        let error = trainer.fit(&data, &options).unwrap_err().to_string();
+        let told = format!("the data set: panicked: no rows of {split}");
+        assert!(error.contains(&told), "{error}");
+        assert!(!trainer.parameters().unwrap().is_empty());
+    }
+}
+
+#[test]
 fn a_call_without_evaluations_keeps_the_best_and_refuses_options_that_need_them() {
     let (mut trainer, report) = fitted("cpu");
     let silent = FitOptions::constant(FitLength::Steps(13), 0.05);

@@ -105,7 +105,7 @@ impl RunConfig {
         if self.schedule.kind == DecayKind::OneCycle && self.schedule.warmup > 0 {
             let why = format!(
                 "= {} has no effect with schedule.kind = \"one-cycle\", whose rise is \
-                 schedule.pct_start of the steps; leave it out",
+                 schedule.pct_start of the steps; leave it out, or set it to 0",
                 self.schedule.warmup
             );
             return refused(&["schedule.warmup", SCHEDULE_KIND], why);
