@@ -45,12 +45,17 @@ impl SampleSet {
     /// with the same names.
     ///
     /// # Errors
-    /// Returns `DataError` if a split has no sample, if a sample has no target, if the held-out
-    /// samples have another shape or other targets, or if a sample cannot be read.
+    /// Returns `DataError` if a split has no sample, if a sample has no target, if there are not as
+    /// many features, targets or names as samples, if a class has no name, if the held-out samples
+    /// have another shape or other targets, or if a sample cannot be read.
     pub fn new(loaded: LoadedSamples, options: &SampleOptions) -> Result<Self, DataError> {
         let LoadedSamples { train, validation, files } = loaded;
         if !(0.0..1.0).contains(&options.held_out) {
             return Err(DataError::HeldOut { held_out: options.held_out });
+        }
+        train.check()?;
+        if let Some(held_out) = &validation {
+            held_out.check()?;
         }
         let mut validation = validation.filter(|samples| !samples.is_empty());
         let targets = target_names(&train)?;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::DataError;
+use potluck_core::format::{counted, dims_text};
 
 /// Largest number of files that a run records one by one.
 const RECORDED_MAX: usize = 100;
@@ -154,6 +155,70 @@ impl Samples {
             Features::Lazy(lazy) => return lazy.read(index, into),
         }
         Ok(())
+    }
+
+    /// Checks that there are as many features, targets and names as the samples have together, and
+    /// that each class has a name.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` with both numbers.
+    pub(crate) fn check(&self) -> Result<(), DataError> {
+        self.check_features()?;
+        self.check_targets()?;
+        let samples = self.len();
+        if let Some(ids) = &self.ids
+            && ids.len() != samples
+        {
+            let ids = counted(ids.len(), "sample", "samples");
+            let why = format!("has names of {ids}, and the features of {samples}");
+            return Err(DataError::of_file(&self.name, why));
+        }
+        Ok(())
+    }
+
+    fn check_features(&self) -> Result<(), DataError> {
+        let values = match &self.features {
+            Features::Bytes(bytes) => bytes.len(),
+            Features::Floats(values) => values.len(),
+            Features::Lazy(_) => return Ok(()),
+        };
+        let width = self.width();
+        if values == self.len() * width {
+            return Ok(());
+        }
+        let values = counted(values, "value", "values");
+        let shape = dims_text(&self.shape);
+        let why = format!(
+            "has {values} of features, which are no whole number of samples of {shape}, {width} \
+             values each"
+        );
+        Err(DataError::of_file(&self.name, why))
+    }
+
+    fn check_targets(&self) -> Result<(), DataError> {
+        let (targets, per_sample) = match &self.targets {
+            Targets::Classes { ids, .. } => (ids.len(), 1),
+            Targets::Values { values, names } => (values.len(), names.len()),
+            Targets::Absent => return Ok(()),
+        };
+        let samples = self.len();
+        if targets != samples * per_sample {
+            let wanted = samples * per_sample;
+            let samples = counted(samples, "sample", "samples");
+            let targets = counted(targets, "target", "targets");
+            let why = format!("has {targets}, and its {samples} have {wanted}");
+            return Err(DataError::of_file(&self.name, why));
+        }
+        let Targets::Classes { ids, names } = &self.targets else { return Ok(()) };
+        let Some(index) = ids.iter().position(|id| *id as usize >= names.len()) else {
+            return Ok(());
+        };
+        let classes = counted(names.len(), "class has a name", "classes have names");
+        Err(DataError::Invalid {
+            name: self.name.clone(),
+            place: format!("sample at index {index}"),
+            why: format!("has class {}, counted from 0, and {classes}", ids[index]).into(),
+        })
     }
 }
 

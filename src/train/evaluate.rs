@@ -71,7 +71,11 @@ pub struct Evaluation {
     pub targets: u64,
     /// Means of the terms of a loss of several terms, by name and without their weights.
     pub terms: Vec<(String, f64)>,
-    /// Sums for the metrics of the task.
+    /// Sums for the metrics of the task; empty from [`Trainer::evaluate`] and
+    /// [`Trainer::evaluate_rows`], which have no task.
+    ///
+    /// [`Trainer::evaluate`]: crate::Trainer::evaluate
+    /// [`Trainer::evaluate_rows`]: crate::Trainer::evaluate_rows
     pub sums: Vec<f64>,
 }
 

@@ -75,7 +75,8 @@ pub trait Task: fmt::Debug + Send + Sync {
     /// set.
     fn score(&self, _outputs: &[f32], _targets: &HostTensor, _sums: &mut [f64]) {}
 
-    /// Returns metrics by name, from the sums over the rows of a validation split.
+    /// Returns metrics by name, from the sums over the rows of a validation split; none of other
+    /// sums than [`Task::sum_count`] of them.
     fn metrics(&self, _sums: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
         Vec::new()
     }

@@ -249,7 +249,7 @@ impl Trainer {
     /// neither a class nor [`IGNORE_INDEX`](potluck_graph::IGNORE_INDEX), if a device fails, or if
     /// parameters differ between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
-        check_rate(lr)?;
+        self.noting_failure(check_rate(lr))?;
         self.session.take_given_shares();
         let started = Instant::now();
         let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));

@@ -83,7 +83,7 @@ fn samples_that_do_not_fit_are_refused() {
     assert!(few.contains("held-out part has no sample"), "{few}");
     let absent = refused(Samples { targets: Targets::Absent, ..samples(3) }, None, 0.0);
     assert!(absent.contains("no targets"), "{absent}");
-    let wide = Samples { shape: vec![2], ..samples(4) };
+    let wide = Samples { features: Features::Bytes(vec![0; 8]), shape: vec![2], ..samples(4) };
     let other = refused(samples(3), Some(wide), 0.0);
     assert!(other.contains("its samples are 2, and those of the training"), "{other}");
     let bare = Samples { targets: Targets::Absent, ..samples(4) };
@@ -107,6 +107,51 @@ fn samples_that_do_not_fit_are_refused() {
     let set = SampleSet::new(loaded, &options(0.0, false)).unwrap();
     let rows = set.rows(Split::Validation, &[0, 1]).unwrap();
     assert_eq!(rows[1].1, HostTensor::Int(vec![1, 0]), "classes are found by their names");
+}
+
+#[test]
+fn numbers_of_features_targets_and_names_that_differ_are_refused() {
+    let classes = |ids: &[u32]| {
+        let names = vec!["a".to_string(), "b".to_string()];
+        Targets::Classes { ids: ids.to_vec(), names }
+    };
+    let values = |count: usize, names: &[&str]| Targets::Values {
+        values: vec![0.0; count],
+        names: names.iter().map(|name| name.to_string()).collect(),
+    };
+    let lazy = Features::Lazy(Arc::new(Fixed(1.0)));
+    let cases = [
+        (Samples { shape: vec![2], ..samples(5) }, "5 values of features", "samples of 2"),
+        (
+            Samples { features: Features::Bytes(vec![0; 7]), shape: vec![2, 2], ..samples(1) },
+            "7 values of features",
+            "4 values each",
+        ),
+        (Samples { shape: vec![0], ..samples(3) }, "3 values of features", "samples of 0"),
+        (Samples { targets: values(3, &["y"]), ..samples(4) }, "3 targets", "4 samples have 4"),
+        (
+            Samples { targets: values(4, &["y", "z"]), ..samples(4) },
+            "4 targets",
+            "4 samples have 8",
+        ),
+        (Samples { targets: classes(&[0, 1, 0, 1, 0]), ..samples(4) }, "5 targets", "4 samples"),
+        (
+            Samples { targets: classes(&[0, 1, 2, 1]), ..samples(4) },
+            "sample at index 2: has class 2",
+            "2 classes have names",
+        ),
+        (Samples { ids: Some(vec!["id".into(); 3]), ..samples(4) }, "names of 3 samples", "of 4"),
+        (Samples { features: lazy, ..samples(4) }, "4 targets", "3 samples have 3"),
+    ];
+    for (wrong, one, other) in cases {
+        for (train, validation) in [(wrong.clone(), None), (samples(4), Some(wrong))] {
+            let loaded = LoadedSamples { train, validation, files: Vec::new() };
+            let error = SampleSet::new(loaded, &options(0.0, false)).err().unwrap();
+            assert!(matches!(error, DataError::Invalid { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(one) && text.contains(other), "{text}");
+        }
+    }
 }
 
 #[test]

@@ -46,6 +46,46 @@ pub enum ParameterGroupError {
     NothingTrained,
 }
 
+/// Number of a group: its name, the numbers that it may be, and words for them.
+#[derive(Clone, Copy)]
+struct GroupNumber {
+    key: &'static str,
+    is_allowed: fn(f32) -> bool,
+    range: &'static str,
+}
+
+const LR_SCALE: GroupNumber = GroupNumber {
+    key: "lr_scale",
+    is_allowed: |value| value > 0.0 && value <= UpdateRates::MAX,
+    range: "above 0, at most 1000",
+};
+
+const WEIGHT_DECAY: GroupNumber = GroupNumber {
+    key: "weight_decay",
+    is_allowed: |value| (0.0..=UpdateRates::MAX).contains(&value),
+    range: "from 0 to 1000",
+};
+
+impl ParameterGroup {
+    /// Checks the numbers of a group, which code can set to any.
+    fn check(&self) -> Result<(), ParameterGroupError> {
+        let GroupRule::Rates(UpdateRates { lr_scale, weight_decay }) = self.rule else {
+            return Ok(());
+        };
+        let mut numbers = vec![(LR_SCALE, lr_scale)];
+        if let Some(weight_decay) = weight_decay {
+            numbers.push((WEIGHT_DECAY, weight_decay));
+        }
+        for (GroupNumber { key, is_allowed, range }, number) in numbers {
+            if !is_allowed(number) {
+                let (text, value) = (self.to_string(), number.to_string());
+                return Err(ParameterGroupError::Range { text, key, value, range });
+            }
+        }
+        Ok(())
+    }
+}
+
 impl FromStr for ParameterGroup {
     type Err = ParameterGroupError;
 
@@ -61,15 +101,9 @@ impl FromStr for ParameterGroup {
         let mut weight_decay = None;
         for setting in &settings {
             let (key, value) = setting.split_once('=').ok_or_else(syntax)?;
-            let (known, is_allowed, key, range) = match key {
-                "lr_scale" => {
-                    let is_allowed: fn(f32) -> bool = |v| v > 0.0 && v <= UpdateRates::MAX;
-                    (&mut lr_scale, is_allowed, "lr_scale", "above 0, at most 1000")
-                }
-                "weight_decay" => {
-                    let is_allowed: fn(f32) -> bool = |v| (0.0..=UpdateRates::MAX).contains(&v);
-                    (&mut weight_decay, is_allowed, "weight_decay", "from 0 to 1000")
-                }
+            let (known, GroupNumber { key, is_allowed, range }) = match key {
+                "lr_scale" => (&mut lr_scale, LR_SCALE),
+                "weight_decay" => (&mut weight_decay, WEIGHT_DECAY),
                 _ => return Err(syntax()),
             };
             let number = match value.parse::<f32>() {
@@ -112,12 +146,15 @@ impl fmt::Display for ParameterGroup {
 /// it. Running averages belong to no group.
 ///
 /// # Errors
-/// Returns [`ParameterGroupError`] if a pattern matches no trained parameter, or if all parameters
-/// are frozen.
+/// Returns [`ParameterGroupError`] if a rate of a group is out of its range, if a pattern matches no
+/// trained parameter, or if all parameters are frozen.
 pub fn assign_groups(
     mut graph: Graph,
     groups: &[ParameterGroup],
 ) -> Result<Graph, ParameterGroupError> {
+    for group in groups {
+        group.check()?;
+    }
     let mut is_used = vec![false; groups.len()];
     for parameter in &mut graph.parameters {
         if parameter.kind != ParameterKind::Trained {
@@ -222,6 +259,36 @@ mod tests {
             let error = read(text).unwrap_err();
             assert!(matches!(error, ParameterGroupError::Range { .. }), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn rates_out_of_their_range_are_refused_in_code_as_in_texts() {
+        let graph = || {
+            let mut b = Builder::new();
+            b.parameter("weight", &[2, 3], Init::Zeros);
+            b.finish()
+        };
+        let assign = |lr_scale: f32, weight_decay: Option<f32>| {
+            let rule = GroupRule::Rates(UpdateRates { lr_scale, weight_decay });
+            assign_groups(graph(), &[ParameterGroup { names: "*".into(), rule }])
+        };
+        assert!(assign(1000.0, Some(0.0)).is_ok() && assign(0.5, None).is_ok());
+        for lr_scale in [0.0, -1.0, 1001.0, f32::INFINITY, f32::NAN] {
+            let error = assign(lr_scale, None).unwrap_err();
+            let is_of_scale = matches!(&error, ParameterGroupError::Range { key: "lr_scale", .. });
+            assert!(is_of_scale, "{lr_scale}: {error}");
+        }
+        for weight_decay in [-0.1, 1001.0, f32::INFINITY, f32::NAN] {
+            let error = assign(1.0, Some(weight_decay)).unwrap_err();
+            let is_of_decay =
+                matches!(&error, ParameterGroupError::Range { key: "weight_decay", .. });
+            assert!(is_of_decay, "{weight_decay}: {error}");
+        }
+        let text = assign(0.0, None).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "'* lr_scale=0' sets lr_scale to 0; it must be a number above 0, at most 1000"
+        );
     }
 
     #[test]

@@ -34,6 +34,8 @@ impl Optimizer {
     pub fn flaw(&self) -> Option<String> {
         const BELOW_1: Range<f32> = 0.0..1.0;
         const ANY: Range<f32> = 0.0..f32::INFINITY;
+        // A gradient of zeros is divided by it alone, and devices take subnormal numbers for zeros.
+        const ABOVE_0: Range<f32> = f32::MIN_POSITIVE..f32::INFINITY;
         let numbers = match *self {
             Self::Sgd { momentum, weight_decay } | Self::Nesterov { momentum, weight_decay } => {
                 vec![("momentum", momentum, ANY), ("weight_decay", weight_decay, ANY)]
@@ -42,12 +44,12 @@ impl Optimizer {
             | Self::Adam { beta1, beta2, eps, weight_decay } => vec![
                 ("beta1", beta1, BELOW_1),
                 ("beta2", beta2, BELOW_1),
-                ("eps", eps, ANY),
+                ("eps", eps, ABOVE_0),
                 ("weight_decay", weight_decay, ANY),
             ],
             Self::RmsProp { alpha, eps, momentum, weight_decay } => vec![
                 ("alpha", alpha, BELOW_1),
-                ("eps", eps, ANY),
+                ("eps", eps, ABOVE_0),
                 ("momentum", momentum, ANY),
                 ("weight_decay", weight_decay, ANY),
             ],
@@ -60,7 +62,8 @@ impl Optimizer {
         let (name, value, range) =
             numbers.into_iter().find(|(_, value, range)| !range.contains(value))?;
         let most = if range == BELOW_1 { "below 1" } else { "finite" };
-        Some(format!("{name} must be at least 0 and {most}, and is {value}"))
+        let least = if range == ABOVE_0 { "1.2e-38" } else { "0" };
+        Some(format!("{name} must be at least {least} and {most}, and is {value}"))
     }
 
     /// Returns the update of step `t` of the optimizer (from 1; skipped steps do not count).
@@ -143,6 +146,25 @@ mod tests {
         assert_eq!(clip_factor(0.5, 1.0), 1.0);
         assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
         assert_eq!(clip_factor(4.0, 0.0), 1.0);
+    }
+
+    #[test]
+    fn an_eps_of_zero_is_a_flaw_of_each_optimizer_with_one() {
+        let of = |eps| {
+            let (beta1, beta2, weight_decay) = (0.9, 0.99, 0.0);
+            [
+                Optimizer::AdamW { beta1, beta2, eps, weight_decay },
+                Optimizer::Adam { beta1, beta2, eps, weight_decay },
+                Optimizer::RmsProp { alpha: beta2, eps, momentum: 0.0, weight_decay },
+            ]
+        };
+        assert_eq!(of(1e-8).map(|optimizer| optimizer.flaw()), [None, None, None]);
+        for eps in [0.0, -1e-8, 1e-40, f32::INFINITY, f32::NAN] {
+            for optimizer in of(eps) {
+                let flaw = optimizer.flaw().unwrap_or_default();
+                assert!(flaw.starts_with("eps must be at least 1.2e-38 and"), "{flaw}");
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Learning-rate schedules: a pure function of the step.
 
+use std::ops::RangeInclusive;
+
 /// Decay of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decay {
@@ -64,6 +66,18 @@ fn remaining_of_cosine(progress: f64) -> f64 {
     0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress))
 }
 
+/// Numbers that a field of a schedule may be, and words for them.
+#[derive(Clone)]
+struct Allowed {
+    numbers: RangeInclusive<f64>,
+    words: &'static str,
+}
+
+const RATE: Allowed = Allowed { numbers: 0.0..=f32::MAX as f64, words: "0 or more, and finite" };
+const GAMMA: Allowed = Allowed { numbers: f64::MIN_POSITIVE..=1.0, words: "above 0, at most 1" };
+const PART: Allowed = Allowed { numbers: 0.0..=1.0, words: "from 0 to 1" };
+const DIVISOR: Allowed = Allowed { numbers: 1.0..=1e9, words: "from 1 to 1e9" };
+
 /// Linear warm-up to `lr`, then a decay. [`Decay::Cosine`], [`Decay::Linear`] and [`Decay::Wsd`]
 /// end at `decay_steps` and stay at `min_lr`; [`Decay::Step`] and [`Decay::Exponential`] have no
 /// end and no `min_lr`; [`Decay::OneCycle`] ends at `decay_steps` at its last rate, and has no
@@ -81,6 +95,32 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// Returns a sentence on the first field with which a rate would be no finite number, or below
+    /// 0; `None` if there is none.
+    pub fn flaw(&self) -> Option<String> {
+        let mut numbers = vec![("lr", self.lr, RATE), ("min_lr", self.min_lr, RATE)];
+        match self.decay {
+            Decay::Constant | Decay::Linear | Decay::Cosine | Decay::Wsd => {}
+            Decay::Step { step_size: 0, .. } => {
+                return Some("step_size must be at least 1; it is 0".into());
+            }
+            Decay::Step { gamma, .. } | Decay::Exponential { gamma } => {
+                numbers.push(("gamma", gamma, GAMMA));
+            }
+            Decay::OneCycle(OneCycle { pct_start, div_factor, final_div_factor }) => {
+                numbers.push(("pct_start", pct_start, PART));
+                numbers.push(("div_factor", div_factor, DIVISOR));
+                numbers.push(("final_div_factor", final_div_factor, DIVISOR));
+            }
+        }
+        for (name, value, Allowed { numbers, words }) in numbers {
+            if !numbers.contains(&value) {
+                return Some(format!("{name} must be {words}; it is {value}"));
+            }
+        }
+        None
+    }
+
     /// Returns the learning rate of a step, counted from 1.
     pub fn lr(&self, step: u64) -> f64 {
         let done = step.saturating_sub(1);
@@ -238,6 +278,44 @@ mod tests {
             let schedule = Schedule { decay_steps: total, ..schedule(decay) };
             let is_fine = |lr: f64| lr.is_finite() && lr > 0.0 && lr <= 1e-3;
             assert!((1..9).all(|step| is_fine(schedule.lr(step))), "{schedule:?}");
+        }
+    }
+
+    #[test]
+    fn a_flaw_of_a_schedule_names_the_field() {
+        let cycle = OneCycle { pct_start: 0.3, div_factor: 25.0, final_div_factor: 1e4 };
+        let fine = [
+            Decay::Constant,
+            Decay::Step { step_size: 1, gamma: 1.0 },
+            Decay::Exponential { gamma: 1e-9 },
+            Decay::OneCycle(cycle),
+            Decay::OneCycle(OneCycle { pct_start: 1.0, div_factor: 1.0, final_div_factor: 1.0 }),
+        ];
+        assert!(fine.into_iter().all(|decay| schedule(decay).flaw().is_none()));
+        let step = |step_size, gamma| schedule(Decay::Step { step_size, gamma });
+        let of_cycle = |cycle| schedule(Decay::OneCycle(cycle));
+        let constant = schedule(Decay::Constant);
+        let mut wrong = vec![("step_size", step(0, 0.5))];
+        for value in [f64::NAN, f64::INFINITY, -1.0] {
+            let decay = Decay::Exponential { gamma: value };
+            wrong.extend([
+                ("lr", Schedule { lr: value, ..constant }),
+                ("min_lr", Schedule { min_lr: value, ..constant }),
+                ("gamma", step(5, value)),
+                ("gamma", schedule(decay)),
+                ("pct_start", of_cycle(OneCycle { pct_start: value, ..cycle })),
+                ("div_factor", of_cycle(OneCycle { div_factor: value, ..cycle })),
+                ("final_div_factor", of_cycle(OneCycle { final_div_factor: value, ..cycle })),
+            ]);
+        }
+        wrong.push(("gamma", step(5, 0.0)));
+        wrong.push(("gamma", step(5, 1.5)));
+        wrong.push(("pct_start", of_cycle(OneCycle { pct_start: 1.1, ..cycle })));
+        wrong.push(("div_factor", of_cycle(OneCycle { div_factor: 0.5, ..cycle })));
+        wrong.push(("final_div_factor", of_cycle(OneCycle { final_div_factor: 0.0, ..cycle })));
+        for (name, schedule) in wrong {
+            let flaw = schedule.flaw().unwrap_or_default();
+            assert!(flaw.starts_with(&format!("{name} must be ")), "{schedule:?}: {flaw}");
         }
     }
 

@@ -45,9 +45,13 @@ impl Classification {
     }
 
     /// Returns the counts in sums.
+    ///
+    /// # Panics
+    /// If there are not [`Task::sum_count`] of them.
     pub fn report(&self, sums: &[f64]) -> ClassificationReport {
         let mut confusion = Vec::new();
-        for row in sums[3..].chunks(self.classes.len()) {
+        // Without classes there are no rows, but a row has no width either.
+        for row in sums[3..].chunks(self.classes.len().max(1)) {
             confusion.push(row.iter().map(|value| *value as u64).collect());
         }
         ClassificationReport {
@@ -89,7 +93,7 @@ impl Task for Classification {
         // The classes in a data set are integers.
         let HostTensor::Int(targets) = targets else { return };
         let classes = self.classes.len();
-        for (row, target) in outputs.chunks_exact(classes).zip(targets) {
+        for (row, target) in outputs.chunks_exact(classes.max(1)).zip(targets) {
             let target = *target as usize;
             let Some(value) = row.get(target) else { continue };
             sums[0] += 1.0;
@@ -110,6 +114,9 @@ impl Task for Classification {
     }
 
     fn metrics(&self, sums: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
+        if sums.len() != self.sum_count() {
+            return Vec::new();
+        }
         let report = self.report(sums);
         let samples = report.samples.max(1) as f64;
         let mut metrics = vec![("val_accuracy".into(), report.right as f64 / samples)];
@@ -120,6 +127,9 @@ impl Task for Classification {
     }
 
     fn tables(&self, sums: &[f64]) -> String {
+        if sums.len() != self.sum_count() {
+            return String::new();
+        }
         let report = self.report(sums);
         if report.confusion.is_empty() {
             return String::new();
@@ -128,6 +138,9 @@ impl Task for Classification {
     }
 
     fn tables_json(&self, sums: &[f64]) -> Vec<(&'static str, serde_json::Value)> {
+        if sums.len() != self.sum_count() {
+            return Vec::new();
+        }
         let confusion = self.report(sums).confusion;
         if confusion.is_empty() {
             return Vec::new();
@@ -245,6 +258,25 @@ mod tests {
         }
         let metrics = [("val_accuracy".into(), 0.25), ("val_top5_accuracy".into(), 0.75)];
         assert_eq!(task.metrics(&sums), metrics);
+    }
+
+    #[test]
+    fn sums_of_another_length_give_no_metrics() {
+        let task = task(7);
+        for count in [0, 2, 3, task.sum_count() - 1, task.sum_count() + 1] {
+            let sums = vec![1.0; count];
+            assert!(task.metrics(&sums).is_empty() && task.tables_json(&sums).is_empty());
+            assert_eq!(task.tables(&sums), "", "{count}");
+        }
+    }
+
+    #[test]
+    fn a_task_without_classes_counts_nothing() {
+        let task = task(0);
+        let sums = scored(&task, &[(&[0.5], 0), (&[], 0)]);
+        assert_eq!(task.report(&sums).confusion.len(), 0);
+        assert_eq!(task.metrics(&sums), [("val_accuracy".into(), 0.0)]);
+        assert_eq!(task.tables(&sums), "");
     }
 
     #[test]

@@ -54,6 +54,9 @@ impl Task for Regression {
         // The values in a data set are floats.
         let HostTensor::Float(targets) = targets else { return };
         let width = self.names.len();
+        if width == 0 {
+            return;
+        }
         for (row, wanted) in outputs.chunks_exact(width).zip(targets.chunks_exact(width)) {
             sums[0] += 1.0;
             for (column, scale) in self.scales.iter().enumerate() {
@@ -64,12 +67,15 @@ impl Task for Regression {
     }
 
     fn metrics(&self, sums: &[f64]) -> Vec<(Cow<'static, str>, f64)> {
+        if sums.len() != self.sum_count() {
+            return Vec::new();
+        }
         let values = sums[0] * self.names.len() as f64;
         vec![("val_rmse".into(), (sums[1..].iter().sum::<f64>() / values).sqrt())]
     }
 
     fn tables(&self, sums: &[f64]) -> String {
-        if self.names.len() == 1 {
+        if self.names.len() == 1 || sums.len() != self.sum_count() {
             return String::new();
         }
         let mut text = String::new();
@@ -80,6 +86,9 @@ impl Task for Regression {
     }
 
     fn tables_json(&self, sums: &[f64]) -> Vec<(&'static str, serde_json::Value)> {
+        if sums.len() != self.sum_count() {
+            return Vec::new();
+        }
         let mut each = serde_json::Map::new();
         for (name, sum) in self.names.iter().zip(&sums[1..]) {
             each.insert(name.clone(), (sum / sums[0]).sqrt().into());
@@ -93,9 +102,8 @@ mod tests {
     use super::*;
     use potluck_data::{Normalization, TargetNames};
 
-    #[test]
-    fn errors_are_in_the_units_of_the_targets() {
-        let names = vec!["a".to_string(), "b".to_string()];
+    fn task(names: &[&str]) -> Regression {
+        let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
         let scale = |std| MeanStd { mean: 100.0, std };
         let targets = vec![scale(2.0), scale(10.0)];
         let samples = SampleDescription {
@@ -105,7 +113,25 @@ mod tests {
             targets: TargetNames::Values(names.clone()),
             normalization: Normalization { features: Vec::new(), targets },
         };
-        let task = Regression::new(&samples, &names);
+        Regression::new(&samples, &names)
+    }
+
+    #[test]
+    fn sums_of_another_length_give_no_metrics() {
+        let task = task(&["a", "b"]);
+        for sums in [&[][..], &[1.0], &[1.0; 2], &[1.0; 4]] {
+            assert!(task.metrics(sums).is_empty() && task.tables_json(sums).is_empty());
+            assert_eq!(task.tables(sums), "", "{sums:?}");
+        }
+        let none = super::tests::task(&[]);
+        let mut sums = vec![0.0; none.sum_count()];
+        none.score(&[1.0], &HostTensor::Float(vec![0.0]), &mut sums);
+        assert_eq!(sums, [0.0]);
+    }
+
+    #[test]
+    fn errors_are_in_the_units_of_the_targets() {
+        let task = task(&["a", "b"]);
         assert_eq!(task.summary(), "8 features, regression of 2 targets");
         let mut sums = vec![0.0; task.sum_count()];
         task.score(&[1.0, 0.0, 0.0, 0.5], &HostTensor::Float(vec![0.0; 4]), &mut sums);

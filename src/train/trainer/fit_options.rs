@@ -94,8 +94,8 @@ impl FitOptions {
         if self.skipped_steps_max == 0 {
             return refused("skipped_steps_max must be at least 1");
         }
-        for rate in [self.schedule.lr, self.schedule.min_lr] {
-            check_rate(rate)?;
+        if let Some(why) = self.schedule.flaw() {
+            return refused(&format!("FitOptions::schedule: {why}"));
         }
         if self.eval_every > 0 && data.evaluation_samples(Split::Validation).is_empty() {
             return refused("the data hold no sample out to evaluate on; set eval_every to 0");

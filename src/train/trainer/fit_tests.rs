@@ -10,7 +10,7 @@ use crate::{ShareChange, Shares};
 use potluck_core::DType;
 use potluck_core::metrics::{Event, Unit};
 use potluck_data::{DataError, DatasetInput, NamedInputs, Split};
-use potluck_graph::optim::Optimizer;
+use potluck_graph::optim::{Decay, OneCycle, Optimizer, Schedule};
 use potluck_graph::{Builder, Init};
 
 /// Points of a wave: 23 to train on, 5 held out.
@@ -435,9 +435,22 @@ fn rates_that_are_no_numbers_are_refused() {
     for rate in [f64::NAN, -1.0, f64::INFINITY] {
         let fit = FitOptions::constant(FitLength::Steps(1), rate);
         let error = trainer.fit(&waves(), &fit).err().unwrap().to_string();
-        assert!(error.contains("a learning rate must be 0 or more"), "{error}");
+        assert!(error.contains("FitOptions::schedule: lr must be 0 or more"), "{error}");
     }
-    assert!(trainer.step(&[], f64::NAN).is_err());
+    let schedule = FitOptions::constant(FitLength::Steps(1), 0.05).schedule;
+    let cycle = OneCycle { pct_start: 0.3, div_factor: 0.0, final_div_factor: 1e4 };
+    for (decay, field) in [
+        (Decay::OneCycle(cycle), "div_factor"),
+        (Decay::Exponential { gamma: f64::NAN }, "gamma"),
+        (Decay::Step { step_size: 0, gamma: 0.5 }, "step_size"),
+    ] {
+        let fit = FitOptions::new(FitLength::Steps(1), Schedule { decay, ..schedule });
+        let error = trainer.fit(&waves(), &fit).unwrap_err().to_string();
+        assert!(error.contains(&format!("FitOptions::schedule: {field} must be")), "{error}");
+    }
+    let error = trainer.step(&[], f64::NAN).unwrap_err();
+    assert!(matches!(error, TrainError::Library(_)), "{error}");
+    assert!(error.to_string().contains("a learning rate must be 0 or more"), "{error}");
     assert_eq!(bits(&trainer), before);
 }
 

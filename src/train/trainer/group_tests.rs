@@ -4,9 +4,9 @@ use super::fit_tests::bits;
 use super::*;
 use crate::checkpoint::NamedTensor;
 use crate::{PipelineOptions, TensorOptions};
-use potluck_graph::Unary;
 use potluck_graph::model::{MlpConfig, MlpLoss, mlp};
-use potluck_graph::optim::Optimizer;
+use potluck_graph::optim::{GroupRule, Optimizer, ParameterGroup};
+use potluck_graph::{Unary, UpdateRates};
 
 const PLAIN: Optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
 pub(super) const ADAMW: Optimizer =
@@ -161,4 +161,22 @@ fn groups_without_parameters_and_models_without_trained_ones_are_refused() {
     let told = refused(&["nothing.* frozen"]);
     assert!(told.contains("TrainerOptions::groups: no trained parameter is called"), "{told}");
     assert!(refused(&["* frozen"]).contains("nothing to train"));
+}
+
+#[test]
+fn a_rate_of_a_group_that_code_sets_out_of_its_range_is_refused() {
+    let refused = |lr_scale: f32, weight_decay: Option<f32>| {
+        let rule = GroupRule::Rates(UpdateRates { lr_scale, weight_decay });
+        let groups = vec![ParameterGroup { names: "*.bias".into(), rule }];
+        let options = TrainerOptions { groups, ..options("cpu", ADAMW, &[]) };
+        Trainer::new(model(), &options).err().unwrap().to_string()
+    };
+    for (lr_scale, weight_decay, key) in
+        [(-1.0, None, "lr_scale"), (f32::NAN, None, "lr_scale"), (1.0, Some(-0.1), "weight_decay")]
+    {
+        let told = refused(lr_scale, weight_decay);
+        let is_of_key = told.starts_with("TrainerOptions::groups: '*.bias lr_scale=")
+            && told.contains(&format!("sets {key} to"));
+        assert!(is_of_key, "{told}");
+    }
 }
