@@ -278,18 +278,21 @@ impl Figure {
     }
 
     /// Returns the figure with the name of the fastest alternative.
+    #[must_use]
     pub fn by(mut self, way: impl Into<String>) -> Self {
         self.by = Some(way.into());
         self
     }
 
     /// Returns the figure with the best value of each alternative.
+    #[must_use]
     pub fn among(mut self, values: Vec<(String, f64)>) -> Self {
         self.among = values;
         self
     }
 
     /// Returns the figure with the measured problem.
+    #[must_use]
     pub fn on(mut self, what: impl Into<String>) -> Self {
         self.on = Some(what.into());
         self

@@ -41,11 +41,13 @@ impl Key {
 
     /// Returns the key of a step of a run. Steps count from 1; 0 is for random numbers drawn
     /// before the first step.
+    #[must_use]
     pub fn step(self, step: u64) -> Self {
         Self(threefry2x32(self.0, [step as u32, (step >> 32) as u32 | 0x8000_0000]))
     }
 
     /// Returns the key of a site within this key's scope.
+    #[must_use]
     pub fn site(self, site: Site) -> Self {
         Self(threefry2x32(self.0, [site.0, 0x4000_0000]))
     }

@@ -131,11 +131,17 @@ impl Builder {
 
     /// Adds a parameter with a unique name; weight decay applies if it has at least two
     /// dimensions.
+    ///
+    /// # Panics
+    /// If another parameter or running average has the name.
     pub fn parameter(&mut self, name: &str, dims: &[usize], init: Init) -> TensorId {
         self.add_parameter(name, dims, init, ParameterKind::Trained)
     }
 
     /// Adds a running average with a unique name; see [`ParameterKind::State`].
+    ///
+    /// # Panics
+    /// Like [`Builder::parameter`].
     pub fn state(&mut self, name: &str, dims: &[usize], init: Init, momentum: f32) -> TensorId {
         self.add_parameter(name, dims, init, ParameterKind::State { momentum })
     }
@@ -212,7 +218,11 @@ impl Builder {
     }
 
     /// Marks a tensor as read after the forward pass, and names it.
+    ///
+    /// # Panics
+    /// If another output has the name.
     pub fn output(&mut self, name: &str, x: TensorId) {
+        assert!(self.graph.output(name).is_none(), "two outputs are called {name}");
         self.graph.outputs.push((name.to_string(), x));
     }
 
@@ -512,6 +522,9 @@ impl Builder {
     ///
     /// # Errors
     /// Returns [`ShapeError`] if `x` is not batched or has no channels.
+    ///
+    /// # Panics
+    /// If another parameter or running average has one of the names.
     pub fn batch_norm(&mut self, name: &str, x: TensorId) -> BuildResult {
         self.batch_norm_with(name, x, BatchNormOptions::default())
     }
@@ -520,6 +533,9 @@ impl Builder {
     ///
     /// # Errors
     /// Returns the errors of [`Builder::batch_norm`].
+    ///
+    /// # Panics
+    /// Like [`Builder::batch_norm`].
     pub fn batch_norm_with(
         &mut self,
         name: &str,
@@ -1094,6 +1110,24 @@ mod tests {
         let joined = b.concat(&parts, 1).unwrap();
         assert_eq!(b.shape(joined).dims(), [1, 24]);
         assert!(b.concat(&[], 1).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "two outputs are called y")]
+    fn an_output_of_a_name_that_another_has_panics() {
+        let mut b = Builder::new();
+        let [first, second] = ["first", "second"].map(|name| b.input(name, &[1, 3]));
+        b.output("y", first);
+        b.output("z", first);
+        b.output("y", second);
+    }
+
+    #[test]
+    #[should_panic(expected = "two parameters are called norm.weight")]
+    fn a_parameter_of_a_name_that_another_has_panics() {
+        let mut b = Builder::new();
+        b.state("norm.weight", &[3], Init::Ones, 0.1);
+        b.parameter("norm.weight", &[3], Init::Ones);
     }
 
     #[test]

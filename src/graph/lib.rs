@@ -461,6 +461,7 @@ impl Graph {
 
     /// Returns the graph with the logits of its linear cross-entropy computed in chunks of `count`
     /// rows.
+    #[must_use]
     pub fn with_loss_rows(mut self, count: usize) -> Self {
         for node in &mut self.nodes {
             if let Op::LinearCrossEntropy { rows, .. }
@@ -507,24 +508,25 @@ impl Graph {
         self.selectors.contains(&input)
     }
 
-    /// Returns the names of the selectors on which a tensor depends.
-    pub fn selectors_of(&self, tensor: TensorId) -> Vec<&str> {
+    /// Returns the inputs on which a tensor of the forward pass depends outside of training, by
+    /// name.
+    pub fn inputs_of(&self, tensor: TensorId) -> Vec<&(String, TensorId)> {
         let mut needed = vec![false; self.tensors.len()];
         needed[self.root(tensor).index()] = true;
         for node in self.nodes.iter().rev() {
-            if node.outputs.iter().any(|output| needed[self.root(*output).index()]) {
-                for input in &node.inputs {
+            if node.when == RunsIn::Training {
+                continue;
+            }
+            for (number, output) in node.outputs.iter().enumerate() {
+                if !needed[self.root(*output).index()] {
+                    continue;
+                }
+                for input in &node.inputs[..node.op.inputs_of_output(number, node.inputs.len())] {
                     needed[self.root(*input).index()] = true;
                 }
             }
         }
-        let mut names = Vec::new();
-        for (name, id) in &self.inputs {
-            if self.is_selector(*id) && needed[id.index()] {
-                names.push(name.as_str());
-            }
-        }
-        names
+        self.inputs.iter().filter(|(_, id)| needed[id.index()]).collect()
     }
 
     /// Returns the tensors that the caller reads: the outputs, and the state for the next step.

@@ -41,6 +41,7 @@ impl LossTerm {
     }
 
     /// Returns the term with this weight.
+    #[must_use]
     pub fn weighted(self, weight: f32) -> Self {
         Self { weight, ..self }
     }

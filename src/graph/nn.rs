@@ -25,7 +25,7 @@ fn uniform(inputs: usize) -> Init {
 /// Returns [`ShapeError`] if `x` has no dimension, or `outputs` is 0.
 ///
 /// # Panics
-/// If another parameter has one of the names, like all functions here.
+/// If another parameter has one of the names.
 pub fn linear(b: &mut Builder, name: &str, x: TensorId, outputs: usize) -> BuildResult {
     let weight = linear_weight(b, name, x, outputs)?;
     let bias = b.parameter(&format!("{name}.bias"), &[outputs], uniform(b.shape(x).last()));
@@ -36,6 +36,9 @@ pub fn linear(b: &mut Builder, name: &str, x: TensorId, outputs: usize) -> Build
 ///
 /// # Errors
 /// Returns the errors of [`linear`].
+///
+/// # Panics
+/// Like [`linear`].
 pub fn linear_without_bias(
     b: &mut Builder,
     name: &str,
@@ -68,6 +71,9 @@ fn columns(b: &Builder, op: &str, name: &str, x: TensorId) -> Result<usize, Shap
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `ids` are no integers.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn embedding(
     b: &mut Builder,
     name: &str,
@@ -83,6 +89,9 @@ pub fn embedding(
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` has no dimension.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn layer_norm(b: &mut Builder, name: &str, x: TensorId, eps: f32) -> BuildResult {
     let [weight, bias] = affine(b, "layer_norm", name, x)?;
     b.layer_norm_eps(x, weight, Some(bias), eps)
@@ -93,6 +102,9 @@ pub fn layer_norm(b: &mut Builder, name: &str, x: TensorId, eps: f32) -> BuildRe
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` has no dimension.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn rms_norm(b: &mut Builder, name: &str, x: TensorId, eps: f32) -> BuildResult {
     let c = columns(b, "rms_norm", name, x)?;
     let weight = b.parameter(&format!("{name}.weight"), &[c], Init::Ones);
@@ -104,6 +116,9 @@ pub fn rms_norm(b: &mut Builder, name: &str, x: TensorId, eps: f32) -> BuildResu
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `groups` does not divide the channels.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn group_norm(
     b: &mut Builder,
     name: &str,
@@ -144,6 +159,9 @@ impl Default for BatchNormOptions {
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` is not batched or has no channels.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn batch_norm(
     b: &mut Builder,
     name: &str,
@@ -160,6 +178,9 @@ pub fn batch_norm(
 /// # Errors
 /// Returns [`ShapeError`] if `x` has other dimensions, the kernel is larger than the padded
 /// picture, or the groups do not divide the channels.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn conv2d(
     b: &mut Builder,
     name: &str,
@@ -186,6 +207,9 @@ pub fn conv2d(
 /// # Errors
 /// Returns [`ShapeError`] if `x` has other dimensions, the padding leaves no pixels, or the groups
 /// do not divide the channels and the outputs.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn conv_transpose2d(
     b: &mut Builder,
     name: &str,
@@ -242,6 +266,9 @@ fn convolution_parameters(
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` has other dimensions.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn recurrent(
     b: &mut Builder,
     name: &str,
@@ -269,6 +296,9 @@ pub fn recurrent(
 ///
 /// # Errors
 /// Returns [`ShapeError`] if `x` has other dimensions, or the heads do not divide its columns.
+///
+/// # Panics
+/// Like [`linear`].
 pub fn self_attention(
     b: &mut Builder,
     name: &str,

@@ -373,6 +373,22 @@ impl Op {
         }
     }
 
+    /// Returns how many of a node's first inputs one of its outputs is computed from, of `inputs`
+    /// in all: a value that a fused op stores does not depend on the operands of later steps.
+    pub fn inputs_of_output(&self, output: usize, inputs: usize) -> usize {
+        let Op::Fused { epilogue, .. } = self else { return inputs };
+        if output == 0 {
+            return inputs;
+        }
+        let mut stored = 0;
+        let mut later = 0;
+        for step in epilogue {
+            stored += usize::from(*step == EpilogueOp::Store);
+            later += usize::from(stored >= output && step.has_operand());
+        }
+        inputs - later
+    }
+
     /// Returns the op with site 0, so that two ops that differ only in their random numbers are
     /// equal.
     pub fn without_site(&self) -> Op {
@@ -699,5 +715,26 @@ impl fmt::Display for EpilogueOp {
             EpilogueOp::UnaryGrad(unary) => write!(f, "{}", Op::UnaryGrad(*unary)),
             EpilogueOp::Store => write!(f, "store"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stored_value_depends_on_no_operand_of_a_later_step() {
+        let root = Box::new(Op::MatMul { transpose_a: false, transpose_b: true });
+        let epilogue = vec![
+            EpilogueOp::Binary(Binary::Add),
+            EpilogueOp::Store,
+            EpilogueOp::Binary(Binary::Sub),
+            EpilogueOp::Unary(Unary::Relu),
+            EpilogueOp::Store,
+            EpilogueOp::UnaryGrad(Unary::Relu),
+        ];
+        let fused = Op::Fused { root, epilogue };
+        assert_eq!([0, 1, 2].map(|output| fused.inputs_of_output(output, 5)), [5, 3, 4]);
+        assert_eq!(Op::Reshape.inputs_of_output(0, 1), 1);
     }
 }

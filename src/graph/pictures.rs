@@ -31,21 +31,25 @@ impl Default for Conv2dOptions {
 
 impl Conv2dOptions {
     /// Returns these options with a stride, the same in both directions.
+    #[must_use]
     pub fn with_stride(self, stride: usize) -> Self {
         Self { stride: [stride; 2], ..self }
     }
 
     /// Returns these options with a padding, the same on all sides.
+    #[must_use]
     pub fn with_padding(self, padding: usize) -> Self {
         Self { padding: [padding; 2], ..self }
     }
 
     /// Returns these options with a dilation, the same in both directions.
+    #[must_use]
     pub fn with_dilation(self, dilation: usize) -> Self {
         Self { dilation: [dilation; 2], ..self }
     }
 
     /// Returns these options with a number of groups.
+    #[must_use]
     pub fn with_groups(self, groups: usize) -> Self {
         Self { groups, ..self }
     }
@@ -125,21 +129,25 @@ impl Pool2dOptions {
     }
 
     /// Returns these options with a stride, the same in both directions.
+    #[must_use]
     pub fn with_stride(self, stride: usize) -> Self {
         Self { stride: [stride; 2], ..self }
     }
 
     /// Returns these options with a padding, the same on all sides.
+    #[must_use]
     pub fn with_padding(self, padding: usize) -> Self {
         Self { padding: [padding; 2], ..self }
     }
 
     /// Returns these options with a dilation, the same in both directions.
+    #[must_use]
     pub fn with_dilation(self, dilation: usize) -> Self {
         Self { dilation: [dilation; 2], ..self }
     }
 
     /// Returns these options with windows that may reach beyond the padding, or not.
+    #[must_use]
     pub fn with_ceil_mode(self, ceil_mode: bool) -> Self {
         Self { ceil_mode, ..self }
     }

@@ -68,6 +68,7 @@ impl Graph {
     }
 
     /// Returns the graph with this arithmetic in all ops that multiply matrices.
+    #[must_use]
     pub fn with_precision(mut self, precision: Precision) -> Self {
         for node in &mut self.nodes {
             node.precision = if node.op.is_product() { precision } else { Precision::F32 };

@@ -47,6 +47,7 @@ impl Elementwise {
 
     /// Returns this op with the gradient by its next input: an expression and the equivalent
     /// function of the inputs followed by the gradient `dy` by the output.
+    #[must_use]
     pub fn with_gradient(
         mut self,
         expression: impl Into<String>,
@@ -58,6 +59,7 @@ impl Elementwise {
 
     /// Returns this op with the range of the input values on which it is tested, instead of `-3 ..
     /// 3`: positive ones for a logarithm.
+    #[must_use]
     pub fn with_range(mut self, low: f32, high: f32) -> Self {
         self.range = (low, high);
         self

@@ -63,7 +63,7 @@ pub struct EvalRequest<'a> {
 /// Result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Mean loss over the targets, in nats.
+    /// Mean loss over the targets that count, in nats; NaN if none counts.
     pub loss: f64,
     pub samples: u64,
     /// Number of targets that count; with class weights, the integer part of the sum of their

@@ -36,8 +36,8 @@ impl Trainer {
     /// # Errors
     /// Returns `TrainError` if the output does not exist, if `rows` is 0, or 2^32 or more, if there
     /// are more rows than in a micro-batch and the output has no dimension for them, if an input is
-    /// unknown or has another type or length, if [`Trainer::step`] would refuse an id or a target,
-    /// or if a device fails.
+    /// unknown, has another type or length, or is missing although the output depends on it, if
+    /// [`Trainer::step`] would refuse an id or a target, or if a device fails.
     pub fn predict(
         &mut self,
         output: &str,
@@ -70,8 +70,8 @@ impl Trainer {
     ///
     /// # Errors
     /// Returns `TrainError` if the output does not exist or has no dimension for samples, if the
-    /// split has no samples, if the data do not fit the graph or cannot be read, or if a device
-    /// fails.
+    /// split has no samples, if the data do not fit the graph, lack an input on which the output
+    /// depends, or cannot be read, or if a device fails.
     pub fn predict_data(
         &mut self,
         data: &Arc<dyn Dataset>,
@@ -116,7 +116,8 @@ impl Trainer {
 
     /// Computes the loss on non-overlapping samples of a split of a data set, without dropout: on
     /// `samples` of them, spread over the split, or on all (0). Averages are used if they are kept,
-    /// as in [`Trainer::predict`]. The samples are divided among the devices.
+    /// as in [`Trainer::predict`]. The samples are divided among the devices. The loss is NaN if no
+    /// target of them counts.
     ///
     /// # Errors
     /// Returns `TrainError` if the split has no samples, if the data do not fit the graph, or if a
@@ -170,7 +171,8 @@ impl Trainer {
     }
 
     /// Computes the loss on `rows` samples, given like the batch of [`Trainer::step`], without
-    /// dropout. Averages are used if they are kept, as in [`Trainer::predict`].
+    /// dropout. Averages are used if they are kept, as in [`Trainer::predict`]. The loss is NaN if
+    /// no target counts.
     ///
     /// # Errors
     /// Returns `TrainError` if `rows` is 0, or 2^32 or more, if an input is missing, unknown or has
@@ -244,12 +246,13 @@ impl Trainer {
     }
 }
 
-/// Computes an output of a graph for rows, in its shape, without dropout; inputs that are not given
-/// are zeros. `parts` returns the micro-batches of each rank or pipeline for a number of rows.
+/// Computes an output of a graph for rows, in its shape, without dropout; other inputs than those
+/// on which it depends may be missing. `parts` returns the micro-batches of each rank or pipeline
+/// for a number of rows.
 ///
 /// # Errors
-/// Returns `TrainError` if the output does not exist or cannot have this many rows, if an input has
-/// another type or length, or if a device fails.
+/// Returns `TrainError` if the output does not exist or cannot have this many rows, if an input is
+/// missing or has another type or length, or if a device fails.
 pub(crate) fn predicted(
     units: ForwardUnits,
     output: &str,
@@ -262,11 +265,7 @@ pub(crate) fn predicted(
         let why = format!("{rows} rows asked for; give at least 1 and fewer than 2^32");
         return Err(TrainError::InvalidRequest(why));
     }
-    let selectors = graph.selectors_of(tensor);
-    if let Some(missing) = selectors.into_iter().find(|name| !given.has(name)) {
-        let why = format!("the input {missing} is missing, by which {output} is selected");
-        return Err(TrainError::InvalidRequest(why));
-    }
+    require_inputs(given, output, tensor)?;
     let shape = &graph.tensor(tensor).shape;
     let parts = parts(rows as u32);
     if !shape.is_batched() && parts.iter().map(Vec::len).sum::<usize>() > 1 {
@@ -277,6 +276,24 @@ pub(crate) fn predicted(
     }
     let work = work_of(&parts, &|part| given.cut_or_zero(part))?;
     array(shape, rows, units.outputs(tensor, work)?)
+}
+
+/// Checks that the inputs on which an output depends are given, except numbers of samples and
+/// carried states, which the trainer provides.
+fn require_inputs(given: &GivenInputs, output: &str, tensor: TensorId) -> Result<(), TrainError> {
+    let graph = given.graph;
+    for (name, id) in graph.inputs_of(tensor) {
+        if name == "samples" || graph.is_carried(*id) || given.has(name) {
+            continue;
+        }
+        let why = if graph.is_selector(*id) {
+            format!("the input {name} is missing, by which {output} is selected")
+        } else {
+            format!("the input {name} is missing, on which {output} depends")
+        };
+        return Err(TrainError::InvalidRequest(why));
+    }
+    Ok(())
 }
 
 fn output_of(graph: &Graph, name: &str) -> Result<TensorId, TrainError> {
@@ -314,7 +331,7 @@ fn work_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Shares, TrainerOptions};
+    use crate::{Predictor, PredictorOptions, Shares, TrainerOptions};
     use potluck_graph::Unary;
     use potluck_graph::model::{GptConfig, MlpConfig, MlpLoss, mlp};
     use potluck_graph::optim::Optimizer;
@@ -373,6 +390,48 @@ mod tests {
         assert!(refused("w", 1 << 32).contains("fewer than 2^32"));
         assert!(refused("w", 3).contains("without a dimension for rows"), "{}", refused("w", 3));
         assert_eq!(refused("w", 2), "runs");
+    }
+
+    /// The output `drawn` depends on `x` and `noise`; `hidden`, of which it is made, is also read
+    /// by the loss with `targets`.
+    fn drawing() -> Graph {
+        let mut b = potluck_graph::Builder::new();
+        let x = b.input("x", &[1, 2]);
+        let noise = b.input("noise", &[1, 3]);
+        let targets = b.input("targets", &[1, 3]);
+        let weight = b.parameter("weight", &[3, 2], potluck_graph::Init::Ones);
+        let hidden = b.linear(x, weight, None).unwrap();
+        let apart = b.sub(hidden, targets).unwrap();
+        let active = b.relu(hidden).unwrap();
+        let drawn = b.add(active, noise).unwrap();
+        b.output("active", active);
+        b.output("drawn", drawn);
+        b.squared_error_loss(apart, noise).unwrap();
+        b.finish()
+    }
+
+    #[test]
+    fn an_input_that_the_output_depends_on_is_asked_for() {
+        let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+        let options = TrainerOptions::new("cpu", optimizer, 2);
+        let mut trainer = Trainer::new(drawing(), &options).unwrap();
+        let mut predictor = Predictor::new(drawing(), &PredictorOptions::new("cpu")).unwrap();
+        let x = ("x", HostTensor::Float(vec![0.5, -0.25]));
+        let noise = ("noise", HostTensor::Float(vec![1.0, 2.0, 3.0]));
+        let cases = [
+            ("active", vec![x.clone()], None),
+            ("active", vec![noise.clone()], Some("the input x is missing")),
+            ("drawn", vec![x.clone()], Some("the input noise is missing, on which drawn depends")),
+            ("drawn", vec![x, noise], None),
+        ];
+        for (output, given, missing) in cases {
+            let found = [trainer.predict(output, 1, &given), predictor.predict(output, 1, &given)];
+            for found in found {
+                let told = found.map_or_else(|error| error.to_string(), |_| String::new());
+                let is_told = missing.map_or(told.is_empty(), |missing| told.contains(missing));
+                assert!(is_told, "{output} of {given:?}: {told}");
+            }
+        }
     }
 
     /// The logits of a language model belong to the given position; without it they are refused.

@@ -120,8 +120,8 @@ impl Predictor {
     ///
     /// # Errors
     /// Returns `TrainError` if the output does not exist, if `rows` is 0, or 2^32 or more, if an
-    /// input is unknown or has another type or length, if an id is not a row of its table, or if a
-    /// device fails.
+    /// input is unknown, has another type or length, or is missing although the output depends on
+    /// it, if an id is not a row of its table, or if a device fails.
     pub fn predict(
         &mut self,
         output: &str,

@@ -55,13 +55,13 @@ use potluck_parallel::{MismatchAction, Outcome, Placement};
 /// Report of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Mean loss over the targets that count, before the update.
+    /// Mean loss over the targets that count, before the update; NaN if none counts.
     pub loss: f64,
     /// Means of the terms of a loss of several terms, by name and without their weights.
     pub terms: Vec<(String, f64)>,
-    /// Norm of the gradient of the mean loss, before clipping.
+    /// Norm of the gradient of the mean loss, before clipping; NaN if no target counts.
     pub gradient_norm: f64,
-    /// True if parameters were updated; false if a value was not finite.
+    /// True if parameters were updated; false if a value was not finite, or if no target counts.
     pub updated: bool,
     /// Fraction of the step (from the end of the previous step's gradients to the end of this
     /// one's) in which the device was busy, by its own clock; `None` without one.

@@ -62,6 +62,7 @@ impl Recorder {
     }
 
     /// Injects faults at the writes of steps, for tests.
+    #[must_use]
     pub fn with_faults(self, faults: Faults) -> Self {
         Self { faults, ..self }
     }

@@ -91,7 +91,7 @@ fn samples_that_do_not_fit_are_refused() {
     assert!(absent.contains("no targets"), "{absent}");
     let classes = |names: &[&str]| Samples {
         targets: Targets::Classes {
-            ids: vec![0, 1, 0, 1],
+            ids: (0..4).map(|index| index % names.len() as u32).collect(),
             names: names.iter().map(|name| name.to_string()).collect(),
         },
         ..samples(4)

@@ -41,9 +41,13 @@ fn split(last: usize, name: &str) -> Option<ParameterSplit> {
 /// to `1/sqrt(in)`, as PyTorch's `Linear` is. Each layer is a block, at which pipelines are cut.
 ///
 /// # Errors
-/// Returns no `ShapeError` if there are at least two widths, all above 0.
+/// Returns a `ShapeError` if there are fewer than two widths, or if one is 0.
 pub fn mlp(config: &MlpConfig) -> Result<Graph, ShapeError> {
-    assert!(config.widths.len() >= 2, "an MLP has inputs and outputs");
+    if config.widths.len() < 2 {
+        let inputs = format!("widths {:?}", config.widths);
+        let why = "wants at least two: the width of the inputs and that of the outputs";
+        return Err(ShapeError { op: "mlp".into(), inputs, why: why.into() });
+    }
     let mut b = Builder::new();
     let last = config.widths.len() - 2;
     let mut x = b.input("inputs", &[1, config.widths[0]]);
@@ -68,4 +72,25 @@ pub fn mlp(config: &MlpConfig) -> Result<Graph, ShapeError> {
         }
     }
     Ok(b.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_mlp_of_fewer_than_two_widths_or_of_a_width_of_0_is_refused() {
+        for loss in [MlpLoss::CrossEntropy, MlpLoss::SquaredError] {
+            let of = |widths: &[usize]| {
+                let widths = widths.to_vec();
+                mlp(&MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss })
+            };
+            for widths in [&[][..], &[3]] {
+                let told = of(widths).unwrap_err().to_string();
+                assert!(told.contains("wants at least two"), "{told}");
+            }
+            assert!(of(&[3, 0]).is_err() && of(&[0, 2]).is_err());
+            assert!(of(&[3, 2]).is_ok());
+        }
+    }
 }

@@ -146,8 +146,8 @@ impl fmt::Display for ParameterGroup {
 /// it. Running averages belong to no group.
 ///
 /// # Errors
-/// Returns [`ParameterGroupError`] if a rate of a group is out of its range, if a pattern matches no
-/// trained parameter, or if all parameters are frozen.
+/// Returns [`ParameterGroupError`] if a rate of a group is out of its range, if a pattern matches
+/// no trained parameter, or if all parameters are frozen.
 pub fn assign_groups(
     mut graph: Graph,
     groups: &[ParameterGroup],

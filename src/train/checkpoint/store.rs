@@ -1,6 +1,6 @@
 //! Store of a run's checkpoints: writes, verifies, loads and prunes them.
 
-mod aside;
+pub(crate) mod aside;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Write};
@@ -74,6 +74,7 @@ impl Store {
     }
 
     /// Adds injected faults for tests, at the points `checkpoint-...` of the step that is saved.
+    #[must_use]
     pub fn with_faults(self, faults: Faults) -> Self {
         Self { faults, ..self }
     }

@@ -748,7 +748,10 @@ fn a_checkpoint_that_turns_out_to_be_the_best_is_no_other_one() {
     saved.meta.evaluations_since_best = 0;
     assert_eq!(store.save_and_keep(&saved).unwrap(), None);
     saved.meta.samples += 1;
+    store.mark_best(5).unwrap();
     assert!(store.save_and_keep(&saved).unwrap().is_some());
+    // Its mark was one of the other checkpoint.
+    assert_eq!(store.best().unwrap(), None);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::Run;
 use super::starting::StartingParameters;
 use super::stopping::with_command;
 use crate::best::is_better;
+use crate::checkpoint::store::aside::later_aside_text;
 use crate::checkpoint::{Best, Checkpoint, CheckpointError, Meta};
 use crate::continuation::ResumeCommand;
 use crate::error::TrainError;
@@ -112,11 +113,7 @@ impl Run {
         self.open_tensorboard(self.step() + 1)?;
         self.fit.evaluated = cut.val_loss.map(|val_loss| (self.step(), val_loss));
         let mut what = Vec::new();
-        if let (Some(first), Some(last)) = (checkpoints.first(), checkpoints.last()) {
-            let to = if first == last { String::new() } else { format!(" to {}", last.display()) };
-            let count = counted(checkpoints.len(), "later checkpoint", "later checkpoints");
-            what.push(format!("{count} as {}{to}", first.display()));
-        }
+        what.extend(later_aside_text(&checkpoints));
         let lines = cut.dropped + cut.damaged;
         if lines > 0 {
             what.push(lines_aside(lines, &metrics));

@@ -103,8 +103,8 @@ impl Trainer {
     ///
     /// # Errors
     /// Returns `TrainError` if the data do not fit the graph, if the options do not fit each other
-    /// or the data, if too many steps in a row are not finite, if the directory cannot be written,
-    /// or if a device fails.
+    /// or the data, if too many steps in a row are not finite, if the directory cannot be written
+    /// or another process writes there, or if a device fails.
     pub fn fit(
         &mut self,
         data: &Arc<dyn Dataset>,
@@ -143,11 +143,12 @@ impl Trainer {
                 epoch.last_step(epochs, self.steps(), self.samples, self.options.batch as u64)
             }
         };
-        self.begin_on(&source, options);
         let mut store = None;
         if let Some(path) = &options.directory {
             store = Some(self.open_store(path)?);
         }
+        // After the last refusal, so that a refused call leaves the trainer as it was.
+        self.begin_on(&source, options);
         let loader = self.loader(&source, last)?;
         let mut fit = Fit::new(options.clone(), source, loader, last);
         let mut hooks = CallHooks { watch, store };

@@ -32,6 +32,9 @@ pub struct FitOptions {
     /// `eval_every`.
     pub keep_best: bool,
     /// Directory of saves, which are written at the start, at the best evaluations and at the end.
+    /// Saves of later steps that it has, and another state of the first step, are renamed to
+    /// `.aside`, with an [`Event::Note`](potluck_core::metrics::Event::Note) and one of
+    /// [`Trainer::notes`](crate::Trainer::notes).
     pub directory: Option<PathBuf>,
     /// Steps between further saves; 0: none.
     pub save_every: u64,

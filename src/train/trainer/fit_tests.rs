@@ -505,6 +505,9 @@ fn batches_without_targets_are_skipped_with_a_note() {
     });
     let report = report.unwrap();
     assert_eq!((report.steps, report.loss, bits(&trainer)), (3, None, before));
+    let rows = data.rows(Split::Train, &[0, 1, 2, 3, 4, 5]).unwrap();
+    let evaluated = trainer.evaluate_rows(6, &rows).unwrap();
+    assert!(evaluated.loss.is_nan() && evaluated.targets == 0, "{evaluated:?}");
     let noted = notes.iter().filter(|note| note.contains(" was skipped: no target of its batch"));
     assert_eq!(noted.count(), 1, "{notes:?}");
     let error = trainer.fit(&data, &FitOptions::constant(FitLength::Steps(500), 0.1)).unwrap_err();
@@ -534,6 +537,36 @@ fn a_directory_gets_the_start_the_best_and_the_newest() {
     let steps = store.steps().unwrap();
     assert!(steps.ends_with(&[11]) && steps.contains(&best.step) && steps.len() <= 3, "{steps:?}");
     assert_eq!(store.load_best().unwrap().0.meta.best, Some(best));
+}
+
+#[test]
+fn saves_of_an_earlier_training_are_set_aside_with_a_note() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = Some(place.path().to_path_buf());
+    let fit = FitOptions { directory, ..FitOptions::constant(FitLength::Steps(3), 0.05) };
+    let mut first = Trainer::new(wave_model(), &options("cpu")).unwrap();
+    first.fit(&waves(), &fit).unwrap();
+    let seeded = TrainerOptions { seed: 6, ..options("cpu") };
+    let mut second = Trainer::new(wave_model(), &seeded).unwrap();
+    let mut told = Vec::new();
+    let report = second.fit_with(&waves(), &fit, &mut |event| {
+        if let Event::Note(text) = event {
+            told.push(text.clone());
+        }
+        ControlFlow::Continue(())
+    });
+    report.unwrap();
+    let checkpoints = place.path().join("checkpoints");
+    let path = |name: &str| checkpoints.join(name).display().to_string();
+    let expected = [
+        format!("set aside: 1 later checkpoint as {}", path("step-00000003.aside")),
+        format!("set aside: the checkpoint of step 0 as {}", path("step-00000000.aside")),
+    ];
+    for text in expected {
+        assert!(told.contains(&text) && second.notes().contains(&text), "{text}: {told:?}");
+    }
+    let store = crate::checkpoint::Store::open_to_read(place.path());
+    assert_eq!(store.steps().unwrap(), [0, 3]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::opening::open_on;
 use super::{SavedRun, Trainer, TrainerOptions};
 use crate::carried::STATES_OF_ZEROS;
+use crate::checkpoint::store::aside::later_aside_text;
 use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
 use crate::error::TrainError;
 use crate::session::{SessionState, StepsTaken};
@@ -17,7 +18,8 @@ use potluck_graph::{Graph, MomentFormat};
 impl Trainer {
     /// Saves the state in a directory, as `checkpoints/step-00001234`: parameters, moments,
     /// averages, carried states, steps, the position in the data, and the placement. A crash leaves
-    /// earlier saves intact; saves of later steps are renamed.
+    /// earlier saves intact. Saves of later steps, and another state of this step that this trainer
+    /// has not saved last, are renamed to `.aside`, with a note ([`Trainer::notes`]).
     ///
     /// # Errors
     /// Returns `TrainError` if the directory cannot be written or another process writes there, if
@@ -117,28 +119,32 @@ impl Trainer {
         Store::open_to_read(directory).path(step)
     }
 
-    /// Writes a state, and renames later ones in the directory. If `found` is its step, also
-    /// renames an earlier save of that step, and returns the new path.
+    /// Writes a state, and renames later ones in the directory, with a note. Also renames another
+    /// save of its step, unless it is this trainer's last one and its step is not `found`.
     pub(crate) fn save_to(
         &mut self,
         store: &mut Store,
         directory: &Path,
         checkpoint: &Checkpoint,
         found: Option<u64>,
-    ) -> Result<Option<PathBuf>, TrainError> {
+    ) -> Result<(), TrainError> {
         let step = checkpoint.meta.step;
-        store.set_aside_after(step)?;
-        let kept = if found == Some(step) {
-            store.save_and_keep(checkpoint)?
-        } else {
+        if let Some(text) = later_aside_text(&store.set_aside_after(step)?) {
+            self.notes.push(format!("set aside: {text}"));
+        }
+        let is_own =
+            self.saved.as_ref().is_some_and(|(saved, place)| *saved == step && place == directory);
+        if is_own && found != Some(step) {
             store.save(checkpoint)?;
-            None
-        };
+        } else if let Some(path) = store.save_and_keep(checkpoint)? {
+            let path = path.display();
+            self.notes.push(format!("set aside: the checkpoint of step {step} as {path}"));
+        }
         if checkpoint.meta.best.is_some_and(|best| best.step == step) {
             store.mark_best(step)?;
         }
         self.saved = Some((step, directory.to_path_buf()));
-        Ok(kept)
+        Ok(())
     }
 
     pub(super) fn checkpoint(&self) -> Result<Checkpoint, TrainError> {

@@ -3,7 +3,7 @@
 use super::fit_tests::{bits, options, wave_model, waves};
 use super::tests::{blocks, graph};
 use super::*;
-use crate::checkpoint::NamedTensor;
+use crate::checkpoint::{CheckpointError, NamedTensor, Store};
 use crate::{PipelineOptions, Shares};
 use potluck_data::{
     Features, LoadedSamples, SampleOptions, SampleSet, Samples, Split, TargetNames, Targets,
@@ -137,6 +137,48 @@ fn a_later_save_of_another_course_is_set_aside_and_another_seed_is_noted() {
     assert!(place.path().join("checkpoints/step-00000002.aside").is_dir());
     let notes = loaded.notes().join("\n");
     assert!(notes.contains("seed 5, and training goes on with seed 8"), "{notes}");
+    let notes = other.notes().join("\n");
+    assert!(notes.contains("set aside: 1 later checkpoint as "), "{notes}");
+}
+
+#[test]
+fn a_save_of_another_model_at_the_same_step_is_set_aside_with_a_note() {
+    let place = tempfile::tempdir().unwrap();
+    let aside = place.path().join("checkpoints/step-00000001.aside");
+    let mut first = Trainer::new(model("v", 4), &options("cpu")).unwrap();
+    train(&mut first, 1..=1);
+    first.save(place.path()).unwrap();
+    // The trainer's own save is replaced.
+    first.save(place.path()).unwrap();
+    assert!(!aside.exists() && first.notes().iter().all(|note| !note.contains("set aside")));
+
+    let seeded = TrainerOptions { seed: 8, ..options("cpu") };
+    let mut other = Trainer::new(model("v", 4), &seeded).unwrap();
+    train(&mut other, 1..=1);
+    other.save(place.path()).unwrap();
+    let of_first = Checkpoint::load(&aside).unwrap();
+    assert_eq!(of_first.parameters, first.parameters().unwrap());
+    let of_other = Checkpoint::load_path(place.path()).unwrap().0;
+    assert_eq!(of_other.parameters, other.parameters().unwrap());
+    let notes = other.notes().join("\n");
+    let told = format!("set aside: the checkpoint of step 1 as {}", aside.display());
+    assert!(notes.contains(&told), "{notes}");
+}
+
+#[test]
+fn a_directory_in_use_leaves_the_trainer_as_it_was() {
+    let place = tempfile::tempdir().unwrap();
+    let store = Store::open(place.path()).unwrap();
+    let mut trainer = Trainer::new(point_model(), &options("cpu")).unwrap();
+    let directory = Some(place.path().to_path_buf());
+    let fit = FitOptions { directory, ..FitOptions::constant(FitLength::Steps(1), 0.1) };
+    let error = trainer.fit(&points(), &fit).unwrap_err();
+    let is_in_use = matches!(error.cause(), TrainError::Checkpoint(CheckpointError::InUse { .. }));
+    assert!(is_in_use, "{error}");
+    assert_eq!((trainer.description(), trainer.steps()), (None, 0));
+    drop(store);
+    trainer.fit(&points(), &fit).unwrap();
+    assert!(trainer.description().is_some());
 }
 
 #[test]

@@ -502,18 +502,18 @@ impl Trainer {
         let checkpoint = checkpoint?;
         let Some(store) = hooks.store() else { return Ok(()) };
         let found = fit.found.take_if(|found| *found == step);
-        let kept = self.save_to(store, directory, &checkpoint, found)?;
-        let pruned = store.prune(fit.options.saves_kept);
+        let told = self.notes.len();
+        let saved = self.save_to(store, directory, &checkpoint, found);
+        let pruned = saved.map(|()| store.prune(fit.options.saves_kept));
+        for note in &self.notes[told..] {
+            fit.emit(hooks, Event::Note(note.clone()))?;
+        }
+        let pruned = pruned?;
         fit.is_unsaved_evaluation = false;
         hooks.saved();
         if let Err(error) = pruned {
             // This state is saved; the next save tries the removal again.
             fit.warn(hooks, format!("cannot remove old checkpoints: {error}"))?;
-        }
-        if let Some(path) = kept {
-            let path = path.display();
-            let text = format!("set aside: the checkpoint of step {step} as {path}");
-            fit.emit(hooks, Event::Note(text))?;
         }
         fit.emit(hooks, Event::Checkpoint { step })
     }

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use super::{Store, verify};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use potluck_core::files;
+use potluck_core::format::counted;
 
 impl Store {
     /// Like [`Store::save`], for a step whose checkpoint another start of the run may have written.
     /// If that checkpoint differs in more than the best evaluation and the number of evaluations
-    /// since it, sets it aside and returns its new path.
+    /// since it, sets it aside with its mark as the best one, and returns its new path.
     pub fn save_and_keep(
         &mut self,
         checkpoint: &Checkpoint,
@@ -22,6 +23,10 @@ impl Store {
             }
             Ok(())
         })?;
+        // A damaged mark refers to no checkpoint.
+        if kept.is_some() && self.best().is_ok_and(|best| best == Some(checkpoint.meta.step)) {
+            self.unmark_best()?;
+        }
         Ok(kept)
     }
 
@@ -47,6 +52,15 @@ impl Store {
         self.verified.remove(&step);
         Ok(aside)
     }
+}
+
+/// Returns the new paths of checkpoints that were set aside, oldest first, for the user; `None` if
+/// there are none.
+pub(crate) fn later_aside_text(paths: &[PathBuf]) -> Option<String> {
+    let (first, last) = (paths.first()?, paths.last()?);
+    let to = if first == last { String::new() } else { format!(" to {}", last.display()) };
+    let count = counted(paths.len(), "later checkpoint", "later checkpoints");
+    Some(format!("{count} as {}{to}", first.display()))
 }
 
 fn rename_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
