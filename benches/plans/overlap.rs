@@ -8,6 +8,10 @@ use potluck_core::arithmetic::median;
 use crate::program::Place;
 use crate::settings::{Devices, GPT_EQUAL_BLOCKS, GPT2_SHAPE, Model, SecondNode, Setting};
 
+/// Burst of the limit: messages are of a megabyte, and with shorter ones the timer of the limit,
+/// which shares a core with a node, loses a part of the rate.
+const BURST_US: u64 = 2_000;
+
 /// Counted steps of a run.
 const STEPS: usize = 8;
 
@@ -55,7 +59,7 @@ fn first_step(model: &Model) -> Result<(f64, f64), Box<dyn Error>> {
 }
 
 fn step_ms(model: &Model, mbit_per_s: Option<u32>) -> Result<f64, Box<dyn Error>> {
-    let second = Some(SecondNode { selector: "cpu", mbit_per_s });
+    let second = Some(SecondNode { selector: "cpu", mbit_per_s, burst_us: BURST_US });
     let devices = Devices { name: "two nodes", selector: "cpu", second };
     let setting = Setting { model, devices: &devices, is_aside: false };
     Place::new(&setting)?.step_ms(HALVES, STEPS)

@@ -49,7 +49,7 @@ impl<'a> Place<'a> {
         if let Some(second) = &setting.devices.second {
             let two = Machines::start(2, SETTING_MAX)?;
             if let Some(rate) = second.mbit_per_s {
-                two.limit(rate)?;
+                two.limit_in_bursts(rate, Duration::from_micros(second.burst_us))?;
             }
             machines = Some(two);
         }

@@ -44,11 +44,16 @@ pub struct Devices {
     pub second: Option<SecondNode>,
 }
 
+/// Burst of a limit with which a message of tens of kilobytes waits for its own bytes, as on a cable.
+const BURST_US: u64 = 504;
+
 /// Second node of a setting. Each of the two has a core of its own.
 pub struct SecondNode {
     pub selector: &'static str,
     /// Rate of its cable in both directions; `None` without a limit.
     pub mbit_per_s: Option<u32>,
+    /// Time whose packets pass the limit at once, in microseconds.
+    pub burst_us: u64,
 }
 
 const CPU: Devices = Devices { name: "cpu", selector: "cpu", second: None };
@@ -60,22 +65,26 @@ const ADAPTER_AND_CPU: Devices =
 const NODES_20: Devices = Devices {
     name: "cpu-20-cpu",
     selector: "cpu",
-    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(20) }),
+    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(20), burst_us: BURST_US }),
 };
 const NODES_200: Devices = Devices {
     name: "cpu-200-cpu",
     selector: "cpu",
-    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(200) }),
+    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(200), burst_us: BURST_US }),
 };
 const NODES_1000: Devices = Devices {
     name: "cpu-1000-cpu",
     selector: "cpu",
-    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(1_000) }),
+    second: Some(SecondNode { selector: "cpu", mbit_per_s: Some(1_000), burst_us: BURST_US }),
 };
 const ADAPTERS: Devices = Devices {
     name: "llvmpipe-1000-swiftshader",
     selector: "vulkan:llvmpipe",
-    second: Some(SecondNode { selector: "vulkan:swiftshader", mbit_per_s: Some(1_000) }),
+    second: Some(SecondNode {
+        selector: "vulkan:swiftshader",
+        mbit_per_s: Some(1_000),
+        burst_us: BURST_US,
+    }),
 };
 
 /// Model on devices.

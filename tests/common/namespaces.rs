@@ -85,10 +85,15 @@ impl Machines {
 
     /// Limits the rate of the cable of machine 1 in both directions.
     pub fn limit(&self, mbit_per_s: u32) -> Result<(), String> {
-        // What arrives in half a millisecond, but at least three packets, passes at once: a timer
-        // does not release single packets in time. With more, a message of tens of kilobytes would
-        // not wait for its own bytes, as it does on a cable.
-        let burst = (mbit_per_s * 63).max(5_000);
+        // With more, a message of tens of kilobytes would not wait for its own bytes, as it does on
+        // a cable.
+        self.limit_in_bursts(mbit_per_s, Duration::from_micros(504))
+    }
+
+    /// Limits the rate like [`Self::limit`]; what arrives in the time of a burst, but at least three
+    /// packets, passes at once: a timer does not release single packets in time.
+    pub fn limit_in_bursts(&self, mbit_per_s: u32, burst: Duration) -> Result<(), String> {
+        let burst = (u128::from(mbit_per_s) * burst.as_micros() / 8).max(5_000);
         let limit = format!("root tbf rate {mbit_per_s}mbit burst {burst} latency 400ms");
         self.run(0, &format!("tc qdisc add dev to1 {limit}"))?;
         self.run(1, &format!("tc qdisc add dev cable {limit}"))
