@@ -7,6 +7,7 @@
 
 use std::{env, error::Error, ops::ControlFlow, path::Path, sync::Arc};
 
+use potluck::checkpoint::Store;
 use potluck::data::{Dataset, ReadOptions, SampleFormat, SampleOptions, SampleSet, load};
 use potluck::graph::Unary;
 use potluck::metrics::Event;
@@ -45,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..FitOptions::new(FitLength::Steps(1000), schedule)
     };
 
-    let mut trainer = if saves.join("checkpoints").exists() {
+    let mut trainer = if !Store::open_to_read(saves).steps()?.is_empty() {
         Trainer::load(graph, &options, saves)?
     } else {
         Trainer::on_data(graph, &options, &data)?

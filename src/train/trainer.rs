@@ -85,6 +85,8 @@ pub struct Trainer {
     samples: u64,
     /// Best evaluation so far, and the fingerprint of its data.
     pub(super) best: Option<Best>,
+    /// Parameters of the best evaluation in a call of [`Trainer::fit`] that ended with an error.
+    best_parameters: Option<Vec<NamedTensor>>,
     /// Evaluations since the best one, including earlier calls and those before a save.
     pub(super) evaluations_since_best: u64,
     pub(super) data: String,
@@ -164,6 +166,7 @@ impl Trainer {
             trace,
             samples: 0,
             best: None,
+            best_parameters: None,
             evaluations_since_best: 0,
             data: String::new(),
             description: None,

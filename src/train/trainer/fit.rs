@@ -153,15 +153,25 @@ impl Trainer {
         let mut fit = Fit::new(options.clone(), source, loader, last);
         let mut hooks = CallHooks { watch, store };
         let end = self.run_fit(&mut fit, &mut hooks);
-        fit.emit(&mut hooks, Event::Ended)?;
+        let shown = fit.emit(&mut hooks, Event::Ended);
+        self.best_parameters = of_step(fit.best_parameters, self.best);
+        let end = end?;
+        shown?;
         Ok(FitReport {
-            end: end?,
+            end,
             steps: self.steps(),
             loss: fit.loss,
             val_loss: fit.evaluated.map(|(_, loss)| loss),
             best: self.best,
-            best_parameters: of_step(fit.best_parameters, self.best),
+            best_parameters: self.best_parameters.take(),
         })
+    }
+
+    /// Returns the parameters of the best evaluation in the last call of [`Trainer::fit`] with
+    /// `FitOptions::keep_best`, if it ended with an error after it; those of other calls are in
+    /// their [`FitReport`].
+    pub fn take_best_parameters(&mut self) -> Option<Vec<NamedTensor>> {
+        self.best_parameters.take()
     }
 
     fn source_of(

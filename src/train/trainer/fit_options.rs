@@ -28,8 +28,8 @@ pub struct FitOptions {
     pub augmentation: Option<Augmentation>,
     /// Maximum number of evaluations after the best one; 0: unlimited. Needs `eval_every`.
     pub patience: u64,
-    /// True to keep the parameters of the best evaluation of this call, in host memory. Needs
-    /// `eval_every`.
+    /// True to keep the parameters of the best evaluation of this call, in host memory: for its
+    /// report or, after an error, `Trainer::take_best_parameters`. Needs `eval_every`.
     pub keep_best: bool,
     /// Directory of saves, which are written at the start, at the best evaluations and at the end.
     /// Saves of later steps that it has, and another state of the first step, are renamed to

@@ -631,6 +631,39 @@ fn data_set_that_panics_is_an_error_and_the_trainer_goes_on() {
 }
 
 #[test]
+fn best_parameters_outlive_a_call_that_fails() {
+    struct Ending;
+    impl Dataset for Ending {
+        fn inputs(&self) -> Vec<DatasetInput> {
+            Waves.inputs()
+        }
+        fn len(&self, split: Split) -> u64 {
+            Waves.len(split)
+        }
+        fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+            Waves.evaluation_samples(split)
+        }
+        fn fingerprint(&self) -> String {
+            "ending".into()
+        }
+        fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
+            let is_last = split == Split::Train && indices.contains(&(Waves.len(split) - 1));
+            assert!(!is_last, "the last sample");
+            Waves.rows(split, indices)
+        }
+    }
+    let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+    let data: Arc<dyn Dataset> = Arc::new(Ending);
+    let options = FitOptions { eval_every: 1, keep_best: true, ..steps(100) };
+    let error = trainer.fit(&data, &options).unwrap_err().to_string();
+    assert!(error.contains("panicked: the last sample"), "{error}");
+    assert!(trainer.steps() > 0, "no step before the last sample");
+    let best = trainer.take_best_parameters().unwrap();
+    trainer.set_parameters(&best).unwrap();
+    assert!(trainer.take_best_parameters().is_none());
+}
+
+#[test]
 fn a_call_without_evaluations_keeps_the_best_and_refuses_options_that_need_them() {
     let (mut trainer, report) = fitted("cpu");
     let silent = FitOptions::constant(FitLength::Steps(13), 0.05);
