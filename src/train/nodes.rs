@@ -329,6 +329,7 @@ fn told(event: Event) -> Option<Event> {
         Event::Evaluating { .. }
         | Event::Saving { .. }
         | Event::Checkpoint { .. }
+        | Event::Measuring
         | Event::Ended => event,
         // A node opens its devices at a time of its own.
         Event::Opening | Event::Tuning { .. } | Event::Measure(_) | Event::Cost(_) => return None,
@@ -651,6 +652,7 @@ mod tests {
             Event::Evaluating { done: 1, total: 0, elapsed },
             Event::Saving { step: 7 },
             Event::Checkpoint { step: 7 },
+            Event::Measuring,
             Event::Ended,
             Event::Tuning { device, done: 1, total: 0, elapsed },
         ] {
@@ -666,6 +668,7 @@ mod tests {
             Event::Evaluating { done: 1, total: 0, elapsed },
             Event::Saving { step: 7 },
             Event::Checkpoint { step: 7 },
+            Event::Measuring,
             Event::Ended,
         ];
         assert_eq!(rest, expected);

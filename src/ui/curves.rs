@@ -62,6 +62,7 @@ impl Sink for CurveDrawing {
             Event::Note(_)
             | Event::Warning(_)
             | Event::Opening
+            | Event::Measuring
             | Event::Tuning { .. }
             | Event::Step(_)
             | Event::Evaluating { .. }

@@ -204,6 +204,7 @@ impl Sink for Terminal {
             Event::Evaluation(evaluation) => self.evaluation(evaluation),
             // Measures are shown after the sample text, at the end of the program.
             Event::Opening
+            | Event::Measuring
             | Event::Saving { .. }
             | Event::Checkpoint { .. }
             | Event::Measure(_) => {}

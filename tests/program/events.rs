@@ -22,7 +22,9 @@ struct ConfigEnum(Rc<RefCell<Vec<String>>>);
 impl Sink for ConfigEnum {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         let word = match event {
-            Event::Note(_) | Event::Evaluating { .. } | Event::Saving { .. } => return Ok(()),
+            Event::Note(_) | Event::Evaluating { .. } | Event::Saving { .. } | Event::Measuring => {
+                return Ok(());
+            }
             Event::Warning(text) => format!("warning {text}"),
             Event::Tuning { device, .. } => format!("tuning {device}"),
             Event::Started { done, steps, .. } => format!("started {done} of {steps}"),

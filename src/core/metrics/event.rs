@@ -342,6 +342,9 @@ pub enum Event {
     Cost(RunCost),
     /// Devices are opened; also again, after the loss of one, until [`Started`](Event::Started).
     Opening,
+    /// The model is measured by its task, after the last step, which may take long;
+    /// [`Measure`](Event::Measure) follows, or a signal.
+    Measuring,
 }
 
 impl Serialize for JsonLine<'_, StepRecord> {

@@ -191,6 +191,7 @@ impl Sink for Recorder {
             Event::Note(_)
             | Event::Warning(_)
             | Event::Opening
+            | Event::Measuring
             | Event::Tuning { .. }
             | Event::Started { .. }
             | Event::Evaluating { .. } => Ok(()),

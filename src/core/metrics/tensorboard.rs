@@ -92,6 +92,7 @@ impl Sink for TensorBoard {
             Event::Note(_)
             | Event::Warning(_)
             | Event::Opening
+            | Event::Measuring
             | Event::Tuning { .. }
             | Event::Started { .. }
             | Event::Evaluating { .. }

@@ -228,6 +228,8 @@ impl RunStatus {
                     RunPhase::Tuning { device: device.clone(), done: *done, total: *total };
             }
             Event::Opening => self.phase = RunPhase::Opening,
+            // Also behind fewer steps than were asked for, without an improvement.
+            Event::Measuring => self.phase = RunPhase::Finishing,
             Event::Started { done, steps, device } => {
                 self.device.clone_from(device);
                 self.start(*done, *steps);
@@ -370,6 +372,7 @@ pub(super) mod tests {
             (Event::Warning("a device is slow".into()), "evaluating"),
             (Event::Saving { step: 3 }, "saving"),
             (Event::Warning("step 3 was not saved".into()), "training"),
+            (Event::Measuring, "finishing"),
             (Event::Step(step(4)), "finishing"),
             (Event::Saving { step: 4 }, "saving"),
             (Event::Checkpoint { step: 4 }, "finishing"),

@@ -20,6 +20,7 @@ impl Run {
         if self.spec.sample_tokens == 0 || self.fit.signals.pending().is_some() {
             return Ok(None);
         }
+        self.emit(Event::Measuring)?;
         let measured = self.at_end(|task, ending| task.measure(ending))?;
         let Some(FinalMeasure { summary, record, text }) = measured else { return Ok(None) };
         if let Some(text) = text {
