@@ -195,11 +195,11 @@ pub mod data {
     pub use potluck_data::formats::load;
     pub use potluck_data::{
         Augmentation, ChatMessage, ChatTemplate, DataDescription, DataError, DataFile, Dataset,
-        DatasetInput, Features, FileRole, LoadedSamples, MeanStd, NamedInputs, Normalization,
-        PrepareError, PrepareOptions, PrepareProgress, Prepared, ReadOptions, SampleDescription,
-        SampleFormat, SampleOptions, SampleSet, Samples, Split, TargetKind, TargetNames, Targets,
-        TextData, TextWindows, TokenFile, TokenWindows, Tokenizer, TokenizerChoice, TokenizerFile,
-        TokenizerKind, prepare,
+        DatasetInput, Features, FileRole, LazyFeatures, LoadedSamples, MeanStd, NamedInputs,
+        Normalization, PrepareError, PrepareOptions, PrepareProgress, Prepared, ReadOptions,
+        SampleDescription, SampleFormat, SampleOptions, SampleSet, Samples, Split, TargetKind,
+        TargetNames, Targets, TextData, TextWindows, TokenFile, TokenWindows, Tokenizer,
+        TokenizerChoice, TokenizerFile, TokenizerKind, prepare,
     };
 }
 
@@ -212,6 +212,7 @@ pub mod train {
         DeviceLoss, ExcludedDivisions, MismatchAction, PipelineOptions, PipelineSchedule,
         Placement, ReduceSite, ShareChange, Shares, TensorOptions,
     };
+    pub use potluck_train::error::LibraryError;
     pub use potluck_train::evaluate::Evaluation;
     pub use potluck_train::task::{
         Classification, LossTask, Regression, Task, TextTask, TokenTask, task_of_samples,
@@ -290,8 +291,9 @@ pub mod checkpoint {
 /// Events of a run, and sinks that take them.
 pub mod metrics {
     pub use potluck_core::metrics::{
-        EvalRecord, Event, MeasureRecord, MeasuredValue, MetricsError, RankCost, RankRecord,
-        Recorder, RunCost, Sink, Sinks, SoloSpeed, StageRecord, StepRecord, TensorBoard, Unit,
+        EvalRecord, Event, MeasureRecord, MeasuredValue, MetricsError, PredictedGain, RankCost,
+        RankRecord, Recorder, RunCost, ShareRecord, Sink, Sinks, SoloSpeed, StageRecord,
+        StepRecord, TensorBoard, Truncation, Unit,
     };
 }
 

@@ -255,6 +255,7 @@ impl TrainerOptions {
     }
 
     /// Returns the options of parallel work.
+    #[doc(hidden)]
     pub fn parallel(&self) -> ParallelOptions {
         let shares = match &self.shares {
             Shares::Measured if !self.is_measured() => Shares::Even,
@@ -276,6 +277,7 @@ impl TrainerOptions {
 
     /// Returns the request for the devices of a new trainer, without inputs for their timing;
     /// `parallel` is from [`TrainerOptions::parallel`].
+    #[doc(hidden)]
     pub fn placement_request<'a>(
         &'a self,
         parallel: &'a ParallelOptions,
