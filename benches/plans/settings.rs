@@ -44,7 +44,8 @@ pub struct Devices {
     pub second: Option<SecondNode>,
 }
 
-/// Burst of a limit with which a message of tens of kilobytes waits for its own bytes, as on a cable.
+/// Burst of a limit with which a message of tens of kilobytes waits for its own bytes, as on a
+/// cable.
 const BURST_US: u64 = 504;
 
 /// Second node of a setting. Each of the two has a core of its own.

@@ -210,8 +210,8 @@ impl RunSpec {
         Ok(Some(tokenizer))
     }
 
-    /// Returns the vocabulary of token ids without a tokenizer: that of the data which the model was
-    /// trained on, if there is one, or more for further ids of the model.
+    /// Returns the vocabulary of token ids without a tokenizer: that of the data on which the model
+    /// was trained, if there is one, or more for further ids of the model.
     fn vocabulary_of(
         &self,
         file: &TokenFile,
@@ -246,8 +246,8 @@ impl RunSpec {
     }
 }
 
-/// Returns the tokenizer beside token ids as a model has it: exports of runs leave out the template,
-/// which no text of the ids was encoded with. `None` if it is another one.
+/// Returns the tokenizer beside token ids as a model has it: exports of runs leave out the
+/// template, with which no text of the ids was encoded. `None` if it is another one.
 fn beside_as(
     file: &TokenFile,
     of_model: &TokenizerFile,

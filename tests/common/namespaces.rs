@@ -90,8 +90,8 @@ impl Machines {
         self.limit_in_bursts(mbit_per_s, Duration::from_micros(504))
     }
 
-    /// Limits the rate like [`Self::limit`]; what arrives in the time of a burst, but at least three
-    /// packets, passes at once: a timer does not release single packets in time.
+    /// Limits the rate like [`Self::limit`]; what arrives in the time of a burst, but at least
+    /// three packets, passes at once: a timer does not release single packets in time.
     pub fn limit_in_bursts(&self, mbit_per_s: u32, burst: Duration) -> Result<(), String> {
         let burst = (u128::from(mbit_per_s) * burst.as_micros() / 8).max(5_000);
         let limit = format!("root tbf rate {mbit_per_s}mbit burst {burst} latency 400ms");

@@ -113,8 +113,8 @@ fn texts_prepared_are_trained_on() {
     assert!(told.ends_with("tokenizer.json has 420"), "{told}");
 }
 
-/// Ids are prepared without the tokens that a tokenizer puts around texts, and so are exports, which
-/// take the same ids.
+/// Ids are prepared without the tokens that a tokenizer puts around texts, and so are exports,
+/// which take the same ids.
 #[test]
 fn tokenizer_with_template_exported_takes_its_ids() {
     let desk = desk();

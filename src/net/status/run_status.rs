@@ -159,7 +159,8 @@ pub struct RunStatus {
     pub warnings: u64,
     /// Work of each rank, by its number; empty on a node that has joined the run.
     pub ranks: Vec<RankTotals>,
-    /// Times of the last steps; of the first one, which compiles its kernels, until there is another.
+    /// Times of the last steps; of the first one, which compiles its kernels, until there is
+    /// another.
     pub step_times: VecDeque<Duration>,
     /// Name of the device of a run with one rank.
     device: String,
