@@ -63,6 +63,8 @@ settings! {
     /// Number format of activations, to follow "set".
     Activations: "train.activations to bf16",
         "TrainerOptions::activations to ActivationFormat::Bf16";
+    /// Arithmetic of products, for a change that is named.
+    MixedPrecision: "train.precision = \"mixed\"", "TrainerOptions::precision = Precision::Mixed";
     /// All settings that determine the size of a model.
     ModelSize: "the model's size (model.context, model.width, model.layers, model.hidden)",
         "the model's size";

@@ -15,13 +15,14 @@ use std::path::Path;
 use self::file::{MachinesFile, NodeEntry, Source};
 use self::rates::rates;
 use self::work::model_work;
+use potluck_graph::Precision;
 use potluck_parallel::ParallelOptions;
 use potluck_parallel::planner::many_nodes::{
     ManyNodesRequest, NoNodesLayout, NodesProposal, propose,
 };
 use potluck_parallel::planner::plans::Plans;
 use potluck_parallel::planner::profile::{DeviceProfile, PlanProfile};
-use potluck_parallel::planner::rates::DeviceRates;
+use potluck_parallel::planner::rates::{DeviceRates, ModelWork};
 use potluck_train::TrainError;
 use potluck_train::families::DataShape;
 use potluck_train::runtime::placement::block_work::half_parts;
@@ -43,6 +44,8 @@ pub enum PlanMachinesError {
 /// Machines of a file with the times of a model on them, which is all that a planner needs.
 pub struct MachinesProfile {
     pub profile: PlanProfile,
+    /// The same with the model in mixed precision; `None` for a model that is.
+    pub mixed: Option<PlanProfile>,
     pub plans: Plans,
     /// Name of each node, by number; equal nodes share one.
     pub names: Vec<String>,
@@ -65,30 +68,32 @@ impl MachinesProfile {
         let source = Source::new(path, &text);
         let file = source.parse()?;
         let devices = DevicesOfEntries::read(&source, &file)?;
+        let entries = file.entries();
         let work = model_work(&plans, step.micro_batch, step.moments);
-        let mut of_kind: Vec<DeviceProfile> = Vec::with_capacity(devices.kinds.len());
-        for (kind, rates) in devices.kinds.iter().enumerate() {
-            of_kind.push(rates.profile(&work, kind, 0));
-        }
-        let mut profiles = Vec::new();
-        let mut names = Vec::new();
+        let mut names = Vec::with_capacity(entries.len());
         let mut measured = 0;
-        for (node, entry) in file.entries().into_iter().enumerate() {
-            names.push(file.node[entry].as_ref().name.clone());
-            for kind in &devices.by_entry[entry] {
-                profiles.push(DeviceProfile { node: node as u32, ..of_kind[*kind].clone() });
+        for entry in &entries {
+            names.push(file.node[*entry].as_ref().name.clone());
+            for kind in &devices.by_entry[*entry] {
                 measured += usize::from(devices.are_measured[*kind]);
             }
         }
         let profile = PlanProfile {
-            devices: profiles,
+            devices: devices.profiles(&entries, &work),
             links: file.links(),
             network_s_per_byte: Vec::new(),
             receives_inputs: Vec::new(),
             thread_message_s: 0.0,
             half_parts: half_parts(&plans, step.micro_batch),
         };
-        Ok(Self { profile, plans, names, measured })
+        let mut mixed = None;
+        if plans.model().precision() == Precision::F32 {
+            let model = plans.model().clone().with_precision(Precision::Mixed);
+            let work = model_work(&Plans::new(model), step.micro_batch, step.moments);
+            mixed =
+                Some(PlanProfile { devices: devices.profiles(&entries, &work), ..profile.clone() });
+        }
+        Ok(Self { profile, mixed, plans, names, measured })
     }
 }
 
@@ -128,6 +133,21 @@ impl DevicesOfEntries {
             devices.by_entry.push(kinds);
         }
         Ok(devices)
+    }
+
+    /// Times of a model on the devices of the nodes, whose entries these are.
+    fn profiles(&self, entries: &[usize], work: &ModelWork) -> Vec<DeviceProfile> {
+        let mut of_kind: Vec<DeviceProfile> = Vec::with_capacity(self.kinds.len());
+        for (kind, rates) in self.kinds.iter().enumerate() {
+            of_kind.push(rates.profile(work, kind, 0));
+        }
+        let mut profiles = Vec::new();
+        for (node, entry) in entries.iter().enumerate() {
+            for kind in &self.by_entry[*entry] {
+                profiles.push(DeviceProfile { node: node as u32, ..of_kind[*kind].clone() });
+            }
+        }
+        profiles
     }
 }
 
@@ -186,6 +206,7 @@ pub fn plan_model(
     let machines = MachinesProfile::of_model(path, plans, &step)?;
     let proposal = propose(&ManyNodesRequest {
         profile: &machines.profile,
+        mixed: machines.mixed.as_ref(),
         plans: &machines.plans,
         options: step.options,
         batch: step.batch,

@@ -58,6 +58,11 @@ fn example_is_planned_and_its_attic_left_out() {
 fn step_of_one_card_is_that_of_its_roofline() {
     let text = "[[node]]\nname = \"a\"\ndevices = [\"RTX 4090\"]\nmemory_gib = 64\n";
     let plan = planned(&written("one.toml", text), 8).unwrap();
+    // Its matrix units are 1.7 times as fast, and other kernels stay as they are.
+    let [advice] = &plan.proposal.advice[..] else { panic!("{:?}", plan.proposal.advice) };
+    assert!(advice.text.contains("(train.precision = \"mixed\")"), "{}", advice.text);
+    let gain = plan.proposal.chosen.step_s / advice.step_s;
+    assert!((1.2..1.7).contains(&gain), "{gain}");
     let json = plan.json();
     assert_eq!(json["chosen"]["layout"], "alone");
     let step_ms = json["chosen"]["step_ms"].as_f64().unwrap();

@@ -27,6 +27,7 @@ use super::ring_time::{RANKS_MAX, RingStep, RingStepTimes};
 use crate::ParallelOptions;
 use crate::collective::{SEND_WINDOW, Topology};
 use crate::sim::queue::nanos;
+use potluck_core::Setting;
 use potluck_core::format::milliseconds;
 
 pub use units::WithinNode;
@@ -42,6 +43,9 @@ const FASTER_LINKS: f64 = 10.0;
 #[derive(Clone, Copy)]
 pub struct ManyNodesRequest<'a> {
     pub profile: &'a PlanProfile,
+    /// Profile of the same devices with the model in mixed precision, if it is in full precision:
+    /// for advice only, because time never chooses an arithmetic.
+    pub mixed: Option<&'a PlanProfile>,
     pub plans: &'a Plans,
     pub options: &'a ParallelOptions,
     /// Samples of a step.
@@ -398,8 +402,19 @@ impl NodesSearch<'_> {
             let text = format!("links {FASTER_LINKS} times as fast between the same nodes");
             advice.push(Advice { text, step_s: self.scale * trial.step_s });
         }
+        if let Some(mixed) = self.request.mixed {
+            let request = ManyNodesRequest { profile: mixed, mixed: None, ..*self.request };
+            let estimate =
+                RingEstimate { request: &request, sizes: self.sizes, units: &chosen.units };
+            if let Some(trial) = estimate.trial(&chosen.trial.units) {
+                let text =
+                    format!("products in f16 with sums in f32 ({})", Setting::MixedPrecision);
+                advice.push(Advice { text, step_s: self.scale * trial.step_s });
+            }
+        }
         let enough_s = (1.0 - GAIN_MIN) * self.scale * before_s;
         advice.retain(|advice| advice.step_s < enough_s);
+        advice.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
         advice
     }
 }

@@ -67,6 +67,7 @@ fn request<'a>(
 ) -> ManyNodesRequest<'a> {
     ManyNodesRequest {
         profile,
+        mixed: None,
         plans,
         options,
         batch,
