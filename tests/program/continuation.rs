@@ -329,7 +329,7 @@ fn best_without_save_is_the_marked_one() {
     desk.run("eval run --best --devices cpu").ok();
     // It is set aside if later evaluations are not compared with it.
     let from = "run/checkpoints/step-00000009";
-    let told = desk.resume(from, "--quiet --steps 12 --set train.eval_samples=1").ok();
+    let told = desk.resume(from, "--steps 12 --set train.eval_samples=1").ok();
     let note = told.line("evaluations now take 1 samples");
     assert!(note.contains("the best one so far, of step 4, is now"), "{note}");
     assert!(desk.path("run/checkpoints/step-00000004.aside").is_dir());

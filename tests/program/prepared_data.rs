@@ -118,12 +118,23 @@ fn texts_prepared_are_trained_on() {
 #[test]
 fn tokenizer_with_template_exported_takes_its_ids() {
     let desk = desk();
+    let path = desk.path("llama3/tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let begin = serde_json::json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
+    let text = |id: &str, kind: u32| serde_json::json!({"Sequence": {"id": id, "type_id": kind}});
+    tokenizer["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [begin, text("A", 0)],
+        "pair": [begin, text("A", 0), text("B", 1)],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}},
+    });
+    fs::write(&path, tokenizer.to_string()).unwrap();
     desk.run("data prepare texts --tokenizer llama3 --out tokens").ok();
     desk.run(&format!("train --data tokens {MODEL} --steps 1 --out run")).ok();
     desk.run("export run --out model").ok();
-    let [whole, bare] =
-        ["llama3", "model"].map(|name| fs::read(desk.path(name).join("tokenizer.json")).unwrap());
-    assert_ne!(whole, bare);
+    let bare: Value =
+        serde_json::from_slice(&fs::read(desk.path("model/tokenizer.json")).unwrap()).unwrap();
+    assert!(bare["post_processor"].is_null(), "{}", bare["post_processor"]);
     desk.run("eval model --data tokens --devices cpu").ok();
     let start = "train --init model --data tokens --set model.context=16 --devices cpu --quiet";
     desk.run(&format!("{start} --steps 1 --out further")).ok();

@@ -86,12 +86,13 @@ impl ReadFile {
         Ok(encoded.get_ids().to_vec())
     }
 
-    /// Returns true for a character of which no token is left, but for one that a tokenizer puts
-    /// in front of every text.
+    /// Returns true for a character that has no token: twice, it has the tokens of once, which are
+    /// those that the tokenizer puts in front of every text.
     fn is_left_out(&self, char: char) -> bool {
-        let text = char.to_string();
-        let alone = self.tokenizer.encode(text.as_str(), false);
-        alone.is_ok_and(|encoded| !is_whole(&text, &encoded))
+        let once = self.tokenizer.encode_fast(char.to_string(), false);
+        let twice = self.tokenizer.encode_fast(format!("{char}{char}"), false);
+        let (Ok(once), Ok(twice)) = (once, twice) else { return false };
+        !char.is_whitespace() && once.get_ids() == twice.get_ids()
     }
 }
 

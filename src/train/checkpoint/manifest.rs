@@ -209,9 +209,7 @@ impl Manifest {
     /// Returns true if `self` and `other` have the same state and description, except for the best
     /// evaluation and the number of evaluations since it.
     pub(crate) fn equals_but_for_best(&self, other: &Self) -> bool {
-        let Meta { best, evaluations_since_best, .. } = other.meta;
-        let meta = Meta { best, evaluations_since_best, ..self.meta.clone() };
-        (&meta, &self.files) == (&other.meta, &other.files)
+        self.meta.equals_but_for_best(&other.meta) && self.files == other.files
     }
 
     /// The manifest as JSON, without the fields that are unknown in its format.

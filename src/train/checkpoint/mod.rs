@@ -114,6 +114,13 @@ impl Meta {
     pub fn is_of_library(&self) -> bool {
         self.run.is_empty()
     }
+
+    /// Returns true if `self` and `other` are equal but for the best evaluation and the number of
+    /// evaluations since it.
+    fn equals_but_for_best(&self, other: &Self) -> bool {
+        let Self { best, evaluations_since_best, .. } = *other;
+        Self { best, evaluations_since_best, ..self.clone() } == *other
+    }
 }
 
 /// Loss scale between two steps.

@@ -377,6 +377,16 @@ impl Store {
         meta.best.filter(|best| best.step == marked)
     }
 
+    /// Returns the metadata of a loaded checkpoint as they are now: another start of the run may
+    /// have evaluated it and saved it again since. Those that were loaded, if the checkpoint is
+    /// gone or is of another state.
+    pub(crate) fn evaluated_since(&self, loaded: &Meta) -> Meta {
+        match Manifest::read(&self.path(loaded.step)) {
+            Ok(there) if there.meta.equals_but_for_best(loaded) => there.meta,
+            _ => loaded.clone(),
+        }
+    }
+
     /// Adds an ending to the directory name of a step's checkpoint. Replaces a directory of the new
     /// name, which is one about to be removed.
     fn move_to(&mut self, step: u64, ending: &str) -> Result<(), CheckpointError> {

@@ -747,6 +747,11 @@ fn a_checkpoint_that_turns_out_to_be_the_best_is_no_other_one() {
     saved.meta.best = Some(Best { step: 5, val_loss: 0.1, samples: 7, runs: 2 });
     saved.meta.evaluations_since_best = 0;
     assert_eq!(store.save_and_keep(&saved).unwrap(), None);
+    // A start that loaded it before takes over what another one has found since.
+    let loaded = Meta { best: None, evaluations_since_best: 2, ..saved.meta.clone() };
+    assert_eq!(store.evaluated_since(&loaded), saved.meta);
+    let other = Meta { samples: 1, ..loaded };
+    assert_eq!(store.evaluated_since(&other), other);
     saved.meta.samples += 1;
     store.mark_best(5).unwrap();
     assert!(store.save_and_keep(&saved).unwrap().is_some());

@@ -48,7 +48,7 @@ impl Run {
 
     /// Loads the state of a checkpoint onto the devices, and sets a later course of the run aside.
     pub(super) fn restore(&mut self, mut checkpoint: Checkpoint) -> Result<(), TrainError> {
-        let meta = checkpoint.meta.clone();
+        let meta = self.host.store.evaluated_since(&checkpoint.meta);
         self.fit.found = Some(meta.step).filter(|step| self.host.store.path(*step).is_dir());
         self.trainer.saved = self.fit.found.map(|step| (step, self.host.options.out.clone()));
         self.trainer.of_run.unknown = meta.unknown.clone();
