@@ -6,7 +6,7 @@ use std::thread;
 use crate::error::TrainError;
 use crate::runtime::step::Inputs;
 use potluck_core::{DType, HostTensor, Rank, TensorId};
-use potluck_data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
+use potluck_data::{Augmentation, DataError, Dataset, DatasetInput, NamedInputs, Sampler, Split};
 use potluck_graph::{Graph, IdRange, Plan};
 use potluck_kernels::device::panics::{PanicText, catch_quietly};
 use potluck_parallel::pipeline::used_inputs;
@@ -172,17 +172,7 @@ impl BatchSource {
     }
 
     fn data_rows(&self, split: Split, indices: &[u64]) -> Result<Inputs, DataError> {
-        // A data set may be the user's own: its panic must not end the thread of a device.
-        let text = PanicText::default();
-        let rows = catch_quietly(&text, || self.data.rows(split, indices)).unwrap_or_else(|| {
-            let why = text.get().map_or("without a message", String::as_str);
-            Err(DataError::Invalid {
-                name: "the data set".into(),
-                place: String::new(),
-                why: format!("panicked: {why}").into(),
-            })
-        });
-        let mut rows = rows?.into_iter();
+        let mut rows = rows_of(&*self.data, split, indices)?.into_iter();
         let mut inputs = Inputs::with_capacity(self.inputs.len());
         for (announced, id) in &self.inputs {
             let given = rows.next();
@@ -220,6 +210,27 @@ impl BatchSource {
         }
         Ok(())
     }
+}
+
+/// Returns rows of a data set. It may be the user's own, whose panic must not end the thread of a
+/// device.
+///
+/// # Errors
+/// Returns the errors of [`Dataset::rows`], and `DataError::Invalid` with the text of a panic.
+pub(crate) fn rows_of(
+    data: &dyn Dataset,
+    split: Split,
+    indices: &[u64],
+) -> Result<NamedInputs, DataError> {
+    let text = PanicText::default();
+    catch_quietly(&text, || data.rows(split, indices)).unwrap_or_else(|| {
+        let why = text.get().map_or("no message", String::as_str);
+        Err(DataError::Invalid {
+            name: "the data set".into(),
+            place: String::new(),
+            why: format!("panicked: {why}").into(),
+        })
+    })
 }
 
 fn is_of(announced: &DatasetInput, elements: usize, name: &str, values: &HostTensor) -> bool {
@@ -388,7 +399,7 @@ impl Loader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use potluck_data::{NamedInputs, TextData, TextWindows, TokenizerKind};
+    use potluck_data::{TextData, TextWindows, TokenizerKind};
     use potluck_graph::Builder;
 
     fn source(graph: &Graph) -> Result<BatchSource, TrainError> {

@@ -9,7 +9,7 @@ use super::error::TrainError;
 use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use super::evaluated_part::EvaluatedPart;
 use super::given_inputs::GivenInputs;
-use super::loader::{BatchSource, require_no_shared};
+use super::loader::{BatchSource, require_no_shared, rows_of};
 use super::outputs::divided;
 use super::signals::SignalFlags;
 use super::task::{LossTask, Task};
@@ -107,7 +107,7 @@ impl Trainer {
         let mut values = Vec::with_capacity(shape.elements(count as usize));
         for first in (0..count).step_by(self.options().batch) {
             let indices: Vec<u64> = (first..count.min(first + batch)).collect();
-            let rows = data.rows(split, &indices)?;
+            let rows = rows_of(&**data, split, &indices)?;
             let given = GivenInputs::from_sample(self.graph(), &rows, indices.len(), first)?;
             values.extend(self.array_of(output, &given)?);
         }

@@ -77,16 +77,16 @@ fn chat_lines_are_one_conversation() {
     let refused = with_input(&desk, "chat letters", "a\n").ended(78);
     assert!(refused.line("error:").contains("has no chat template"), "{}", refused.err);
     // A character of the user's without a token is told, and ends nothing.
-    desk.write("plain.jinja", "{{ messages[-1].content }}");
+    desk.write("plain.jinja", "{% for message in messages %}{{ message.content }} {% endfor %}");
     let letters = "chat letters --tokens 4 --temperature 0 --template plain.jinja";
-    let told = with_input(&desk, letters, "one\non\u{e9}\none\n").ok();
+    let told = with_input(&desk, letters, "one\non\u{e9}\ntwo\n").ok();
     assert!(
         told.err.contains("note: no answer: ") && told.err.contains("'\u{e9}'"),
         "{}",
         told.err
     );
-    let answers: Vec<&str> = told.out.lines().collect();
-    assert!(answers.len() >= 2 && answers[0] == answers[answers.len() / 2], "{answers:?}");
+    let without = with_input(&desk, letters, "one\ntwo\n").ok();
+    assert_eq!(told.out, without.out);
     let ids: Vec<u8> = (0..400u16).flat_map(|n| (n % 97).to_le_bytes()).collect();
     fs::write(desk.path("ids.bin"), ids).unwrap();
     desk.run("train tiny.toml --data ids.bin --devices cpu --steps 1 --out ids --quiet").ok();

@@ -340,7 +340,8 @@ pub enum Event {
     Shares(ShareRecord),
     /// Cost of the steps on several ranks, after enough of them; before [`Ended`](Event::Ended).
     Cost(RunCost),
-    /// Devices are opened; also again, after the loss of one, until [`Started`](Event::Started).
+    /// The devices of a run are opened again, after the loss of one; on a node that has joined a
+    /// run, also at its beginning. [`Started`](Event::Started) follows.
     Opening,
     /// The model is measured by its task, after the last step, which may take long;
     /// [`Measure`](Event::Measure) follows, or a signal.

@@ -26,6 +26,9 @@ const ENDINGS: &[&str] = &["png", "jpg", "jpeg", "jpe", "jfif"];
 /// Extensions of unsupported pictures, which are refused and not silently left out.
 const OTHER_ENDINGS: &[&str] = &["avif", "bmp", "gif", "heic", "tif", "tiff", "webp"];
 
+/// Directories below that of a class in which pictures are looked for, to be refused.
+const DEPTH_MAX: usize = 8;
+
 /// Largest width and height, in pixels.
 const SIDE_MAX: u32 = 1 << 15;
 /// Upper bound of the memory for decoding a picture, in bytes.
@@ -49,15 +52,17 @@ pub(super) fn splits(path: &Path) -> Vec<PathBuf> {
     [TRAIN].iter().chain(&HELD_OUT).map(|name| path.join(name)).collect()
 }
 
-/// Returns true if a directory has a directory of a class: one with a picture, or with a single
-/// directory of pictures.
+/// Returns true if a directory has a directory of a class: one with a picture or, if there is no
+/// picture beside it, with a single directory of pictures.
 pub(super) fn has_classes(path: &Path) -> bool {
     if !path.is_dir() {
         return false;
     }
+    let has_loose = has_picture(path);
     let directories = entries(path).unwrap_or_default();
     directories.iter().any(|path| {
-        path.is_dir() && (has_picture(path) || directories_of_pictures(path).len() == 1)
+        let is_deeper = || !has_loose && directories_of_pictures(path).len() == 1;
+        path.is_dir() && (has_picture(path) || is_deeper())
     })
 }
 
@@ -144,12 +149,22 @@ fn is_part(path: &Path) -> bool {
     name == TRAIN || HELD_OUT.contains(&name.as_str())
 }
 
+/// Returns true if there is a picture of any kind in a directory, or in one below it.
+fn holds_pictures(directory: &Path, depth: usize) -> bool {
+    entries(directory).unwrap_or_default().iter().any(|path| {
+        is_picture(path)
+            || has_ending(path, OTHER_ENDINGS)
+            || depth > 0 && path.is_dir() && holds_pictures(path, depth - 1)
+    })
+}
+
 /// Lists the pictures of a class: those in its directory or, if it has none, in the single
 /// directory of pictures there, as in Tiny ImageNet. Others would be of more than one class, or
 /// left out, so they are refused.
 fn pictures_of_class(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
     let pictures = pictures_of(entries(directory)?)?;
-    let below = directories_of_pictures(directory);
+    let mut below = entries(directory)?;
+    below.retain(|path| path.is_dir() && holds_pictures(path, DEPTH_MAX));
     match &below[..] {
         [] => Ok(pictures),
         [only] if pictures.is_empty() => pictures_of_class(only),

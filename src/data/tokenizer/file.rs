@@ -77,10 +77,12 @@ impl ReadFile {
             return Ok(encoded.map_err(|why| why.to_string())?.get_ids().to_vec());
         }
         let encoded = self.tokenizer.encode(text, false).map_err(|why| why.to_string())?;
-        // Tokens behind a character that was left out may have the places of those before them.
-        if !is_whole(text, &encoded)
-            && let Some(char) = text.chars().find(|char| self.is_left_out(*char))
-        {
+        // Tokens behind a character that was left out may have the places of those before them, and
+        // one in front of the text has the place of the first character.
+        let first = text.chars().next();
+        let is_whole =
+            is_whole(text, &encoded) && !first.is_some_and(|char| self.is_left_out(char));
+        if !is_whole && let Some(char) = text.chars().find(|char| self.is_left_out(*char)) {
             return Err(format!("it has no token for the character {char:?}"));
         }
         Ok(encoded.get_ids().to_vec())

@@ -95,8 +95,9 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Returns a sentence on the first field with which a rate would be no finite number, or below
-    /// 0; `None` if there is none.
+    /// Returns a sentence on the first field that is out of the range which it has in a
+    /// configuration (factors from above 0 to 1, parts from 0 to 1, divisors from 1 to 1e9, rates
+    /// finite and not below 0); `None` if there is none.
     pub fn flaw(&self) -> Option<String> {
         let mut numbers = vec![("lr", self.lr, RATE), ("min_lr", self.min_lr, RATE)];
         match self.decay {

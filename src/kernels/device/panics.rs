@@ -1,5 +1,6 @@
 //! Panics that are caught and become errors, without output of the default panic hook.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::{Arc, Once, OnceLock};
@@ -20,7 +21,14 @@ pub fn catch_quietly<R>(text: &PanicText, job: impl FnOnce() -> R) -> Option<R> 
     let outer = CATCHER.replace(Some(text.clone()));
     let result = panic::catch_unwind(AssertUnwindSafe(job));
     CATCHER.set(outer);
-    result.ok()
+    match result {
+        Ok(result) => Some(result),
+        Err(payload) => {
+            // A panic that another thread has handed on has run no hook here.
+            text.get_or_init(|| message_of(&*payload).to_string());
+            None
+        }
+    }
 }
 
 /// Puts a hook in front of the current one, once per process.
@@ -43,12 +51,15 @@ fn install_hook() {
     });
 }
 
-fn described(info: &PanicHookInfo) -> String {
-    let payload = info.payload();
-    let message = match payload.downcast_ref::<String>() {
+fn message_of(payload: &(dyn Any + Send)) -> &str {
+    match payload.downcast_ref::<String>() {
         Some(text) => text,
         None => payload.downcast_ref::<&str>().copied().unwrap_or("no message"),
-    };
+    }
+}
+
+fn described(info: &PanicHookInfo) -> String {
+    let message = message_of(info.payload());
     match info.location() {
         Some(at) => format!("{message}, at {}:{}", at.file(), at.line()),
         None => message.into(),

@@ -212,6 +212,15 @@ impl Manifest {
         self.meta.equals_but_for_best(&other.meta) && self.files == other.files
     }
 
+    /// Returns true if nothing is lost when a checkpoint is replaced by one with the manifest
+    /// `other`. What is beside the tensors of a trainer of the library is in its user's code, and
+    /// changes with the devices.
+    pub(crate) fn is_replaced_by(&self, other: &Self) -> bool {
+        let is_of_library = self.meta.is_of_library() && other.meta.is_of_library();
+        self.equals_but_for_best(other)
+            || is_of_library && self.meta.step == other.meta.step && self.files == other.files
+    }
+
     /// The manifest as JSON, without the fields that are unknown in its format.
     fn known(&self) -> Value {
         let meta = Meta { unknown: BTreeMap::new(), ..self.meta.clone() };

@@ -129,7 +129,10 @@ impl Resolved {
         let config = resolve(None, None, Some((place, text)), &[], Ineffective::Reset)?.0.config;
         let mut now = BTreeSet::new();
         for name in typed {
-            if let Some(key) = known_key(name) {
+            // A key that has lost its effect since is derived again when it has one.
+            if let Some(key) = known_key(name)
+                && config.has_effect(key)
+            {
                 now.insert(key.full_name);
             }
         }

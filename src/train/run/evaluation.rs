@@ -15,6 +15,7 @@ impl Run {
         let is_between = self.step() > 0 && self.step() < self.spec.steps;
         let is_due = self.trainer.is_due(self.spec.every.evaluation);
         let repeats = std::mem::take(&mut self.repeats_evaluation);
+        let repeats = repeats && self.spec.every.evaluation > 0;
         if is_between && (is_due || repeats) {
             self.trainer.evaluate_fit(&mut self.fit, &mut self.host)?;
         }

@@ -134,6 +134,7 @@ impl Trainer {
         options: &FitOptions,
         watch: &mut dyn FnMut(&Event) -> ControlFlow<()>,
     ) -> Result<FitReport, TrainError> {
+        self.best_parameters = None;
         options.check(data)?;
         let source = self.source_of(data, options)?;
         let last = match options.length {
@@ -167,9 +168,9 @@ impl Trainer {
         })
     }
 
-    /// Returns the parameters of the best evaluation in the last call of [`Trainer::fit`] with
-    /// `FitOptions::keep_best`, if it ended with an error after it; those of other calls are in
-    /// their [`FitReport`].
+    /// Returns the parameters of the best evaluation in the last call of [`Trainer::fit`], if that
+    /// had `FitOptions::keep_best` and ended with an error after it, also behind a
+    /// [`Trainer::recover`]; those of other calls are in their [`FitReport`].
     pub fn take_best_parameters(&mut self) -> Option<Vec<NamedTensor>> {
         self.best_parameters.take()
     }

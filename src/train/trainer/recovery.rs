@@ -117,7 +117,9 @@ impl Trainer {
         let earlier = mem::take(&mut self.notes);
         let saved = self.saved.take();
         let snapshot = self.snapshot.take();
+        let best_parameters = self.best_parameters.take();
         *self = opened;
+        self.best_parameters = best_parameters;
         self.notes.splice(0..0, earlier);
         // Another device may fail before the next copy.
         let step = self.steps();

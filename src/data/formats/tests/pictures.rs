@@ -246,7 +246,16 @@ fn bad_files_and_directories_are_refused() {
     );
     let mut wrong = fine.clone();
     wrong[29] ^= 1;
-    let cases: [BadFiles; 15] = [
+    let cases: [BadFiles; 17] = [
+        (
+            &[("a/1.png", &fine), ("a/x/y/2.webp", &fine)],
+            "a/x: has pictures, in the directory of a class; move them up into it, or away",
+        ),
+        // Without classes, as what is below is no class.
+        (
+            &[("1.png", &fine), ("done/batch/2.png", &fine)],
+            "DIR: has pictures without classes; expected a directory of pictures per class",
+        ),
         (
             &[("a/1.png", &fine), ("b/1.png", &fine), ("b/more/2.png", &fine)],
             "b/more: has pictures, in the directory of a class; move them up into it, or away",

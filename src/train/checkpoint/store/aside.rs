@@ -10,7 +10,8 @@ use potluck_core::format::counted;
 impl Store {
     /// Like [`Store::save`], for a step whose checkpoint another start of the run may have written.
     /// If that checkpoint differs in more than the best evaluation and the number of evaluations
-    /// since it, sets it aside with its mark as the best one, and returns its new path.
+    /// since it (or in its tensors, for one of the library), sets it aside with its mark as the best
+    /// one, and returns its new path.
     pub fn save_and_keep(
         &mut self,
         checkpoint: &Checkpoint,
@@ -18,7 +19,7 @@ impl Store {
         let mut kept = None;
         self.save_with(checkpoint, |manifest, path| {
             let is_there = path.symlink_metadata().is_ok();
-            if is_there && !verify(path).is_ok_and(|there| there.equals_but_for_best(manifest)) {
+            if is_there && !verify(path).is_ok_and(|there| there.is_replaced_by(manifest)) {
                 kept = Some(rename_aside(path)?);
             }
             Ok(())

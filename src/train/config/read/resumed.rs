@@ -124,6 +124,10 @@ fn keys_that_lose_their_effect_at_a_resume_get_their_defaults() {
     assert_eq!((kept.warmup, kept.cooldown_steps), (0, 350));
     let stretched = ["schedule.kind=wsd", "train.steps=900", "schedule.decay_steps=900"];
     assert_eq!(resumed(&cycle, &stretched).config.schedule.cooldown_steps, 90);
+    let typed = new(&["optim.lr=1e-4", "schedule.min_lr=1e-6"]);
+    let constant = resumed(&typed, &["schedule.kind=constant"]);
+    let again = resumed(&constant, &["schedule.kind=linear"]);
+    assert_eq!(again.config.schedule.min_lr, 1e-5);
     let error = try_resumed(&sgd, &["optim.beta1=0.5"]).unwrap_err().to_string();
     assert!(error.starts_with("--set optim.beta1=0.5: optim.beta1 has no effect"), "{error}");
 }
