@@ -10,8 +10,8 @@ use potluck_core::format::counted;
 impl Store {
     /// Like [`Store::save`], for a step whose checkpoint another start of the run may have written.
     /// If that checkpoint differs in more than the best evaluation and the number of evaluations
-    /// since it (or in its tensors, for one of the library), sets it aside with its mark as the best
-    /// one, and returns its new path.
+    /// since it (or in its tensors, for one of the library), sets it aside with its mark as the
+    /// best one, and returns its new path.
     pub fn save_and_keep(
         &mut self,
         checkpoint: &Checkpoint,
