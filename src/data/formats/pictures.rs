@@ -162,9 +162,10 @@ fn holds_pictures(directory: &Path, depth: usize) -> bool {
 /// directory of pictures there, as in Tiny ImageNet. Others would be of more than one class, or
 /// left out, so they are refused.
 fn pictures_of_class(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let pictures = pictures_of(entries(directory)?)?;
-    let mut below = entries(directory)?;
-    below.retain(|path| path.is_dir() && holds_pictures(path, DEPTH_MAX));
+    let (mut below, files): (Vec<_>, Vec<_>) =
+        entries(directory)?.into_iter().partition(|path| path.is_dir());
+    let pictures = pictures_of(files)?;
+    below.retain(|path| holds_pictures(path, DEPTH_MAX));
     match &below[..] {
         [] => Ok(pictures),
         [only] if pictures.is_empty() => pictures_of_class(only),

@@ -569,30 +569,48 @@ fn saves_of_an_earlier_training_are_set_aside_with_a_note() {
     assert_eq!(store.steps().unwrap(), [0, 3]);
 }
 
+/// Data set like [`Waves`], with a name and rows of its own.
+struct OtherWaves<R> {
+    name: &'static str,
+    rows: R,
+}
+
+impl<R> Dataset for OtherWaves<R>
+where
+    R: Fn(Split, &[u64]) -> Result<NamedInputs, DataError> + Send + Sync,
+{
+    fn inputs(&self) -> Vec<DatasetInput> {
+        Waves.inputs()
+    }
+    fn len(&self, split: Split) -> u64 {
+        Waves.len(split)
+    }
+    fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+        Waves.evaluation_samples(split)
+    }
+    fn fingerprint(&self) -> String {
+        self.name.into()
+    }
+    fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
+        (self.rows)(split, indices)
+    }
+}
+
+fn other_waves<R>(name: &'static str, rows: R) -> Arc<dyn Dataset>
+where
+    R: Fn(Split, &[u64]) -> Result<NamedInputs, DataError> + Send + Sync + 'static,
+{
+    Arc::new(OtherWaves { name, rows })
+}
+
 #[test]
 fn evaluations_of_other_data_are_not_compared() {
-    struct Others;
-    impl Dataset for Others {
-        fn inputs(&self) -> Vec<DatasetInput> {
-            Waves.inputs()
-        }
-        fn len(&self, split: Split) -> u64 {
-            Waves.len(split)
-        }
-        fn evaluation_samples(&self, split: Split) -> Vec<u64> {
-            Waves.evaluation_samples(split)
-        }
-        fn fingerprint(&self) -> String {
-            "others".into()
-        }
-        fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
-            let mut rows = Waves.rows(split, indices)?;
-            rows[1].1 = HostTensor::Float(vec![50.0; indices.len()]);
-            Ok(rows)
-        }
-    }
     let (mut trainer, report) = fitted("cpu");
-    let others: Arc<dyn Dataset> = Arc::new(Others);
+    let others = other_waves("others", |split, indices| {
+        let mut rows = Waves.rows(split, indices)?;
+        rows[1].1 = HostTensor::Float(vec![50.0; indices.len()]);
+        Ok(rows)
+    });
     let second = trainer.fit(&others, &steps(16)).unwrap();
     let (was, is) = (report.best.unwrap(), second.best.unwrap());
     assert!(is.step == 16 && is.val_loss > was.val_loss, "{was:?} {is:?}");
@@ -600,28 +618,12 @@ fn evaluations_of_other_data_are_not_compared() {
 
 #[test]
 fn data_set_that_panics_is_an_error_and_the_trainer_goes_on() {
-    struct Panicking(Split);
-    impl Dataset for Panicking {
-        fn inputs(&self) -> Vec<DatasetInput> {
-            Waves.inputs()
-        }
-        fn len(&self, split: Split) -> u64 {
-            Waves.len(split)
-        }
-        fn evaluation_samples(&self, split: Split) -> Vec<u64> {
-            Waves.evaluation_samples(split)
-        }
-        fn fingerprint(&self) -> String {
-            "panicking".into()
-        }
-        fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
-            assert!(split != self.0, "no rows of {split}");
-            Waves.rows(split, indices)
-        }
-    }
     let (mut trainer, report) = fitted("cpu");
     for split in [Split::Train, Split::Validation] {
-        let data: Arc<dyn Dataset> = Arc::new(Panicking(split));
+        let data = other_waves("panicking", move |of, indices| {
+            assert!(of != split, "no rows of {of}");
+            Waves.rows(of, indices)
+        });
         let options = FitOptions { eval_every: 1, ..steps(report.steps + 4) };
         let error = trainer.fit(&data, &options).unwrap_err().to_string();
         let told = format!("the data set: panicked: no rows of {split}");
@@ -632,28 +634,12 @@ fn data_set_that_panics_is_an_error_and_the_trainer_goes_on() {
 
 #[test]
 fn best_parameters_outlive_a_call_that_fails() {
-    struct Ending;
-    impl Dataset for Ending {
-        fn inputs(&self) -> Vec<DatasetInput> {
-            Waves.inputs()
-        }
-        fn len(&self, split: Split) -> u64 {
-            Waves.len(split)
-        }
-        fn evaluation_samples(&self, split: Split) -> Vec<u64> {
-            Waves.evaluation_samples(split)
-        }
-        fn fingerprint(&self) -> String {
-            "ending".into()
-        }
-        fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
-            let is_last = split == Split::Train && indices.contains(&(Waves.len(split) - 1));
-            assert!(!is_last, "the last sample");
-            Waves.rows(split, indices)
-        }
-    }
     let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
-    let data: Arc<dyn Dataset> = Arc::new(Ending);
+    let data = other_waves("ending", |split, indices| {
+        let is_last = split == Split::Train && indices.contains(&(Waves.len(split) - 1));
+        assert!(!is_last, "the last sample");
+        Waves.rows(split, indices)
+    });
     let options = FitOptions { eval_every: 1, keep_best: true, ..steps(100) };
     let error = trainer.fit(&data, &options).unwrap_err().to_string();
     assert!(error.contains("panicked: the last sample"), "{error}");
